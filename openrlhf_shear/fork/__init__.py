@@ -1,1 +1,1 @@
-"""The fork: the only room that imports openrlhf, ray, vllm or deepspeed."""
+"""Fork of OpenRLHF: the only package here that imports openrlhf, ray, vllm or deepspeed."""

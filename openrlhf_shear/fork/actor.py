@@ -1,4 +1,4 @@
-"""The policy actor: weighs tokens where the hidden states are, watches its updates, keeps whole checkpoints."""
+"""Policy actor: weighs tokens where the hidden states are, watches its updates, saves complete checkpoints."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,22 +27,22 @@ from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rollouts.columns import token_texts
 
 logger = init_logger(__name__)
-_OPTIMIZER_BYTES = 14  # a parameter: bfloat16, and in float32 itself and Adam's two moments
+_OPTIMIZER_BYTES = 14  # per parameter: 2 in bfloat16, 4 in float32, 8 for Adam's two moments
 
 
 class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
-    """OpenRLHF's policy actor; its forward pass can weigh the tokens of whole groups on the way."""
+    """Policy actor of OpenRLHF whose forward pass can collect the inputs of a credit rule."""
 
     @property
     def _policy(self) -> Actor:
         return self.actor
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
-        """As upstream's, then what upstream's checkpoint lacks.
+        """Load the model as upstream does, check it, and restore the state that upstream's checkpoint lacks.
 
         Raises:
             NotFiniteError: a weight is not finite.
-            RefusedError: it has adapters that cannot be merged for vLLM, or files that transformers cannot save.
+            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save.
             ValueError: a checkpoint would not fit on the disk.
         """
         super().init_model_from_pretrained(strategy, *args, **kwargs)
@@ -70,9 +70,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         mm_train_inputs_list=None,
         credit: CreditRequest | None = None,
     ) -> torch.Tensor:
-        """Log-probs as upstream's, (B, A) on the CPU; with `credit`, the group collector takes what the rule needs.
+        """Return upstream's log-probs, (B, A) on the CPU; with `credit`, the group collector keeps the rule's inputs.
 
-        Groups that are complete by then wait for `take_group_credits`.
+        Complete groups wait for `take_group_credits`.
         """
         inputs = (sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
         if credit is None:
@@ -98,19 +98,19 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         return log_probs
 
     def forward_without_adapters(self, sequences, action_mask, attention_mask) -> torch.Tensor:
-        """Log-probs of the model without LoRA's adapters, (B, A) on the CPU."""
+        """Return the log-probs of the model without LoRA's adapters, (B, A) on the CPU."""
         with self.actor.model.module.disable_adapter():
             return super().forward(sequences, action_mask, attention_mask)
 
     def set_seed(self, seed: int) -> None:
-        """What shuffles and drops from now on; the trainer sets it before every update."""
+        """Seed shuffling and dropout; the trainer calls this before every update."""
         transformers.set_seed(seed % 2**32)
 
     def fit(self, *args, **kwargs) -> dict:
-        """Upstream's update, watched; the metrics are `WatchedSteps`' and `update/...`.
+        """Run upstream's update, watched; return `WatchedSteps`' metrics and `update/...`.
 
         Raises:
-            GradientLostError: an optimizer step lacks the gradient of a micro-batch; seen in the first one.
+            GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
             NotFiniteError: a weight is not finite afterwards.
         """
         steps = ActorSteps(self.trainer, self.actor.model)
@@ -122,13 +122,13 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         return steps.status() | {f"update/{name}": float(value) for name, value in counts.items()}
 
     def _shaped(self, metrics: list[dict[str, float]]) -> AbstractContextManager:
-        """While entered, a rule that acts in the update does; `metrics` gets its own, micro-batch by micro-batch."""
+        """Let a rule that acts in the update do so inside the context; `metrics` gets its metrics per micro-batch."""
         if not isinstance(self._rule, UpdateRule):
             return nullcontext()
         return shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn, metrics)
 
     def take_trained(self) -> int:
-        """Rollouts with a reward in the optimizer steps that the last update applied, on this rank."""
+        """Return the number of rated rollouts in the last update's applied steps, on this rank, and reset it."""
         trained, self._trained = self._trained, 0
         return trained
 
@@ -138,7 +138,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
             raise NotFiniteError(f"the policy's weight {name} is NaN or infinite {when}")
 
     def broadcast_to_vllm(self) -> None:
-        """As upstream's, with LoRA's adapters merged."""
+        """Send the weights to vLLM as upstream does, with LoRA's adapters merged."""
         with lora.merged(self.actor.model.module):
             self._send_weights()
 
@@ -148,7 +148,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     # ── Checkpoints ──
 
     def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
-        """As upstream's, complete or not at all, with the moving average of the weights where there is one."""
+        """Save a checkpoint as upstream does, but complete or not at all, with the moving average of the weights."""
         ckpt = self.strategy.args.ckpt
         best = tag.startswith(BEST)
         if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
@@ -163,7 +163,10 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         torch.distributed.barrier()
 
     def prune_checkpoints(self, tag: str) -> None:
-        """After `tag` has been saved of every model: what goes by --ckpt.max_num, --ckpt.max_mem, or as second best."""
+        """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `tag`.
+
+        If `tag` is a best checkpoint, also delete the former best ones.
+        """
         ckpt = self.strategy.args.ckpt
         folders = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
         for folder in folders:
@@ -179,9 +182,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         checkpoints.prune_hf(Path(ckpt.path), checkpoints.names(folders[0]), only)
 
     def disk_problem(self) -> str:
-        """Why another checkpoint would not fit on the disk; "" if it would."""
+        """Return why another checkpoint does not fit on the disk; "" if it does."""
         ckpt = self.strategy.args.ckpt
-        copies = self.strategy.ds_tensor_parallel_size  # every rank of a tensor parallel group writes its own
+        copies = self.strategy.ds_tensor_parallel_size  # every rank of a tensor-parallel group writes a copy
         parameters = self.actor.model.module.parameters()
         sizes = [(p.requires_grad, copies * getattr(p, "ds_numel", p.numel())) for p in parameters]
         count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
@@ -217,20 +220,26 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     # ── Credit ──
 
     def lend_groups(self, numbers: list[int]) -> dict[int, ray.ObjectRef]:
-        """Those of these groups that wait to be weighed, for other ranks: in this node's store, owned by this actor."""
+        """Lend waiting groups to other ranks: return references, by group, to objects in this node's store."""
         return {number: ray.put(waiting) for number, waiting in self._collector.lend(numbers).items()}
 
     def work_on_groups(self, jobs: list[Job], borrowed: dict[int, ray.ObjectRef]) -> tuple[dict[Job, object], float]:
-        """This rank's share of the step's groups (`GroupCollector.work`)."""
+        """Weigh this rank's share of the step's groups (`GroupCollector.work`)."""
         device = next(self.actor.model.parameters()).device
         return self._collector.work(jobs, {number: ray.get(ref) for number, ref in borrowed.items()}, device)
 
     def take_group_credits(self, lent: list[int] = (), parts: dict[int, tuple] | None = None) -> list[GroupCredit]:
-        """The token weights of every group this rank has seen since the last call, or was lent (`GroupCollector.take`;
-        kilobytes, the states stay here)."""
+        """Return the credit of every group that this rank has seen since the last call (`GroupCollector.take`).
+
+        These are kilobytes; the hidden states stay here.
+
+        Args:
+            lent: groups that other ranks have weighed.
+            parts: the results for all parts of shared groups of this rank, by group.
+        """
         return self._collector.take(lent, parts)
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    """(B, A) of any device to B tensors (T_i,), float32 on the CPU."""
+    """Split (B, A), on any device, into B tensors (T_i,), float32 on the CPU."""
     return [row[keep] for row, keep in zip(values.float().cpu(), mask, strict=True)]

@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot load: a checkpoint of other ranks, of another ZeRO stage, or of another model."""
+"""Refusal of checkpoints that DeepSpeed cannot load: other ranks, another ZeRO stage, or another model."""
 
 from pathlib import Path
 
@@ -8,14 +8,16 @@ from openrlhf_shear.fork.outcome import RefusedError
 
 
 def refuse_another_world(checkpoint: Path, engine) -> None:
-    """DeepSpeed would end in an error on some ranks, and in another one on others. The driver has refused a line whose
-    fingerprint differs (`fingerprint.check`); older checkpoints, and the critic's, have none.
+    """Refuse a checkpoint with other ranks, another ZeRO stage, or other weights than `engine`.
+
+    DeepSpeed would raise different errors on different ranks. The driver compares fingerprints before
+    (`fingerprint.check`), but older checkpoints and the critic's have none.
 
     Raises:
         RefusedError: the checkpoint cannot be loaded into `engine`.
     """
     file = min(checkpoint.glob("*mp_rank_00_model_states.pt"))
-    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # its tensors stay on the disk
+    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # mmap: tensors stay on the disk
     stage = saved["ds_config"]["zero_optimization"]["stage"]
     for what, before, now in (
         ("data-parallel ranks", saved["dp_world_size"], engine.dp_world_size),

@@ -1,9 +1,9 @@
-"""A probe of the first optimizer step: how many micro-batches' gradients are in what the optimizer is about to apply.
+"""Probe of the first optimizer step: checks that the gradient of every micro-batch reaches the optimizer.
 
-Counters cannot tell: DeepSpeed calls `backward` for every micro-batch also where it keeps the last gradient alone. The
-probe reads the gradient of one small parameter twice: from autograd, a micro-batch at a time, and from DeepSpeed, as
-accumulated and averaged over the ranks. It looks which sum of the first the second is: of all, of the last ones, or of
-some that least squares finds.
+Counters cannot tell: DeepSpeed runs `backward` for every micro-batch even where it keeps only the last gradient. The
+probe reads the gradient of a small parameter twice: from autograd, per micro-batch, and from DeepSpeed, accumulated and
+averaged over the ranks. It then finds the sum of micro-batches that equals DeepSpeed's gradient. The candidates are all
+micro-batches, the last n, and a subset found by least squares.
 """
 
 import torch
@@ -13,21 +13,21 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.fork.outcome import GradientLostError
 
 logger = init_logger(__name__)
-_ELEMENTS = 4096  # of the parameter's gradient; also how large a parameter should be
-_MOST = 512  # micro-batches that are told apart; the rest counts as one
-# Micro-batches count as lost where the others explain the accumulated gradient this much better than all of them do.
-# Where gradients cancel, rounding to bfloat16 leaves it far from both.
+_ELEMENTS = 4096  # of the gradient that are compared; also the preferred size of the parameter
+_MOST = 512  # micro-batches that are told apart; later ones count as part of the last
+# Micro-batches count as lost if a subset leaves less than this share of the residual that the full sum leaves.
+# Where gradients cancel, rounding to bfloat16 makes both residuals large.
 _BETTER = 0.2
 
 
 class Arrival:
-    """The probe of one model; one `check`, after the last backward of the first optimizer step with a gradient."""
+    """Gradient probe of a model; it stops after the first optimizer step that has a gradient to check."""
 
     def __init__(self, engine, name: str):
         """
         Args:
-            engine: DeepSpeed's.
-            name: of the model, for messages.
+            engine: DeepSpeed's engine.
+            name: the model's name, for messages.
         """
         self._engine, self._name = engine, name
         self._parameter = _probed(engine.module)
@@ -36,13 +36,15 @@ class Arrival:
         self._micro_batches = 0
 
     def begin_micro_batch(self) -> None:
-        """Before its forward pass."""
+        """Start a new micro-batch; call it before the forward pass."""
         self._micro_batches += 1
         if len(self._gradients) < _MOST:
             self._gradients.append(torch.zeros(min(_size(self._parameter), _ELEMENTS)))
 
     def check(self) -> bool:
-        """Before the optimizer step: whether there was a gradient to check; every rank calls this.
+        """Check the accumulated gradient before the optimizer step; return whether there was a gradient to check.
+
+        Every rank calls this.
 
         Raises:
             GradientLostError: the gradient of a micro-batch is not in the optimizer step.
@@ -55,7 +57,7 @@ class Arrival:
         number, self._micro_batches, self._gradients = self._micro_batches, 0, []
         parts = parts[parts.norm(dim=1) > 0]
         if not len(parts) or not parts.isfinite().all() or not held.isfinite().all():
-            return False  # nothing to look for; DeepSpeed skips a step that is not finite, and the books say so
+            return False  # nothing to compare; DeepSpeed skips a step that is not finite, and the books report it
         self.stop()
         arrived = arrivals(parts, held)
         if arrived < len(parts):
@@ -67,7 +69,7 @@ class Arrival:
         return True
 
     def stop(self) -> None:
-        """Look no more."""
+        """Remove the hook from the parameter."""
         self._hook.remove()
 
     def _collect(self, gradient: torch.Tensor) -> None:
@@ -76,14 +78,14 @@ class Arrival:
 
 
 def arrivals(parts: torch.Tensor, held: torch.Tensor) -> int:
-    """How many of the gradients `parts`, (n, d) float64, are in their sum `held`, (d,).
+    """Return how many of the gradients `parts`, (n, d) float64, are in their sum `held`, (d,).
 
     >>> parts = torch.eye(3, 5, dtype=torch.float64)
     >>> arrivals(parts, parts.sum(0)), arrivals(parts, parts[2])
     (3, 1)
     """
     weights = torch.linalg.lstsq(parts.T, held[:, None], driver="gelsd").solution.flatten()
-    last = torch.ones(len(parts), len(parts)).to(parts).triu()[1:]  # each row: only so many of the last
+    last = torch.ones(len(parts), len(parts)).to(parts).triu()[1:]  # rows: the last n - 1, n - 2, ... 1
     kept = torch.cat([(weights > 0.5).to(parts)[None], last])
     off = (held - kept @ parts).norm(dim=1)
     best = int(off.argmin())
@@ -93,7 +95,7 @@ def arrivals(parts: torch.Tensor, held: torch.Tensor) -> int:
 
 
 def _probed(module: torch.nn.Module) -> torch.nn.Parameter:
-    """The smallest parameter of at least `_ELEMENTS`, else the largest; not LoRA's A, whose first gradient is 0."""
+    """Return the smallest parameter of at least `_ELEMENTS`, else the largest; LoRA's A has a first gradient of 0."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     candidates = [p for n, p in named if "lora_A" not in n and "lora_embedding_A" not in n]
     enough = [p for p in candidates if _size(p) >= _ELEMENTS]
@@ -101,4 +103,4 @@ def _probed(module: torch.nn.Module) -> torch.nn.Parameter:
 
 
 def _size(parameter: torch.nn.Parameter) -> int:
-    return getattr(parameter, "ds_numel", parameter.numel())  # under ZeRO-3 a rank has only its part
+    return getattr(parameter, "ds_numel", parameter.numel())  # under ZeRO-3 a rank holds only its shard

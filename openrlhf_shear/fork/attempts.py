@@ -1,5 +1,6 @@
-"""A run in a process of its own, which the console reads; with `--train.max_restarts` it is started again from its last
-checkpoint when it fails.
+"""Supervisor of a run: starts it as a child process, and restarts it from its last checkpoint when it fails.
+
+`--train.max_restarts` is the number of restarts. The console reads what the child prints.
 """
 
 import os
@@ -13,21 +14,22 @@ from openrlhf_shear.fork.engine_process import die_with_parent
 from openrlhf_shear.fork.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
 from openrlhf_shear.fork.story import say
 
-ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # in the environment of an attempt: its number
-# Another attempt would end the same way, or is not wanted.
+ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable: the number of the attempt
+# Exit codes without a retry: another attempt would end the same way, or is not wanted.
 _FINAL = (0, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED)
 _PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
-_NODE_SECONDS = 600.0  # for a node that died to come back
+_NODE_SECONDS = 600.0  # for a dead node to come back
 
 
 def supervise(command: Sequence[str], max_restarts: int, console: Console | None = None) -> int:
-    """Run a command until it ends well, or has failed `max_restarts` + 1 times; return its last exit code.
+    """Run a command until it succeeds, or has failed `max_restarts` + 1 times; return its last exit code.
 
-    Later attempts get `--ckpt.load_enable`. SIGTERM and SIGINT are passed on, and no attempt follows; between two
-    attempts they end the pause, with exit code 75. The attempt is killed when this process is.
+    Later attempts get `--ckpt.load_enable`. SIGTERM and SIGINT are passed on to the attempt, which is then the last.
+    Between two attempts they end the pause, and the exit code is 75. When this process dies, the kernel kills the
+    attempt.
 
     Args:
-        console: shows what the command prints, in place of all of it.
+        console: shows a summary of the output; None shows all output.
     """
     asked: list[int] = []
     running: list[subprocess.Popen] = []
@@ -51,13 +53,13 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
         _pause(asked)
         if asked:
             name = signal.Signals(asked[0]).name
-            say(f"{name}: the run does not start again; --ckpt.load_enable goes on from its last checkpoint")
+            say(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint")
             return STOPPED
     raise AssertionError("unreachable")
 
 
 def _run(command, attempt: int, console: Console | None, running: list, asked: list) -> int:
-    """Run an attempt to its end; return its exit code as a shell has it."""
+    """Run an attempt to its end; return its exit code as a shell reports it."""
     printed = {} if console is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     words = [*command, *(["--ckpt.load_enable"] if attempt else [])]
     environment = os.environ | {ATTEMPT: str(attempt)}
@@ -65,7 +67,7 @@ def _run(command, attempt: int, console: Console | None, running: list, asked: l
         words, env=environment, preexec_fn=die_with_parent, text=True, errors="replace", **printed
     )
     running[:] = [process]
-    if asked:  # a signal came while it started
+    if asked:  # a signal came during the start
         process.send_signal(asked[-1])
     if console:
         console.follow(process.stdout)
@@ -77,17 +79,17 @@ def _run(command, attempt: int, console: Console | None, running: list, asked: l
 
 
 def _pause(asked: Sequence[int]) -> None:
-    """Wait before the next attempt, or until a signal comes: a handler does not end `time.sleep`."""
+    """Wait before the next attempt, or until a signal comes. Polls, because a handler does not end `time.sleep`."""
     end = time.monotonic() + _PAUSE_SECONDS
     while not asked and time.monotonic() < end:
         time.sleep(0.05)
 
 
 def is_first() -> bool:
-    """Whether this process was started by whoever runs the command, and not by `supervise`."""
+    """Return whether the user started this process, rather than `supervise`."""
     return ATTEMPT not in os.environ
 
 
 def patience(asked: float) -> float:
-    """Seconds that this attempt waits for GPUs which the cluster does not have: as asked, a later one longer."""
+    """Return how many seconds this attempt waits for GPUs: `asked` for the first, at least 600 for later ones."""
     return max(asked, _NODE_SECONDS) if int(os.environ.get(ATTEMPT, "0")) else asked

@@ -1,7 +1,7 @@
-"""The batches of a run, between generation and update: made when the trainer asks, or ahead of it in a thread.
+"""Batches of a run, between generation and update: made on demand, or ahead of the trainer in a thread.
 
-What is sampled enters the ledger with its whole batch, and from then on until it is trained on every checkpoint has it.
-What is under way is in neither: a run that goes on from a checkpoint samples it again, from its prompts.
+A sampled batch enters the ledger as a whole. From then until training, every checkpoint contains its rollouts. A batch
+in progress is in neither: a resumed run samples it again from its prompts.
 """
 
 import queue
@@ -20,33 +20,38 @@ from openrlhf_shear.rewards.ledger import Ledger
 
 @dataclass(frozen=True)
 class Batch:
-    """The rollouts of a step, and where the run stands after them."""
+    """Rollouts of a step, with the run's place in the data after them."""
 
-    samples: list[Experience]  # whole groups in the order of their prompts; none where nothing passed the filter
-    pass_rate: float | None  # the share of prompts that did (%)
-    counts: Ledger  # of all that was sampled for it
-    seconds: float  # of generation
-    place: tuple[int, int]  # the episode, and how many prompts of it are consumed
-    kept: list[Experience]  # accepted, for later batches
-    last: bool  # no prompt of the run is left
+    samples: list[Experience]  # whole groups in prompt order; empty if nothing passed the filter
+    pass_rate: float | None  # share of prompts that passed (%)
+    counts: Ledger  # counts of all rollouts sampled for it
+    seconds: float  # duration of the generation
+    place: tuple[int, int]  # the episode, and the number of its consumed prompts
+    kept: list[Experience]  # accepted rollouts for later batches
+    last: bool  # whether no prompt of the run is left
 
 
 class Batches:
-    """Made when the trainer asks.
+    """Source of batches that generates on demand.
 
     Attributes:
-        ledger: of what has left generation.
+        ledger: the account of all rollouts that have left generation.
     """
 
     def __init__(self, generator: LedgerSamplesGenerator, episodes: int, generate_kwargs: dict):
-        """`episodes`: of the run."""
+        """
+        Args:
+            generator: the samples generator.
+            episodes: the run's number of episodes.
+            generate_kwargs: arguments of `generator.generate_samples`.
+        """
         self.ledger = Ledger()
         self._generator, self._episodes, self._generate_kwargs = generator, episodes, generate_kwargs
         self._ready: deque[Batch] = deque()
         self.restore({"episode": 0, "consumed": 0})
 
     def restore(self, states: dict) -> None:
-        """What `state` gave; batches are made of what waited there first."""
+        """Restore the result of `state`; the next batches use its waiting rollouts first."""
         self._kept = self._generator.kept = [Experience(**sample) for sample in states.get("waiting", [])]
         if "ledger" in states:
             self.ledger = Ledger.resumed(states["ledger"], self.waiting)
@@ -54,7 +59,7 @@ class Batches:
         self._stream = self._made(*self._place)
 
     def state(self) -> dict:
-        """For a checkpoint: the place, the ledger, and the rollouts that wait."""
+        """Return the state for a checkpoint: the place, the ledger, and the waiting rollouts."""
         self._collect()
         episode, consumed = self._place
         samples = self._waiting
@@ -68,13 +73,13 @@ class Batches:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The ledger's, which add up."""
+        """Return the ledger's metrics, which add up."""
         self._collect()
         return self.ledger.metrics(self.waiting)
 
     @property
     def waiting(self) -> int:
-        """Rollouts with a reward that are there for later steps."""
+        """Number of rollouts with a reward that wait for later steps."""
         return sum(not is_failed(sample) for sample in self._waiting)
 
     @property
@@ -82,7 +87,7 @@ class Batches:
         return [*(sample for batch in self._ready for sample in batch.samples), *self._kept]
 
     def next(self) -> Batch | None:
-        """The next one; None at the end of the run."""
+        """Return the next batch; None at the end of the run."""
         self._generator.check_stop()
         batch = next(self._stream, None)
         if batch is not None:
@@ -91,14 +96,14 @@ class Batches:
         return batch
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """While nothing is generated."""
+        """Return a context in which nothing is generated."""
         return nullcontext()
 
     def close(self) -> None:
-        """Nothing more is generated."""
+        """Stop generation."""
 
     def _collect(self) -> None:
-        """What has been made meanwhile."""
+        """Receive batches that were finished meanwhile."""
 
     def _receive(self, batch: Batch) -> None:
         self._ready.append(batch)
@@ -118,25 +123,26 @@ class Batches:
 
 
 class BatchesAhead(Batches):
-    """Made in a thread (`--train.async_enable`), the next ones while the trainer trains.
+    """Source of batches that generates ahead in a thread, while the trainer trains (`--train.async_enable`).
 
-    As in upstream's asynchronous trainer a batch is begun when fewer than `room` wait, so its weights are at most
-    `room` steps behind. In one process with the trainer, so that there is one ledger, and one place in the data.
+    As in upstream's asynchronous trainer, a batch starts when fewer than `room` wait, so its weights are at most
+    `room` steps behind. The thread shares the trainer's process, so there is a single ledger and a single place in the
+    data.
     """
 
     def __init__(self, *args, room: int):
         super().__init__(*args)
         self._room = threading.Semaphore(room)
         self._turns = _Turns()
-        self._done: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # None: there will be no more
+        self._done: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # None marks the end
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
         self._ended, self._error = False, None
 
     def next(self) -> Batch | None:
-        """The next one; None at the end of the run.
+        """Return the next batch; None at the end of the run.
 
         Raises:
-            Exception: what broke generation off, when all that was made before is used up.
+            Exception: the error that ended generation, once all earlier batches are used up.
         """
         self._generator.check_stop()
         if self._thread.ident is None:
@@ -185,7 +191,7 @@ class BatchesAhead(Batches):
 
 
 class _Turns:
-    """Either a batch is generated, or the trainer has the engines, who goes first."""
+    """Lock between generation and the trainer, who both need the engines; the trainer goes first."""
 
     def __init__(self):
         self._changed = threading.Condition()
@@ -217,7 +223,7 @@ class _Turns:
 
 
 class _ClosedError(RuntimeError):
-    """The run has ended."""
+    """Error that ends the generation thread when the run is over."""
 
 
 def _stop() -> None:

@@ -1,4 +1,4 @@
-"""What each step trained on, and when so little of it is left that the run has to end."""
+"""Books of a run: what each step trained on, and when too little is left to go on."""
 
 from argparse import Namespace
 from collections import Counter
@@ -13,7 +13,7 @@ logger = init_logger(__name__)
 
 
 class Books:
-    """The ledger between generation and update, and the steps in a row whose rewards or gradients failed."""
+    """Bookkeeper of a run: keeps the ledger, and counts steps in a row whose rewards or gradients failed."""
 
     def __init__(self, args: Namespace, batches: Batches):
         self._args, self._batches = args, batches
@@ -31,10 +31,10 @@ class Books:
         return self.ledger.trained > 0 and not (self._bad_steps or self._skipped_steps)
 
     def judge_rewards(self, batch: Batch) -> None:
-        """Count steps in which too many rewards failed.
+        """Count consecutive steps in which too many rewards failed.
 
         Raises:
-            RewardsLostError: there were too many in a row, or in all of a run, of which this is the last step.
+            RewardsLostError: too many such steps came in a row, or the run ends without anything trained.
         """
         reward, failed, sampled = self._args.reward, batch.counts.failed, batch.counts.dispatched
         share = sum(failed.values()) / sampled if sampled else 0.0
@@ -54,19 +54,20 @@ class Books:
             )
 
     def close(self, step: int, graded: int, broken: Counter[str], trained: int | None, moved: bool) -> dict[str, float]:
-        """After a step: what optimizer steps applied, and why the rest of the rollouts was not in them.
+        """Enter a step in the ledger: the rollouts in applied optimizer steps, and the reasons for all others.
 
         Args:
-            graded: the step's rollouts that have a reward.
-            broken: those of them that had something not finite, by reason.
-            trained: those that applied optimizer steps were made of; None in a step that updates the critic alone.
+            step: the step's number.
+            graded: the number of the step's rollouts with a reward.
+            broken: how many of these had a value that is not finite, by reason.
+            trained: how many were in applied optimizer steps; None in a step that updates the critic alone.
             moved: whether a weight changed.
 
         Returns:
             The step's `nonfinite/...` and `ledger/...` metrics.
 
         Raises:
-            NotFiniteError: the optimizer skipped, or nothing finite was there, for too many steps.
+            NotFiniteError: for too many steps, the optimizer skipped or no rollout was finite.
         """
         left = graded - broken.total()
         trained = left if trained is None else trained
@@ -87,14 +88,14 @@ class Books:
         return metrics | self.balance()
 
     def refuse_untrained(self, step: int) -> None:
-        """At the end of a run: its model must not pass for a trained one if it is the one that the run began with.
+        """Refuse to end normally if nothing was trained: the first model must not pass for a trained one.
 
         Args:
-            step: the last one, through resumes.
+            step: the number of the last step, resumes included.
 
         Raises:
-            RewardsLostError: nothing was trained on, as rewards failed or dynamic filtering dropped all of them.
-            NotFiniteError: likewise, as no gradient was finite.
+            RewardsLostError: nothing was trained, because rewards failed or dynamic filtering dropped all rollouts.
+            NotFiniteError: nothing was trained, because no gradient was finite.
         """
         ledger = self.ledger
         if ledger.trained:
@@ -119,7 +120,7 @@ class Books:
         return f"the checkpoint of step {self.saved} is the last good one"
 
     def balance(self) -> dict[str, float]:
-        """The ledger's metrics, which add up, as one line of log too."""
+        """Log the ledger's metrics, which add up, and return them."""
         metrics = self._batches.metrics()
         logger.info("ledger: " + ", ".join(f"{k.removeprefix('ledger/')} {v:.0f}" for k, v in metrics.items()))
         return metrics

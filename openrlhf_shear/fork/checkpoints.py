@@ -1,8 +1,8 @@
-"""Checkpoint folders: written aside, named when they are complete, found again, and pruned last.
+"""Checkpoint folders: write them under a temporary name, rename them when complete, find them, prune old ones.
 
-    CKPT_PATH/_actor/global_step8.partial    being written, or left behind by a run that was killed
+    CKPT_PATH/_actor/global_step8.partial    being written, or left behind by a killed run
     CKPT_PATH/_actor/global_step8            complete: complete.json lists its files, their sizes and digests
-    CKPT_PATH/_actor/latest                  the name of the newest one, replaced by a rename
+    CKPT_PATH/_actor/latest                  the name of the newest checkpoint, replaced by a rename
 
 All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
 """
@@ -21,20 +21,21 @@ from openrlhf_shear.fork.contents import BEST, COMPLETE, HF, files_in, listing, 
 PARTIAL = ".partial"
 LATEST = "latest"
 ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
-UNIVERSAL = "latest_universal"  # DeepSpeed's
-_METRIC = "metric.json"  # upstream's; of checkpoints from before there was a complete.json, its last file
-_SPARE_FILES = 64  # that a checkpoint may have beside two for each rank
+UNIVERSAL = "latest_universal"  # DeepSpeed's name
+_METRIC = "metric.json"  # upstream's; the last file of old checkpoints without a complete.json
+_SPARE_FILES = 64  # files of a checkpoint beside two per rank
 
 
 class NotSavedError(RuntimeError):
-    """A disk refuses a checkpoint; the run can go on without it."""
+    """Error of a checkpoint that the disk refuses; the run can go on without it."""
 
 
 def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
-    """Hold the folder's lock as long as this process lives; None if another run has it.
+    """Lock the folder for the life of this process; return None if another run holds the lock.
 
     Args:
-        patience: seconds that what is left of a killed attempt may take to end.
+        folder: the folder, created if missing.
+        patience: seconds to wait, because the last processes of a killed attempt may still hold the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / ".lock").open("w")
@@ -50,10 +51,13 @@ def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
 
 
 def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = True) -> None:
-    """Give `tag.partial`, which all ranks have written, its name; with `latest`, `latest` names it from then on.
+    """Rename `tag.partial`, which all ranks have written, to `tag`.
 
     Args:
+        folder: the folder of the checkpoints.
+        tag: the checkpoint's name.
         found: the digests of its files.
+        latest: whether the file `latest` names it from then on.
     """
     partial, final = folder / f"{tag}{PARTIAL}", folder / tag
     listed = {
@@ -69,7 +73,7 @@ def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = Tru
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename a folder over another that may be there, which goes last."""
+    """Rename a folder over another, which may exist and is deleted last."""
     old = target.with_name(f"{target.name}.old{PARTIAL}")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -79,8 +83,9 @@ def replace(source: Path, target: Path) -> None:
 
 
 def flaw(path: Path) -> str:
-    """What is wrong with a checkpoint, but for the bytes of its files (`changed`): "" for one that is complete, and all
-    in its folder's folder: it is code.
+    """Return what is wrong with a checkpoint, or "" if it is complete; `changed` compares the bytes of its files.
+
+    All files must lie in its parent folder, links resolved, because loading a checkpoint runs code.
     """
     try:
         home = path.parent.resolve()
@@ -95,15 +100,15 @@ def flaw(path: Path) -> str:
                 return f"{name} is missing"
             if file.stat().st_size != listed.size:
                 return f"{name} has {file.stat().st_size} bytes of {listed.size}"
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a link that leads to itself
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a circular link
         return f"{error}" if type(error) is ValueError else f"it cannot be read ({error})"
     return ""
 
 
 def find(folders: Sequence[Path], without: Collection[str] = ()) -> tuple[str | None, list[str]]:
-    """The newest checkpoint that is complete in all `folders`, and a line for each newer one that is not.
+    """Return the newest checkpoint that is complete in all `folders`, and a line for each newer incomplete one.
 
-    Regular ones go before the best one of the same step. Those of the names `without` are passed over.
+    A regular checkpoint is preferred to the best checkpoint of the same step. Names in `without` are skipped.
     """
     names = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
     skipped = []
@@ -118,10 +123,10 @@ def find(folders: Sequence[Path], without: Collection[str] = ()) -> tuple[str | 
 
 
 def named_in(folder: Path, file: str) -> str | None:
-    """The checkpoint that a file of `folder` names (as `latest` does); None where there is no such file.
+    """Return the checkpoint that a file of `folder` names (as `latest` does); None if there is no such file.
 
     Raises:
-        ValueError: it names what is not in the folder.
+        ValueError: the file names a path outside the folder.
     """
     if not (folder / file).is_file():
         return None
@@ -132,9 +137,11 @@ def named_in(folder: Path, file: str) -> str | None:
 
 
 def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
-    """Delete what upstream would (see `DeepspeedStrategy.save_ckpt`), afterwards: at most `max_num` regular checkpoints
-    stay, of at most `max_gb` with the best one; what goes first has no metric, then the worst one, then is the oldest.
-    What `latest` names stays. Leftovers of killed runs go. Returns the names that went.
+    """Delete old checkpoints and the leftovers of killed runs; return the deleted names.
+
+    The rules are upstream's (see `DeepspeedStrategy.save_ckpt`), but applied after the new checkpoint is saved. At most
+    `max_num` regular checkpoints stay, and with the best one at most `max_gb`. Checkpoints without a metric are deleted
+    first, then those with the worst metric, then the oldest. The checkpoint that `latest` names stays.
     """
     named = _named(folder) or max(names(folder), key=step_of, default="")
     gone = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir()]
@@ -152,8 +159,9 @@ def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
 
 
 def prune_hf(folder: Path, kept: Collection[str], max_num: int | None) -> None:
-    """Delete the regular `global_stepN_hf` models of `folder` whose checkpoints are not in `kept`; where there are no
-    checkpoints, all but the newest `max_num`.
+    """Delete the regular `global_stepN_hf` models of `folder` whose checkpoints are not in `kept`.
+
+    If the run saves no checkpoints, `max_num` is given, and the newest `max_num` models stay.
     """
     models = [path for path in folder.glob(f"global_step*{HF}") if path.is_dir()]
     models.sort(key=lambda path: step_of(path.name))
@@ -165,26 +173,26 @@ def prune_hf(folder: Path, kept: Collection[str], max_num: int | None) -> None:
 
 
 def prune_best(folder: Path, kept: str) -> None:
-    """Delete the best checkpoints and models (`_hf`) of `folder` but that of the name `kept`."""
+    """Delete the best checkpoints and models (`_hf`) of `folder`, except the one named `kept`."""
     for path in folder.glob(f"{BEST}*"):
         if path.is_dir() and path.name.removesuffix(HF) != kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def names(folder: Path) -> list[str]:
-    """The complete checkpoints of a folder, oldest first."""
+    """Return the complete checkpoints of a folder, oldest first."""
     tags = [path.name for path in folder.iterdir() if step_of(path.name) >= 0] if folder.is_dir() else []
     return sorted((tag for tag in tags if not tag.endswith(HF) and not flaw(folder / tag)), key=step_of)
 
 
 def room(folder: Path, needed: float, ranks: int = 1) -> str:
-    """Why `needed` bytes, in the files of `ranks`, do not fit where `folder` is: "" if they do."""
+    """Return why `needed` bytes, in the files of `ranks` ranks, do not fit on the disk of `folder`; "" if they do."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     disk, files = os.statvfs(there), _SPARE_FILES + 2 * ranks
     free = disk.f_bavail * disk.f_frsize
     if free < needed:
         return f"{needed / 1e9:.3g} GB are needed on the disk of {there}, which has {free / 1e9:.3g} GB left"
-    if disk.f_files and disk.f_favail < files:  # f_files is 0 where a file system has no such limit
+    if disk.f_files and disk.f_favail < files:  # f_files is 0 if a file system has no such limit
         return f"{files} files (inodes) are needed on the disk of {there}, which has {disk.f_favail} left"
     return ""
 
@@ -194,7 +202,7 @@ def _is_regular(name: str) -> bool:
 
 
 def _worth(path: Path) -> tuple[bool, float]:
-    """For sorting: whether there is a metric, and which."""
+    """Return a sort key: whether there is a metric, and its value."""
     try:
         metric = json.loads((path / _METRIC).read_text(encoding="utf-8")).get("metric_value")
         return metric is not None, float(metric or 0.0)
@@ -203,7 +211,7 @@ def _worth(path: Path) -> tuple[bool, float]:
 
 
 def _named(folder: Path) -> str:
-    """What `latest` names; "" where it cannot be read."""
+    """Return the name in `latest`; "" if it cannot be read."""
     try:
         return (folder / LATEST).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

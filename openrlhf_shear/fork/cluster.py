@@ -1,4 +1,4 @@
-"""The device of a run, the Ray cluster it runs on, and how many GPUs it needs."""
+"""Device of a run, its Ray cluster, and the number of GPUs that it needs."""
 
 import math
 import os
@@ -25,12 +25,12 @@ _TOKEN_REMEDY = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, before `ray st
 
 
 def uses_cpu(asked: str) -> bool:
-    """Whether a run on the device `asked` (auto, cuda or cpu) goes to the CPU; says which device it is, and why.
+    """Return whether a run with `--device` `asked` (auto, cuda or cpu) uses the CPU; print the device and the reason.
 
     Raises:
-        RefusedError: on auto, there is a GPU that torch was built for and cannot use.
+        RefusedError: on auto, torch was built for this machine's GPU but cannot use it.
     """
-    import torch  # the doctor, which does not ask this, tells of one that is broken
+    import torch  # late: the doctor reports a broken torch, and does not call this
 
     if asked != "auto":
         reason = f"--device {asked}"
@@ -57,7 +57,7 @@ def _refuse_a_gpu_left_out() -> None:
 
 
 def _cluster_has_accelerators() -> bool:
-    """Whether a running cluster has real GPUs: nodes announce their type; `--num-gpus` on a CPU machine does not."""
+    """Return whether a running cluster has real GPUs: their nodes announce a type; `--num-gpus` alone does not."""
     connected = ray.is_initialized()
     if not connected:
         enter(os.environ["RAY_ADDRESS"], log_to_driver=False)
@@ -68,13 +68,15 @@ def _cluster_has_accelerators() -> bool:
 
 
 def cluster_address() -> tuple[str, str]:
-    """HOST:PORT or ray://HOST:PORT of the cluster to join, RAY_ADDRESS or else the one last started on this machine
-    ("" for none), and why nobody answers there ("" if somebody does). Ray itself waits minutes for one that is gone.
+    """Return the address of the cluster to join, and why it does not answer.
+
+    The address is HOST:PORT or ray://HOST:PORT, from RAY_ADDRESS or else of the cluster last started on this machine;
+    "" for none. The reason is "" if the cluster answers. Ray itself waits minutes for a dead cluster.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto", "local"):
         folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-        file = Path(folder, "ray", "ray_current_cluster")  # `ray start` names it
+        file = Path(folder, "ray", "ray_current_cluster")  # written by `ray start`
         address = file.read_text().strip() if file.is_file() else ""
     if not address:
         return "", ""
@@ -87,10 +89,10 @@ def cluster_address() -> tuple[str, str]:
 
 
 def join(gpus: int, patience: float = 0.0) -> None:
-    """Join or start Ray as OpenRLHF's main would, if that is not done: before it, so that its signals can be ours.
+    """Join or start Ray, unless this process has, before OpenRLHF's main does: this fork then handles the signals.
 
     Raises:
-        RefusedError: the cluster has fewer than `gpus`, for which Ray would wait for ever, after `patience` seconds.
+        RefusedError: the cluster has fewer than `gpus` after `patience` seconds; Ray would wait for ever.
     """
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
@@ -103,10 +105,10 @@ def join(gpus: int, patience: float = 0.0) -> None:
 
 
 def enter(address: str, **options) -> None:
-    """Join a Ray that runs, by `ray.init` with more options.
+    """Join a running Ray; `options` go to `ray.init`.
 
     Raises:
-        RefusedError: it cannot be joined, mostly as it asks for a token that the environment does not hold.
+        RefusedError: it cannot be joined, usually because it requires a token that the environment lacks.
     """
     try:
         ray.init(address=address, **options)
@@ -122,18 +124,19 @@ def _join_a_users(address: str, runtime_env: dict) -> None:
 
 
 def _address() -> str:
-    """RAY_ADDRESS, which `ray job submit` sets too, or "local" for a Ray of this run's own: the one that is found on a
-    machine may be another run's, which ends with it, or another user's.
+    """Return RAY_ADDRESS, which `ray job submit` sets too, or "local" to start a private Ray.
+
+    A Ray found on this machine may belong to another run, and end with it, or to another user.
 
     Raises:
-        RefusedError: nobody answers at RAY_ADDRESS, where Ray would wait for minutes; or one that is started here could
-            make no sockets.
+        RefusedError: RAY_ADDRESS does not answer, and Ray would wait for minutes; or a private Ray could not create
+            its sockets.
     """
     asked = os.environ.get("RAY_ADDRESS") or "local"
     address, silence = cluster_address()
     if asked != "local" and silence:
         raise RefusedError(
-            f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
+            f"nothing answers at RAY_ADDRESS {address}: {silence}; set the address of a running cluster, or unset it"
         )
     if asked == "local" and (problem := socket_problem()):
         raise RefusedError(str(problem))
@@ -160,27 +163,27 @@ def _await_gpus(needed: int, patience: float, advice: str) -> None:
 
 
 def _held() -> str:
-    """Which jobs have the others, as far as Ray's dashboard tells."""
+    """Say which jobs hold the other GPUs, as far as Ray's dashboard knows."""
     from ray.util.state import list_jobs, list_placement_groups
 
     try:
         jobs = {job.job_id: job.entrypoint for job in list_jobs(timeout=_CONNECT_SECONDS)}
         groups = list_placement_groups(filters=[("state", "=", "CREATED")], detail=True, timeout=_CONNECT_SECONDS)
-    except Exception as error:  # of many kinds: no dashboard, a slow one, another version of it
-        return f"what holds the others is not known: {str(error).splitlines()[0][:200]}"
+    except Exception as error:  # of many kinds: no dashboard, a slow dashboard, another version
+        return f"the jobs that hold the others are not known: {str(error).splitlines()[0][:200]}"
     gpus = Counter()
     for group in groups:
         gpus[group.creator_job_id] += sum(bundle["unit_resources"].get("GPU", 0) for bundle in group.bundles)
     held = [f"{n:g} by job {job} ({hidden(jobs.get(job) or 'a driver')[:120]})" for job, n in gpus.items() if n]
-    return f"held are {'; '.join(held)}" if held else "tasks or actors without a placement group have the others"
+    return f"held are {'; '.join(held)}" if held else "tasks or actors without a placement group hold the others"
 
 
 def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
-    """Join the cluster of RAY_ADDRESS, else start one with logical GPUs.
+    """Join the cluster at RAY_ADDRESS, else start a private Ray with logical GPUs.
 
     Args:
-        setup_hook: dotted name of what every worker calls at its start.
-        environment: of every worker.
+        setup_hook: dotted name of the function that every worker calls at its start.
+        environment: environment variables of every worker.
 
     Raises:
         RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
@@ -190,14 +193,14 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], pati
     if address != "local" and not ray.is_initialized():
         _join_a_users(address, runtime_env)
     if not ray.is_initialized():
-        # Besides the bundles' own CPUs: one for the trainer, one to spare.
+        # A CPU per bundle, one for the trainer, one spare.
         resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
         own_ray.start(runtime_env, include_dashboard=False, **resources)
     _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
 
 
 def gpus_needed(options: dict) -> int:
-    """GPUs (logical ones on a CPU machine) that OpenRLHF's placement groups will ask for."""
+    """Return the number of GPUs (logical on a CPU machine) that OpenRLHF's placement groups will request."""
 
     def group(name: str) -> int:
         return options[f"{name}.num_nodes"] * options[f"{name}.num_gpus_per_node"]

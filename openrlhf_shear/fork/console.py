@@ -1,4 +1,4 @@
-"""The screen of a run: what `story` says of it. Everything that its processes print is in RUN/logs/train.log."""
+"""Screen of a run: shows the lines of `story`, and writes all output of its processes to RUN/logs/train.log."""
 
 import re
 import shlex
@@ -14,22 +14,22 @@ from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.fork.story import MARK, NOW
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_ACTOR = re.compile(r"^\((\w+) pid=\d+(?:, ip=[^)]*)?\)\s*")  # Ray's, before what comes from its workers
-# Of OpenRLHF's loggers and ours; vLLM's are `WARNING 07-10 15:12:12 [file.py:12] text`.
+_ACTOR = re.compile(r"^\((\w+) pid=\d+(?:, ip=[^)]*)?\)\s*")  # Ray's prefix of a worker's output
+# Format of OpenRLHF's loggers and ours; vLLM's is `WARNING 07-10 15:12:12 [file.py:12] text`.
 _PROBLEM = re.compile(r"^(WARNING|ERROR) \d\d-\d\d [\d:]+ \w+\.py:\d+\] (.*)")
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b.*")
-_LAST = 400  # lines in which the cause of an end is looked for
+_LAST = 400  # last lines that are searched for the cause of a failure
 _CLOSING_SECONDS = 10.0
 
 
 class Console:
-    """Reads what a run prints. In a terminal there is a live line of what it is doing, too."""
+    """Reader of a run's output: logs all of it, shows a summary, and in a terminal a live status line."""
 
     def __init__(self, log: Path, command: Sequence[str]):
         """
         Args:
-            log: a file that is gone on with.
-            command: of the run, for the log's first line.
+            log: the log file, opened for append.
+            command: the run's command, written to the log first.
 
         Raises:
             OSError: the log cannot be written.
@@ -44,14 +44,14 @@ class Console:
         self._live = _Live() if sys.stdout.isatty() else None
 
     def follow(self, lines: Iterable[str]) -> None:
-        """Read them in a thread, until there are no more."""
+        """Read the lines in a thread, until there are no more."""
         if self._live:
             self._live.start()
         self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._reader.start()
 
     def ended(self, code: int) -> None:
-        """An attempt has ended: wait for its last lines; of one that failed without a word, say the cause."""
+        """Finish an attempt: wait for its last lines; if it failed without a message, show the likely cause."""
         self._reader.join(_CLOSING_SECONDS)
         if self._live:
             self._live.stop()
@@ -68,7 +68,7 @@ class Console:
                 if self._live:
                     self._live.show(line.removeprefix(NOW).strip())
                 continue
-            with suppress(OSError):  # of a full disk: the run waits for whoever reads, so reading goes on
+            with suppress(OSError):  # a full disk: reading goes on, because the run blocks without a reader
                 self._file.write(raw if raw.endswith("\n") else raw + "\n")
             self._recent.append(line)
             problem = _PROBLEM.match(line)
@@ -79,7 +79,7 @@ class Console:
                 self._show(f"{problem[1].lower()}: {problem[2]}")
 
     def _show(self, text: str) -> None:
-        with suppress(OSError):  # of a screen that is gone
+        with suppress(OSError):  # the terminal was closed
             if self._live:
                 self._live.print(text)
             else:
@@ -87,7 +87,7 @@ class Console:
 
 
 class _Live:
-    """Lines that stay, above one that tells what is being done."""
+    """Terminal display: permanent lines above a live status line."""
 
     def __init__(self):
         from rich.console import Console as Terminal

@@ -1,8 +1,8 @@
-"""What a checkpoint's folder is called, and what complete.json in it says: its files, their sizes and digests.
+"""Names of checkpoint folders, and their complete.json, which lists each file with its size and digest.
 
     {"mp_rank_00_model_states.pt": {"bytes": 6512345, "sha256": "9f86d0..."}, ...}
 
-A version before there were digests wrote the number of bytes alone.
+Older versions wrote only the number of bytes.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ _NAME = re.compile(rf"(?:{BEST}_)?global_step(\d+)")
 
 
 class Listed(NamedTuple):
-    """A file as complete.json has it."""
+    """Entry of complete.json: the size and digest of a file."""
 
     size: int
-    digest: str | None  # SHA-256; None where a version before there were digests wrote it
+    digest: str | None  # SHA-256; None if an older version wrote the entry
 
 
 def step_of(name: str) -> int:
-    """The step of a checkpoint's name; -1 for other names.
+    """Return the step in a checkpoint's name; -1 for other names.
 
     >>> step_of("best_global_step12"), step_of("global_step3.partial"), step_of("global_step4_hf")
     (12, -1, 4)
@@ -37,14 +37,14 @@ def step_of(name: str) -> int:
 
 
 def shares(folders: Iterable[Path], ranks: int) -> list[list[Path]]:
-    """The files of checkpoints that each rank reads, the largest dealt out first: a digest of all takes minutes."""
+    """Share the files of checkpoints out over ranks, the largest first, because digests of all take minutes."""
     files = [(file.stat().st_size, file) for folder in folders for file in files_in(folder) if file.name != COMPLETE]
     ordered = [file for _, file in sorted(files, reverse=True)]
     return [ordered[rank::ranks] for rank in range(ranks)]
 
 
 def digests(files: Iterable[Path]) -> dict[Path, str]:
-    """SHA-256 of each file."""
+    """Return the SHA-256 of each file."""
     found = {}
     for file in files:
         with file.open("rb") as opened:
@@ -53,7 +53,7 @@ def digests(files: Iterable[Path]) -> dict[Path, str]:
 
 
 def changed(files: Iterable[Path]) -> list[str]:
-    """A line for each file, of complete checkpoints, whose bytes are not those that were written."""
+    """Return a line for each file of complete checkpoints whose bytes differ from the recorded digest."""
     said, listings = [], {}
     for file in files:
         folder = next(folder for folder in file.parents if step_of(folder.name) >= 0)
@@ -69,10 +69,10 @@ def changed(files: Iterable[Path]) -> list[str]:
 
 
 def listing(path: Path) -> dict[str, Listed]:
-    """By name, what complete.json says of a checkpoint's files.
+    """Read the entries of a checkpoint's complete.json, by file name.
 
     Raises:
-        ValueError: it cannot be read, or says nothing of the kind.
+        ValueError: it cannot be read, or lists no files.
     """
     try:
         read = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """To the disk, not only to its cache."""
+    """Write a file and flush it to the disk, past the operating system's cache."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -1,12 +1,13 @@
-"""What this fork relies on in the packages it reaches into, function by function, and whether it is still so.
+"""Check that the upstream functions this fork relies on still have the recorded signature and source.
 
-`contract.json` holds, for every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or
-calls, its signature, a digest of its source, and who uses it. Both are read from the installed files, which are parsed
-and not imported: that takes a fraction of a second, also where the packages do not load. Comments, docstrings,
-annotations and line breaks do not count. `tests/unit/upstream_uses.py` finds the uses and writes the file.
+`contract.json` lists every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or calls:
+signature, digest of the source, and the place in the fork that uses it. Signature and digest come from the installed
+files, which are parsed and not imported. That takes a fraction of a second, and works where the packages do not load.
+Comments, docstrings, annotations and line breaks do not count. `tests/unit/upstream_uses.py` finds the uses and writes
+the file.
 
 A name is "module:Class.method", "module:function" or "module:Class". A method is looked up as Python does, in the base
-classes too: it is the one that runs. Of a class alone, its decorators, bases and fields count.
+classes too, so the digest is of the function that runs. For a class alone, its decorators, bases and fields count.
 """
 
 import ast
@@ -26,15 +27,15 @@ _IGNORED = {"annotation", "returns", "type_comment", "type_params", "kind"}
 
 @dataclass(frozen=True)
 class Term:
-    """One function or class."""
+    """Recorded signature and source digest of an upstream function or class."""
 
-    signature: str  # decorators and parameters; of a class its bases and annotated fields
+    signature: str  # decorators and parameters; for a class, its bases and annotated fields
     digest: str  # of the source
-    use: str = ""  # who of the fork relies on it, and how
+    use: str = ""  # which part of the fork relies on it, and how
 
 
 def read(path: Path = CONTRACT) -> dict[str, Term]:
-    """The terms by name."""
+    """Read the recorded terms, by name."""
     return {name: Term(**term) for name, term in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
@@ -44,11 +45,11 @@ def write(terms: Mapping[str, Term], path: Path = CONTRACT) -> None:
 
 
 def changes(terms: Mapping[str, Term], folders: Mapping[str, Path] | None = None) -> list[str]:
-    """One line for each term that no longer holds: what it was, what it is, and who relies on it.
+    """Return a line for each term that no longer holds: its old and new form, and its use in the fork.
 
     Args:
-        folders: by package, where it is looked for; else where it is installed. Packages that are not there are
-            passed over.
+        folders: where to look for a package, by package name; the default is the installed one. Missing packages are
+            skipped.
     """
     sources = Sources(folders)
     lines = []
@@ -66,28 +67,28 @@ def changes(terms: Mapping[str, Term], folders: Mapping[str, Path] | None = None
 
 
 def package(name: str) -> str:
-    """The top-level package of a name."""
+    """Return the top-level package of a name."""
     return name.partition(":")[0].partition(".")[0]
 
 
 class Sources:
-    """The definitions in the source files of packages."""
+    """Reader of definitions in the source files of packages."""
 
     def __init__(self, folders: Mapping[str, Path] | None = None):
         self._folders = dict(folders or {})
         self._tree = lru_cache(maxsize=None)(self._parsed)
 
     def folder(self, package: str) -> Path | None:
-        """Where a top-level package lies; None if it is not installed."""
+        """Return the folder of a top-level package; None if it is not installed."""
         if package not in self._folders:
-            spec = importlib.util.find_spec(package)  # of a top-level package: imports nothing
+            spec = importlib.util.find_spec(package)  # imports nothing for a top-level package
             if spec is None or spec.origin is None:
                 return None
             self._folders[package] = Path(spec.origin).parent
         return self._folders[package]
 
     def term(self, name: str) -> Term | None:
-        """Signature and digest of what a name stands for; None if there is no such thing."""
+        """Return the signature and digest of a named function or class; None if it does not exist."""
         node = self.definition(name)
         return node and Term(_signature(node), _digest(node))
 
@@ -100,7 +101,7 @@ class Sources:
         return self._method(*place, method)
 
     def _top_level(self, module: str, name: str) -> tuple[str, _Function | ast.ClassDef] | None:
-        """The definition of a module's global, also one that it imports, and the module of that."""
+        """Return a module's global, imported or not, as its defining module and its definition."""
         tree = self._tree(module)
         for node in tree.body if tree is not None else ():
             if isinstance(node, _Function | ast.ClassDef) and node.name == name:
@@ -137,9 +138,9 @@ class Sources:
 
 
 def _signature(node: _Function | ast.ClassDef) -> str:
-    decorators = "".join(f"@{ast.unparse(one)} " for one in node.decorator_list)
+    decorators = "".join(f"@{ast.unparse(decorator)} " for decorator in node.decorator_list)
     if isinstance(node, ast.ClassDef):
-        fields = ", ".join(one.target.id for one in node.body if isinstance(one, ast.AnnAssign))
+        fields = ", ".join(field.target.id for field in node.body if isinstance(field, ast.AnnAssign))
         bases = ", ".join(ast.unparse(base) for base in node.bases)
         return f"{decorators}class ({bases})" + (f" with {fields}" if fields else "")
     arguments = copy.deepcopy(node.args)
@@ -151,13 +152,13 @@ def _signature(node: _Function | ast.ClassDef) -> str:
 
 def _digest(node: _Function | ast.ClassDef) -> str:
     if isinstance(node, ast.ClassDef):
-        fields = [one for one in node.body if isinstance(one, ast.Assign | ast.AnnAssign)]
+        fields = [field for field in node.body if isinstance(field, ast.Assign | ast.AnnAssign)]
         node = ast.ClassDef(node.name, node.bases, node.keywords, fields, node.decorator_list)
     return hashlib.sha256(repr(_canonical(node)).encode()).hexdigest()[:16]
 
 
 def _canonical(node: object) -> object:
-    """What counts of a syntax tree, as nested lists that are the same under every Python version."""
+    """Return the parts of a syntax tree that count, as nested lists that are equal under every Python version."""
     if isinstance(node, list):
         return [_canonical(item) for item in node]
     if not isinstance(node, ast.AST):

@@ -1,11 +1,11 @@
-"""The CPU backend: what lets OpenRLHF's CUDA code train on a machine without a GPU.
+"""CPU backend, which lets OpenRLHF's CUDA code train on a machine without a GPU.
 
-On a CUDA machine nothing of this file is imported. `install` runs in the driver and, as Ray's
-`worker_process_setup_hook`, at the start of every worker. The classes below are mixed into the fork's actors by
-`launch`. Module level stays light: vLLM's engine process imports this file for `CpuWorkerExtension`.
+A CUDA machine never imports this file. `install` runs in the driver and, as Ray's `worker_process_setup_hook`, at the
+start of every worker. `launch` mixes the classes below into the fork's actors. The imports stay light, because vLLM's
+engine process imports this file for `CpuWorkerExtension`.
 
-Limits: one machine (weights travel through shared memory), and no sleep mode, Adam offload or Liger kernels, which are
-about GPU memory or need CUDA.
+Limits: a single machine (weights travel through shared memory), and no sleep mode, Adam offload or Liger kernels, which
+save GPU memory or need CUDA.
 """
 
 import contextlib
@@ -23,27 +23,28 @@ from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
 SHARED_MEMORY = "/dev/shm"
-_ALL_CORES = "OPENRLHF_SHEAR_ALL_CORES"  # 1: the credit stage has them, 0: the user has said how many threads there are
+_ALL_CORES = "OPENRLHF_SHEAR_ALL_CORES"  # 1: the credit stage uses all cores; 0: the user has set the threads
 _IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-ENVIRONMENT = {  # defaults: what the user has set stays
+ENVIRONMENT = {  # defaults: the user's own settings win
     "DS_ACCELERATOR": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    # Actor, engine and trainer share the cores, and threads of one wait for those of another: half of them each.
+    # Actor, engine and trainer share the cores, and their threads wait for each other: each gets half of the cores.
     _ALL_CORES: str(int("OMP_NUM_THREADS" not in os.environ)),
     "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)),
     "TOKENIZERS_PARALLELISM": "false",
-    # Zero-copy tensors are views of shared memory; moving them to the CPU does not copy them as moving to a GPU does,
-    # so an operation in place would write into what others read.
+    # Zero-copy tensors are views of shared memory. A move to a GPU copies them, a move to the CPU does not: an in-place
+    # operation would overwrite data that other processes read.
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 def install() -> None:
-    """Prepare this process: environment, stand-ins for flash-attn, `torch.cuda` calls that mean the CPU, and products
-    that it is fast at.
+    """Prepare this process for CPU training.
+
+    Set the environment, install stand-ins for flash-attn, redirect `torch.cuda` calls, and speed up matrix products.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -55,8 +56,8 @@ def install() -> None:
 
 
 def adapt(args) -> None:
-    """Replace the settings of OpenRLHF's nested namespace `args` that only make sense with CUDA, and say so."""
-    # sdpa derives the mask of packed sequences from position ids that restart.
+    """Replace settings in OpenRLHF's nested namespace `args` that only make sense with CUDA, and print the changes."""
+    # sdpa derives the mask of packed sequences from the restarts of position ids.
     attention = "sdpa" if "flash" in args.ds.attn_implementation else args.ds.attn_implementation
     wanted = [(args.ds, "attn_implementation", attention), (args.vllm, "enable_sleep", False)]
     wanted += [(args.ds, name, False) for name in ("enable_sleep", "adam_offload", "use_liger_kernel")]
@@ -69,9 +70,9 @@ def adapt(args) -> None:
 
 
 class CpuStrategy:
-    """Mixed into `DeepspeedStrategy`: gloo, torch's AdamW, and no kernels that DeepSpeed would compile at start.
+    """Mixin for `DeepspeedStrategy`: gloo, torch's AdamW, and no kernels that DeepSpeed would compile at the start.
 
-    The strategy is the first thing OpenRLHF builds from its arguments, so this is also where they are adapted.
+    The strategy is the first object that OpenRLHF builds from its arguments, so it also adapts them.
     """
 
     def __init__(self, *positional, args=None, **kwargs):
@@ -93,10 +94,10 @@ class CpuStrategy:
 
 
 def _complete_collectives_at_once() -> None:
-    """Let every collective of DeepSpeed's torch backend finish before it returns, also one that was asked for async.
+    """Make every collective of DeepSpeed's torch backend finish before it returns, asynchronous calls included.
 
-    DeepSpeed waits for the last of several, which is enough on a CUDA stream. Gloo runs them on several threads, so
-    that an earlier one can still be writing.
+    DeepSpeed waits only for the last of several, which is enough on a CUDA stream. Gloo runs collectives on several
+    threads, so an earlier one may still be writing.
     """
     from deepspeed.comm.torch import TorchBackend
 
@@ -125,8 +126,9 @@ def _complete_collectives_at_once() -> None:
 
 
 class CpuPolicy:
-    """Mixed into the policy actor: weights reach vLLM as one safetensors file in shared memory (CUDA IPC and NCCL,
-    upstream's two ways, do not exist here), and the credit has all cores while the engines wait.
+    """Mixin for the policy actor: sends weights to vLLM as a safetensors file in shared memory.
+
+    Upstream's two ways, CUDA IPC and NCCL, need CUDA. The credit stage uses all cores, because the engines wait then.
     """
 
     def init_model_from_pretrained(self, strategy, pretrain, max_steps=None, vllm_engines=None):
@@ -141,7 +143,7 @@ class CpuPolicy:
         from openrlhf_shear.fork.lora import whole
 
         is_first_rank = torch.distributed.get_rank() == 0
-        # A tied LM head is sent under its own name too: vLLM's reload unties it, and would sample from the old one.
+        # A tied LM head is also sent under its second name: vLLM's reload unties it, and would keep the old head.
         weights = whole(self.actor.model.module, self._whole, remove_duplicate=False)
         if is_first_rank:
             folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
@@ -150,8 +152,8 @@ class CpuPolicy:
                 refs = [engine.load_actor_weights.remote(file.name) for engine in self.vllm_engines]
                 if self.strategy.args.vllm.enable_prefix_caching:
                     refs += [engine.reset_prefix_cache.remote() for engine in self.vllm_engines]
-                ray.wait(refs, num_returns=len(refs))  # one may have died: nobody shall read the file when it is gone
-        torch.distributed.barrier()  # no rank waits for one that has raised
+                ray.wait(refs, num_returns=len(refs))  # not get: an error would delete a file in use
+        torch.distributed.barrier()  # before ray.get, so that no rank waits for a rank that raised
         if is_first_rank:
             ray.get(refs)
 
@@ -165,8 +167,10 @@ class CpuPolicy:
 
     @contextlib.contextmanager
     def _all_cores(self) -> Iterator[None]:
-        """While entered, torch has this rank's share of all cores; not where engines sample meanwhile, nor where the
-        user has said how many."""
+        """Give torch this rank's share of all cores inside the context.
+
+        Not if engines sample meanwhile, nor if the user has set the number of threads.
+        """
         threads = torch.get_num_threads()
         if os.environ[_ALL_CORES] == "1" and not self.strategy.args.train.async_enable:
             torch.set_num_threads(max(threads, (os.cpu_count() or 1) // torch.distributed.get_world_size()))
@@ -176,7 +180,7 @@ class CpuPolicy:
             torch.set_num_threads(threads)
 
     def _whole(self, parameter: torch.nn.Parameter):
-        """While entered, a parameter is not shared out over ranks, as upstream has it."""
+        """Gather a parameter from all ranks inside the returned context, as upstream does."""
         import deepspeed
         from deepspeed.module_inject.layers import GatherReplacedLayerParams
 
@@ -186,14 +190,14 @@ class CpuPolicy:
 
 
 class CpuRollout:
-    """Mixed into the rollout actor: vLLM's worker gets the extension that reads weights from a file.
+    """Mixin for the rollout actor: gives vLLM's worker the extension that reads weights from a file.
 
-    The worker is in the core's process, as on a GPU. By the name "uni" vLLM would give it one of its own on a CPU, to
-    pin its threads, which "nobind" leaves alone; it would be one more that imports vLLM, and after each batch it would
-    keep a core busy for a second, waiting for the next.
+    The worker runs in the core's process, as on a GPU. For the name "uni" on a CPU, vLLM would start a worker process
+    to pin its threads, although "nobind" disables pinning. That process would import vLLM again, and keep a core busy
+    for a second after each batch while it waits for the next.
 
-    Prompts are read whole. Of one that is read in chunks vLLM winds the request's own generator (its seed) back by
-    setting an offset, which generators on the CPU don't have: the engine would die.
+    Prompts are prefilled whole. With chunked prefill vLLM rewinds a seeded request's generator by setting an offset.
+    CPU generators have no offset, and the engine would die.
     """
 
     async def __init__(self, *args, **kwargs):
@@ -210,13 +214,13 @@ class CpuRollout:
 
 
 class CpuWorkerExtension:
-    """Methods vLLM adds to its own worker, in the engine's process."""
+    """Extension of vLLM's worker: methods that vLLM adds to it, in the engine's process."""
 
     def load_actor_weights(self, path: str) -> None:
         from safetensors.torch import load_file
 
         # vLLM's CPU linear layers repack their weights and drop the originals, so `model.load_weights` works only
-        # once; reload_weights restores the layout first.
+        # once; `reload_weights` restores the layout first.
         self.model_runner.reload_weights(weights_iterator=iter(load_file(path).items()))
 
 
@@ -224,10 +228,10 @@ MIXINS = {hooks.STRATEGY: CpuStrategy, hooks.POLICY: CpuPolicy, hooks.ENGINE: Cp
 
 
 class _CpuDevice(str):
-    """What `torch.cuda.current_device()` returns: the device "cpu" for `.to(...)` and `device=...`.
+    """Result of `torch.cuda.current_device()`: the device "cpu" for `.to(...)` and `device=...`.
 
-    Upstream's replay buffer also writes `torch.device(f"cuda:{current_device()}")`, as a description it never uses;
-    formatted, this is the index 0, so that the description is well formed.
+    Upstream's replay buffer also builds `torch.device(f"cuda:{current_device()}")`, which it never uses. Formatted,
+    this is the index 0, so that the device name is valid.
     """
 
     def __format__(self, spec: str) -> str:

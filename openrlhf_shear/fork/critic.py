@@ -1,4 +1,4 @@
-"""The critic's actor: OpenRLHF's, with updates that are watched and that a resumed run repeats."""
+"""Critic actor of OpenRLHF with watched updates, which a resumed run repeats exactly."""
 
 import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
@@ -10,10 +10,10 @@ from openrlhf_shear.fork.upstream import plain_class
 
 
 class ShearCriticActor(plain_class(CriticModelActor)):
-    """OpenRLHF's critic; its update is `CriticSteps`'."""
+    """Critic actor whose updates run under `CriticSteps`."""
 
     def set_seed(self, seed: int) -> None:
-        """As `ShearPolicyActor.set_seed`."""
+        """Seed the next update, as `ShearPolicyActor.set_seed` does."""
         transformers.set_seed(seed % 2**32)
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
@@ -23,10 +23,10 @@ class ShearCriticActor(plain_class(CriticModelActor)):
         strategy.arrival = Arrival(self.critic, "critic")
 
     def fit(self) -> dict:
-        """Upstream's update, watched.
+        """Run upstream's update, watched; return its metrics.
 
         Raises:
-            GradientLostError: as `ShearPolicyActor.fit`.
+            GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
         """
         steps = CriticSteps(self.trainer, self.critic)
         with steps.watching():

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B, which only watch: what fails there costs curves, and never the run."""
+"""Wrapper of the TensorBoard and W&B loggers: their failures cost curves, and never end the run."""
 
 import os
 import tempfile
@@ -12,13 +12,13 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.config.secrets import hidden
 
 logger = init_logger(__name__)
-_BUSY = 0.05  # share of the time that tries may take which fail
+_BUSY = 0.05  # largest share of the time that failing retries may take
 _CLOSING_SECONDS = 120.0
 _PROBE_BYTES = 65_536
 
 
 class Tracker(Protocol):
-    """OpenRLHF's `TensorboardLogger` or `WandbLogger`."""
+    """Interface of OpenRLHF's `TensorboardLogger` and `WandbLogger`."""
 
     def log_train(self, global_step: int, logs_dict: dict) -> None: ...
 
@@ -28,19 +28,19 @@ class Tracker(Protocol):
 
 
 class Curves:
-    """A tracker that may fail: the first error is logged, later calls try again with a new tracker."""
+    """Tracker that survives errors: the first error is logged, and later calls retry with a new tracker."""
 
     def __init__(self, name: str, make: Callable[[], Tracker]):
-        """Makes the first tracker, too.
+        """Make the first tracker.
 
         Args:
-            name: of the service, for messages.
-            make: a new tracker, which goes on with the curves of those before.
+            name: the service's name, for messages.
+            make: returns a new tracker that continues the existing curves.
         """
         self._name, self._make = name, make
         self._tracker: Tracker | None = None
         self._failed = False
-        self._again = 0.0  # when the next try is due
+        self._again = 0.0  # time of the next retry
         self._try("at the start", lambda tracker: None)
 
     def log_train(self, global_step: int, logs_dict: dict) -> None:
@@ -50,17 +50,17 @@ class Curves:
         self._try(f"at step {global_step}", lambda tracker: tracker.log_eval(global_step, logs_dict))
 
     def flush(self, global_step: int) -> None:
-        """To the disk, of TensorBoard's."""
+        """Flush TensorBoard's file to the disk."""
         if self._tracker is not None:
             self._try(f"at step {global_step}", lambda tracker: tracker.writer.flush())
 
     def renew(self) -> None:
-        """Close the tracker and make another."""
+        """Close the tracker and make a new one."""
         self.close()
         self._try("at the start", lambda tracker: None)
 
     def close(self) -> None:
-        """Close the tracker; what it still has to send may take two minutes."""
+        """Close the tracker; it gets two minutes to send the remaining data."""
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
@@ -88,7 +88,7 @@ class Curves:
             if self._tracker is None:
                 self._tracker = self._make()
             call(self._tracker)
-        except Exception as error:  # of any kind: three libraries and a network are below
+        except Exception as error:  # of any kind: from three libraries and a network
             self._fail(f"{_said(error)} {when}; training goes on without its curves until that works again")
             self.close()
             now = time.monotonic()
@@ -99,17 +99,17 @@ class Curves:
         self._failed = False
 
     def _fail(self, why: str) -> None:
-        """Say so, once until it works again."""
+        """Log a failure, once until the tracker works again."""
         if not self._failed:
             logger.error(f"{self._name} failed: {why}")
         self._failed = True
 
 
 def check_room(folder: str) -> None:
-    """Write to a nameless file in `folder`: TensorBoard's writer leaves an empty file behind when it fails.
+    """Test the disk with a nameless file in `folder`, because a failing TensorBoard writer leaves an empty file behind.
 
     Raises:
-        OSError: of a disk that is full or has no inodes, or of a folder that cannot be written to.
+        OSError: the disk is full or has no inodes, or the folder cannot be written to.
     """
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as probe:
@@ -117,6 +117,6 @@ def check_room(folder: str) -> None:
 
 
 def _said(error: Exception) -> str:
-    """An exception in a line."""
+    """Format an exception in a line."""
     lines = hidden(str(error)).strip().splitlines()
     return f"{type(error).__name__}{f': {lines[0][:200]}' if lines else ''}"

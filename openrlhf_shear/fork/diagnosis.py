@@ -1,4 +1,4 @@
-"""The cluster's part of a diagnosis: vLLM engines that sample, then, on the same GPUs, a policy that is read."""
+"""Cluster for a diagnosis: vLLM engines sample, then the policy's hidden states are read on the same GPUs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,22 +20,22 @@ from openrlhf_shear.fork.launch import connect
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines
 
-AHEAD = 2  # groups a rank whose states wait in the object store
+AHEAD = 2  # groups per rank whose states wait in the object store
 
 
 @dataclass
 class Cluster:
-    """The GPUs of one diagnosis, logical ones on a CPU machine."""
+    """GPUs of a diagnosis (logical on a CPU machine), for its engines and its policy."""
 
     engines: Engines
-    ranks: int = 1  # of the policy whose hidden states are read
-    zero_stage: int = 2  # 3 shares the policy's weights out over its ranks
-    micro_batch_size: int = 4  # rollouts a forward pass
+    ranks: int = 1  # ranks of the policy whose hidden states are read
+    zero_stage: int = 2  # 3 shards the policy's weights over its ranks
+    micro_batch_size: int = 4  # rollouts per forward pass
     _bundles: PlacementGroup | None = None
 
     @contextmanager
     def sampler(self, plan: Plan) -> Iterator[EngineSampler]:
-        """Engines that answer the questions of a plan, or go on from their prefixes; gone at the end."""
+        """Start engines that answer a plan's questions, or continue its prefixes; stop them at the end."""
         with started_engines(plan, self.engines, self._reserved) as sampler:
             yield sampler
 
@@ -48,9 +48,17 @@ class Cluster:
         heatmaps: int,
         controls: bool,
     ) -> Iterator[tuple[Group, list[torch.Tensor], GroupEvidence]]:
-        """The token weights (T_i,) and the evidence of each group, as groups are finished; heatmaps of the first few.
+        """Yield each group with its token weights (T_i,) and its evidence, as groups finish.
 
-        The policy's ranks read states and hand out references to them; Ray tasks all over the cluster measure.
+        The policy's ranks read the states and hand out references; Ray tasks all over the cluster measure.
+
+        Args:
+            model: path or hub id of the policy.
+            groups: the groups to measure.
+            config: the settings of SHEAR.
+            search: the settings of the search.
+            heatmaps: how many groups get heatmaps, from the first on.
+            controls: whether to measure the controls, as in `shear_evidence`.
         """
         policy = self._policy(model)
         size = max(1, AHEAD * self.ranks)
@@ -72,7 +80,7 @@ class Cluster:
             policy.stop()
 
     def _reserved(self) -> PlacementGroup:
-        """One bundle a GPU, as OpenRLHF has them; asked for once."""
+        """Reserve a bundle per GPU, as OpenRLHF does; the first call creates the group."""
         if self._bundles is None:
             count = max(self.engines.gpus, self.ranks)
             connect(self.engines.device, count)
@@ -82,7 +90,7 @@ class Cluster:
 
     def _policy(self, model: str):
         reserved = self._reserved()
-        # Late: OpenRLHF's names are hooked now, and on a CPU machine what it imports has its stand-ins.
+        # Late: OpenRLHF's names are hooked by now, and a CPU machine has its stand-ins.
         from openrlhf.utils import get_strategy
         from openrlhf.utils.config import hierarchize
 
@@ -92,16 +100,17 @@ class Cluster:
         group = ShearActorGroup(1, self.ranks, actor_class, reserved, num_gpus_per_actor=0.2)
         line = ["--actor.model_name_or_path", model, "--ds.zero_stage", str(self.zero_stage)]
         strategy = get_strategy(hierarchize(upstream.parser().parse_args(line)))
-        strategy.train_batch_size, strategy.micro_train_batch_size = self.ranks, 1  # DeepSpeed wants them to fit
+        # DeepSpeed wants them to fit the number of ranks.
+        strategy.train_batch_size, strategy.micro_train_batch_size = self.ranks, 1
         ray.get(group.async_init_model_from_pretrained(strategy, model))
         return group
 
     def _states(self, policy, groups: Sequence[Group]) -> list[list[ray.ObjectRef]]:
-        """References to the hidden states of every rollout, by group."""
+        """Return references to the hidden states of every rollout, by group."""
         rollouts = [(group.prompt, rollout.token_ids) for group in groups for rollout in group.rollouts]
         size = self.micro_batch_size
         batches = [padded(rollouts[start : start + size]) for start in range(0, len(rollouts), size)]
-        # Every forward pass is a collective under ZeRO-3, so all ranks run as many.
+        # Every forward pass is a collective under ZeRO-3, so all ranks run equally many.
         batches += [batches[-1]] * (-len(batches) % self.ranks)
         refs = iter(policy.async_hidden_states(batches))
         return [[next(refs) for _ in group.rollouts] for group in groups]
@@ -121,9 +130,9 @@ def _measured(
 
 
 def padded(rollouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> SimpleNamespace:
-    """A micro-batch as OpenRLHF makes them: padded on the right, the action mask shifted by one.
+    """Make a micro-batch as OpenRLHF does: padded on the right, with the action mask shifted by one.
 
-    Example: a prompt of 2 tokens and a response of 3 -> action mask [0, 1, 1, 1], of sequence positions 1 to 4.
+    Example: a prompt of 2 tokens and a response of 3 -> action mask [0, 1, 1, 1], for sequence positions 1 to 4.
 
     Args:
         rollouts: (prompt, response) token ids.

@@ -1,8 +1,8 @@
-"""The gap between the policy that the engines sample from and the policy that is trained.
+"""Gap between the policy that the engines sample from and the policy that is trained.
 
-p is the trainer's probability of a sampled token under the weights that the engines got last, q the engine's when it
-sampled the token. Both divide logits by the temperature. Rounding to bfloat16 alone makes |log q - log p| some 0.002 to
-0.02 nats a token.
+p is the trainer's probability of a sampled token under the last weights sent to the engines; q is the engine's
+probability when it sampled the token. Both divide logits by the temperature. Rounding to bfloat16 alone makes
+|log q - log p| some 0.002 to 0.02 nats per token.
 """
 
 from collections.abc import Sequence
@@ -11,31 +11,32 @@ from dataclasses import dataclass
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-ENGINE = "engine"  # in a rollout's info, until log-probs are compared: the number of the engine that sampled it
-OLDER = -1  # in place of that number: sampled before the last weight synchronization
+ENGINE = "engine"  # key in a rollout's info, until log-probs are compared: the number of its engine
+OLDER = -1  # value instead of that number: sampled before the last weight synchronization
 
 
 def log_probs_mode(temperature: float, top_p: float) -> str | None:
-    """vLLM's `logprobs_mode` whose log-probs mean what the trainer's do: after the temperature, of the whole
-    vocabulary. None where vLLM has no such mode.
+    """Return the vLLM `logprobs_mode` whose log-probs compare with the trainer's; None if there is none.
+
+    The trainer's are after the temperature, over the whole vocabulary.
     """
     if top_p == 1.0:
-        return "processed_logprobs"  # after temperature and top-p, which would leave the nucleus alone
+        return "processed_logprobs"  # after temperature and top-p; with top-p < 1 it would cover only the nucleus
     return "raw_logprobs" if temperature == 1.0 else None
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Of one step, over response tokens, in nats."""
+    """Gap of a step over its response tokens, in nats."""
 
     kl: float  # mean of log q - log p, an estimate of KL(q || p)
-    mean: float  # of |log q - log p|
-    largest: float  # |log q - log p| of a token
-    by_engine: dict[int, float]  # the mean of each engine's rollouts, without those of older weights
+    mean: float  # mean of |log q - log p|
+    largest: float  # largest |log q - log p| of a token
+    by_engine: dict[int, float]  # `mean` per engine, without rollouts of older weights
 
     @property
     def worst(self) -> int:
-        """The engine with the largest mean."""
+        """Engine with the largest mean."""
         return max(self.by_engine, key=self.by_engine.get)
 
     def metrics(self) -> dict[str, float]:
@@ -45,7 +46,7 @@ class Gap:
 def measure(experiences: Sequence[Experience]) -> Gap | None:
     """Compare `rollout_log_probs` with `action_log_probs`, (B, A) each, in float64.
 
-    Rollouts whose engine `info` does not name count as `OLDER`. None where no response token has both log-probs.
+    Rollouts without an engine in `info` count as `OLDER`. Returns None if no response token has both log-probs.
     """
     gaps, numbers = [], []
     for experience in experiences:
@@ -67,8 +68,8 @@ def measure(experiences: Sequence[Experience]) -> Gap | None:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine says of itself."""
+    """Facts that an engine reports, which may explain a gap."""
 
-    dtype: str  # of its model
+    dtype: str  # the model's dtype
     cache_kept: bool  # whether it refused to drop its prefix cache at the last weight synchronization
-    sampled: frozenset[tuple[float, float, int]]  # temperature, top-p and top-k of all it sampled for training
+    sampled: frozenset[tuple[float, float, int]]  # (temperature, top-p, top-k) of its training samples

@@ -1,4 +1,4 @@
-"""vLLM engines as an evaluation's sampler: their own, placed as in training, or those of a training run."""
+"""Sampler of evaluations on vLLM engines: separate engines placed as in training, or a training run's engines."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,16 +24,16 @@ from openrlhf_shear.sampling.sampler import (
 )
 
 logger = init_logger(__name__)
-IN_FLIGHT = 512  # requests an engine: enough to keep it full
+IN_FLIGHT = 512  # requests per engine: enough to keep it full
 TRIES = 3  # engines that a request may die with
 
 
 class EngineSampler:
-    """Spreads requests over engines. One that dies is left out, and its requests go to the others.
+    """Sampler that spreads requests over engines; the requests of a dead engine go to the others.
 
-    Each request has a seed of its own, so which engine draws it and in which order does not matter. vLLM promises the
-    same tokens for the same seed on the same hardware and version; where batches of other sizes round differently
-    (bfloat16 on most GPUs), a token whose probabilities are nearly equal can still differ.
+    Each request has a separate seed, so the engine and the order do not matter. vLLM promises the same tokens for the
+    same seed on the same hardware and version. Batches of other sizes may round differently (bfloat16 on most GPUs), so
+    a choice between nearly equal probabilities can still differ.
     """
 
     def __init__(
@@ -46,8 +46,12 @@ class EngineSampler:
     ):
         """
         Args:
-            room: tokens of prompt, prefix and completion. Each completion has all of the sampling's tokens as far as
-                these do, however long its prefix is.
+            engines: the engines' actors.
+            tokenizer: the policy's.
+            sampling: the sampling parameters.
+            asked: the prompt format.
+            room: tokens for prompt, prefix and completion together. A completion gets all of the sampling's tokens,
+                or what prompt and prefix leave of the room.
         """
         self._engines, self._tokenizer, self._sampling = list(engines), tokenizer, sampling
         self._asked, self._room = asked, room
@@ -80,7 +84,7 @@ class EngineSampler:
                 tokens, truncated = ray.get(ref)
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", error)
-                # vLLM's core is a process of its own; without it the actor lives on, and fails whatever it is asked.
+                # vLLM's core is a separate process; when it dies, the actor lives on, and every call to it fails.
                 if not isinstance(cause, ray.exceptions.RayActorError | EngineDeadError):
                     logger.warning(f"a completion failed: {str(error).splitlines()[-1]}")
                     yield request, Failure(f"the engine raised {type(cause).__name__}")
@@ -101,11 +105,11 @@ class EngineSampler:
 def started_engines(
     plan: Plan, engines: Engines, connect: Callable[[], PlacementGroup | None]
 ) -> Iterator[EngineSampler]:
-    """vLLM engines of an evaluation's own, started as training's are: in one placement group, on a cluster or here.
+    """Start vLLM engines for an evaluation as training does: in one placement group, on a cluster or here.
 
     Args:
-        connect: joins the cluster with OpenRLHF hooked (`launch.connect`), once the plan is known to be good, and gives
-            the placement group to start in, with others; None for one of their own.
+        connect: joins the cluster with OpenRLHF hooked (`launch.connect`), once the plan is checked. It returns a
+            placement group to share, or None to create one.
 
     Raises:
         ValueError: the tokenizer has no chat template.
@@ -119,9 +123,9 @@ def started_engines(
     longest = max(len(question_ids(tokenizer, question, plan.asked)) for question in plan.questions)
     room = plan.max_model_len or min(positions, longest + plan.longest_prefix + plan.sampling.max_new_tokens)
     if longest >= room:
-        logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
+        logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; they fail")
     elif plan.longest_prefix and room < longest + plan.longest_prefix + plan.sampling.max_new_tokens:
-        logger.warning(f"continuations of long prefixes get fewer tokens than others: there are {room} for all")
+        logger.warning(f"continuations of long prefixes get fewer tokens than others: the limit is {room} in all")
 
     placement_group = connect()
     import openrlhf.trainer.ray.vllm_engine as vllm_engine
@@ -141,7 +145,7 @@ def started_engines(
     try:
         yield EngineSampler(handles, tokenizer, plan.sampling, plan.asked, room)
     finally:
-        with suppress(ray.exceptions.RayError):  # one that died has nothing left to give back
+        with suppress(ray.exceptions.RayError):  # a dead engine has nothing left to release
             ray.get([handle.shut_down.remote() for handle in handles])
         for handle in handles:
             ray.kill(handle)

@@ -1,4 +1,4 @@
-"""The rollout engines of a run: asked together, and started again when they die."""
+"""Rollout engines of a run: calls go to all of them, and dead engines are restarted."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,35 +9,38 @@ from openrlhf.utils.logging_utils import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 
 logger = init_logger(__name__)
-START_SECONDS = 900.0  # for an engine to be there again, its model loaded
-_TRIES = 3  # times in a row that the same thing may be tried with new engines
+START_SECONDS = 900.0  # for a restarted engine to load its model
+_TRIES = 3  # attempts at the same call, with restarted engines
 
 
 class EnginesLostError(RuntimeError):
-    """Engines died and could not be brought back."""
+    """Error of engines that died and could not be restarted."""
 
 
 def is_dead(error: BaseException) -> bool:
-    """Whether a call failed because the engine's actor, or vLLM's core below it, is gone."""
+    """Return whether a call failed because the engine's actor, or its vLLM core, is dead."""
     cause = getattr(error, "cause", None) or error
     gone = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, EngineDeadError, EnginesLostError)
     return isinstance(cause, gone)
 
 
 class Engines:
-    """vLLM's, in Ray actors that Ray starts again under the same handle (`launch.install_hooks`)."""
+    """vLLM engines in Ray actors, which Ray restarts under the same handle (`launch.install_hooks`)."""
 
     def __init__(self, handles: Sequence[ray.actor.ActorHandle], sync: Callable[[], None] | None):
-        """`sync` sends the policy's weights to all of them, as a new engine has those of the base model; None where
-        the policy may be in an update, so that it cannot be asked for them: then who dies is not started again.
+        """
+        Args:
+            handles: the engines' actors.
+            sync: sends the policy's weights to all engines, because a restarted engine has the base model's. None if
+                the policy may be in an update and cannot send them; dead engines are then not restarted.
         """
         self.handles, self._sync = list(handles), sync
 
     def persist(self, what: str, attempt: Callable[[], object]) -> object:
-        """The result of `attempt`, which asks engines, with those that die on the way started again.
+        """Call `attempt`, which calls engines, and return its result; if an engine dies, restart it and try again.
 
         Raises:
-            EnginesLostError: they die again and again, or do not come back.
+            EnginesLostError: engines die in every attempt, or do not restart.
         """
         for left in reversed(range(_TRIES)):
             try:
@@ -53,7 +56,7 @@ class Engines:
         raise AssertionError("unreachable")
 
     def call(self, method: str, *args, **kwargs) -> list:
-        """As upstream's `batch_vllm_engine_call`; who has been started again meanwhile is asked too."""
+        """Call a method of every engine, as upstream's `batch_vllm_engine_call`; repeat it after a restart."""
 
         def attempt() -> list:
             return ray.get([getattr(handle, method).remote(*args, **kwargs) for handle in self.handles])
@@ -62,7 +65,7 @@ class Engines:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While every generation under way stands still; it goes on behind the tokens that it has."""
+        """Pause every generation in flight; afterwards each continues from the tokens that it has."""
         self.call("pause_generation")
         try:
             yield
@@ -70,24 +73,28 @@ class Engines:
             self.call("resume_generation")
 
     def require_revival(self) -> None:
-        """Raises EnginesLostError: who has died will not be started again."""
+        """Check that dead engines may be restarted.
+
+        Raises:
+            EnginesLostError: they may not (asynchronous training).
+        """
         if self._sync is None:
             raise EnginesLostError(
-                "an engine died in asynchronous training, which starts none again; the run goes on from its last "
-                "checkpoint: --ckpt.load_enable, or --train.max_restarts for it to do so by itself"
+                "an engine died in asynchronous training, which cannot restart it; resume from the last checkpoint: "
+                "--ckpt.load_enable, or --train.max_restarts to do so automatically"
             )
 
     def revive(self) -> None:
-        """Start what is dead again, and give everybody the policy's weights.
+        """Restart dead engines, and send all engines the policy's weights.
 
         Raises:
-            EnginesLostError: an engine did not come back within `START_SECONDS`, or may not.
+            EnginesLostError: an engine did not restart within `START_SECONDS`, or may not be restarted.
         """
         self.require_revival()
         for number, handle in enumerate(self.handles):
             if not _answers(handle):
                 logger.warning(f"engine {number} is started again")
-                ray.kill(handle, no_restart=False)  # its core is gone, if it is not itself
+                ray.kill(handle, no_restart=False)  # the actor may live on after its core
                 _wait_for(handle, number)
         self._sync()
 
@@ -115,6 +122,6 @@ def _wait_for(handle: ray.actor.ActorHandle, number: int) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Of what may be a long remote traceback; pydantic puts an address behind what it says."""
+    """Return the last line of an error, which may be a long remote traceback, without pydantic's link at the end."""
     lines = [line for line in str(error).splitlines() if line.strip() and "For further information visit" not in line]
     return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The experience maker: whole groups to actor ranks, token weights back, weighted advantages out."""
+"""Experience maker with credit: sends whole groups to actor ranks, and makes weighted advantages of the results."""
 
 import copy
 import math
@@ -24,41 +24,41 @@ logger = init_logger(__name__)
 
 @dataclass
 class Step:
-    """What is known of the step being made, in the order in which it becomes known."""
+    """State of the step in progress, in the order in which it becomes known."""
 
     samples: list[Experience] = field(default_factory=list)  # the micro-batches
-    step_scores: list[tuple[StepScores, ...]] | None = None  # theirs, where the rule needs a process reward model
-    reward_refs: list[ray.ObjectRef] | None = None  # what a reward model was asked, until its answer is read
-    requests: list[CreditRequest] = field(default_factory=list)  # a micro-batch each
+    step_scores: list[tuple[StepScores, ...]] | None = None  # per micro-batch, if the rule needs PRM scores
+    reward_refs: list[ray.ObjectRef] | None = None  # a reward model's answers, not read yet
+    requests: list[CreditRequest] = field(default_factory=list)  # per micro-batch
     groups: list[GroupCredit] = field(default_factory=list)
-    seconds: float = 0.0  # of the rule, on the slowest rank
-    evidence_seconds: float = 0.0  # of its evidence, likewise
-    tokens: dict[int, TokenCredit] = field(default_factory=dict)  # by rollout, its index in the step
+    seconds: float = 0.0  # the rule's duration on the slowest rank
+    evidence_seconds: float = 0.0  # its evidence's duration on the slowest rank
+    tokens: dict[int, TokenCredit] = field(default_factory=dict)  # by the rollout's index in the step
 
     def take_credits(self, by_rank: list[list[GroupCredit]], seconds: list[float]) -> None:
-        """The credit of all groups, as the ranks give it, and the seconds of each that are not in it."""
+        """Take the credit of all groups from the ranks, and each rank's seconds that the credit does not include."""
         self.groups = [group for rank in by_rank for group in rank]
         each = zip(by_rank, seconds, strict=True)
         self.seconds = max(more + sum(group.seconds for group in rank) for rank, more in each)
         self.evidence_seconds = max(sum(group.evidence_seconds for group in rank) for rank in by_rank)
 
     def rollouts(self, experiences: list[Experience]) -> StepRollouts:
-        """To be written, with the experiences that the update gets."""
-        kept = [copy.copy(experience) for experience in experiences]  # dynamic batching takes their indices away
+        """Return the step's rollouts for the dump, with the experiences that the update gets."""
+        kept = [copy.copy(experience) for experience in experiences]  # dynamic batching removes their indices
         return StepRollouts(kept, self.groups, self.tokens, self.evidence_seconds)
 
 
 class CreditExperienceMaker(GradedExperienceMaker):
-    """OpenRLHF's experience maker with the rule of `args.credit` applied to the `group_norm` advantages it computes.
+    """Experience maker that applies the rule of `args.credit` to the `group_norm` advantages.
 
     After `make_experience_batch`, `credit_metrics` holds the step's `RULE/...` metrics.
 
     Attributes:
-        toll: what another rank pays for a response token's hidden state, in pairs of tokens: 3584 bfloat16 at 10 GB/s
-            against 0.13 s for a million pairs of spans, one every 25 tokens (estimates).
-        training_step: which step of the training, from 1, the next batch is of; set before a step.
-        shows: whether the rule's evidence is asked for; set before a step.
-        made: the step's rollouts, to be written, where it was.
+        toll: the cost of moving a response token's hidden state to another rank, in pairs of tokens: 3584 bfloat16 at
+            10 GB/s against 0.13 s for a million pairs of spans, one every 25 tokens (estimates).
+        training_step: the number, from 1, of the training step of the next batch; set before a step.
+        shows: whether to compute the rule's evidence; set before a step.
+        made: the step's rollouts for the dump, if `shows`.
     """
 
     toll = 3400.0
@@ -66,8 +66,8 @@ class CreditExperienceMaker(GradedExperienceMaker):
     def __init__(self, *args, rule: CreditRule, step_scorer: StepScorer | None = None, **kwargs):
         """
         Args:
-            rule: the run's credit rule, as this process made it.
-            step_scorer: for a rule that needs PRM scores.
+            rule: the run's credit rule, as made in this process.
+            step_scorer: the scorer, if the rule needs PRM scores.
         """
         super().__init__(*args, **kwargs)
         self.rule = rule
@@ -84,7 +84,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         return micro_batches
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """As `GradedExperienceMaker`'s, with weighted advantages."""
+        """Make the experience as `GradedExperienceMaker` does, with weighted advantages."""
         self.made = None
         experiences = super().make_experience_batch(rollout_samples)
         if self.shows:
@@ -119,8 +119,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
         return refs
 
     def _weighed(self, requests: list[CreditRequest]) -> tuple[list[list[GroupCredit]], list[float]]:
-        """The groups that each rank has weighed, its own or those of a rank that has more than its share, and the
-        seconds that it spent on parts of groups."""
+        """Have the ranks weigh all groups; return each rank's groups, and its seconds on shared work.
+
+        A rank with more than its share lends groups to others.
+        """
         lengths, correct = defaultdict(list), defaultdict(list)
         for samples, request in zip(self._step.samples, requests, strict=True):
             rows = zip(request.groups, samples.action_mask.sum(1).tolist(), request.correct, strict=True)
@@ -137,7 +139,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         return self._shared(actors, owners, shares)
 
     def _shared(self, actors: list, owners: list[int], shares: list[list[Job]]):
-        """As `_weighed`: groups are lent to ranks with less to do, and parts of a group joined by its owner."""
+        """Weigh groups as `_weighed`, lending them to ranks with less work; a group's owner joins its parts."""
         foreign = [{job.group for job in jobs if owners[job.group] != rank} for rank, jobs in enumerate(shares)]
         asked = [
             sorted(group for group in set().union(*foreign) if owners[group] == rank) for rank in range(len(actors))
@@ -159,9 +161,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
     # ── Correctness ──
 
     def _credit_requests(self) -> list[CreditRequest]:
-        """Correctness is judged on scores (before any length penalty), or on rewards where there are none.
+        """Make a credit request per micro-batch; correctness follows scores, or rewards if there are no scores.
 
-        Upstream asks a reward model, where there is one, before the actor; its rewards are waited for here.
+        Scores come before any length penalty. Upstream calls a reward model, if there is one, before the actor; this
+        method waits for its rewards.
         """
         step = self._step
         scores = [s.scores if s.scores is not None else s.rewards for s in step.samples]
@@ -192,8 +195,9 @@ class CreditExperienceMaker(GradedExperienceMaker):
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Upstream's `group_norm` advantages (B, A), response tokens' times their weights, or the rule's own in their
-        place; other columns untouched. A KL reward is no credit for the outcome, and is not weighed: it is added.
+        """Weigh upstream's `group_norm` advantages (B, A) of response tokens, or replace them by the rule's.
+
+        Other columns do not change. A KL reward is not credit for the outcome: it is added without a weight.
         """
         experiences = super().compute_advantages_and_returns(experiences)
         rows = [

@@ -1,9 +1,9 @@
-"""Fillers: rows that weigh nothing, so that the rest of an episode is an update like any other.
+"""Filler rows without weight, which complete the last optimizer step of an episode.
 
 DeepSpeed makes an optimizer step of a fixed number of micro-batches, and every micro-batch is a collective of all
-ranks. Rollouts that do not fill the last step are completed by fillers of two tokens without an action: the losses,
-which are sums over action tokens divided by their number in the whole optimizer step, are those of the rollouts alone.
-(The balancing loss of a mixture of experts sees the two tokens.)
+ranks. If rollouts do not fill the last step, fillers of two tokens without an action complete it. A loss is a sum over
+action tokens, divided by their number in the optimizer step, so fillers do not change it. (The balancing loss of a
+mixture of experts sees the two tokens.)
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.fork.schedule import update_shares
 
-FILLER = "filler"  # in the info of an update's rows: 1.0 for a filler
+FILLER = "filler"  # key in a row's info during an update: 1.0 for a filler
 
 
 def shared_out(
     experiences: list[Experience], batch: int, micro_batch: int, ranks: Sequence[int], pad_token: int, dynamic: bool
 ) -> list[Experience]:
-    """The rows of `experiences` for an update; what is even already stays as it is.
+    """Share out the rows of `experiences` for an update; return experiences that are already even unchanged.
 
     Args:
-        batch: rows an optimizer step; micro_batch: rows a piece.
-        ranks: of each model that is updated; the first one decides who gets which rows.
-        dynamic: upstream deals rows to ranks anew, by their lengths.
+        batch: rows per optimizer step.
+        micro_batch: rows per returned experience.
+        ranks: the number of ranks of each updated model; the first decides which rank gets which rows.
+        dynamic: whether upstream deals the rows to ranks again, by length.
     """
     sizes = [len(experience.sequences) for experience in experiences]
     if sum(sizes) % batch == 0 and (dynamic or all(_even(sizes, count) for count in ranks)):
@@ -45,7 +46,7 @@ def shared_out(
 
 
 def without_fillers(experiences: Sequence[Experience]) -> list[Experience]:
-    """The rollouts alone, one row each where there are fillers."""
+    """Return the experiences without fillers; if there are any, as single rows."""
     if FILLER not in experiences[0].info:
         return list(experiences)
     return [
@@ -57,7 +58,7 @@ def without_fillers(experiences: Sequence[Experience]) -> list[Experience]:
 
 
 def row_of(experience: Experience, i: int) -> Experience:
-    """Row i of a batched experience, as a batch of one."""
+    """Return row i of a batched experience, as a batch with a single row."""
 
     def pick(value):
         if isinstance(value, dict):
@@ -68,8 +69,9 @@ def row_of(experience: Experience, i: int) -> Experience:
 
 
 def _filler(row: Experience) -> Experience:
-    """The first two tokens of a row, none of them an action; all of them where there are images, which with ZeRO-3
-    every rank has to see.
+    """Make a filler: the first two tokens of a row, without an action.
+
+    With images it keeps all tokens, because under ZeRO-3 every rank has to see the images.
     """
     seen = any(row.mm_train_inputs)
     length = row.sequences.shape[1] if seen else 2
@@ -87,7 +89,7 @@ def _filler(row: Experience) -> Experience:
 
 
 def _even(sizes: Sequence[int], ranks: int) -> bool:
-    """Whether upstream's chunks of batches (`async_run_method_batch`) give every rank equally many rows."""
+    """Return whether upstream's chunks of batches (`async_run_method_batch`) give every rank equally many rows."""
     if len(sizes) < ranks:
         return False
     chunk = -(-len(sizes) // ranks)

@@ -1,7 +1,8 @@
-"""What a run's checkpoints are of, so that a resume with other data, another seed or another layout is known.
+"""Fingerprint of a run: detects a resume with other data, another seed, another layout or another model.
 
-Each checkpoint of the policy has `fingerprint.json`, by topic. What differs in a topic of `TAKEN` is refused unless the
-line takes it; a checkpoint cannot be loaded into another layout or shape at all. Everything else may change.
+Each checkpoint of the policy has a `fingerprint.json`, sorted by topic. A difference in a topic of `TAKEN` is refused
+unless `--ckpt.accept_changes` names the topic. A checkpoint cannot be loaded into another layout or shape. Everything
+else may change.
 """
 
 import hashlib
@@ -23,9 +24,9 @@ from openrlhf_shear.preflight.model_shape import config_of, model_shape
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, world
 from openrlhf_shear.preflight.rules import needs_prm
 
-FILE, STATE = "fingerprint.json", "fingerprint"  # and its name among the states that DeepSpeed keeps
+FILE, STATE = "fingerprint.json", "fingerprint"  # the file, and the key in DeepSpeed's client state
 FLAG = "ckpt.accept_changes"
-TAKEN = {  # topics, and what it means to go on with another one
+TAKEN = {  # topics that may change, with the effect of a change
     "data": "the current episode starts again from its first prompt: no prompt is left out, some are trained on twice",
     "seed": "the same as for data, in the order of the new seed",
     "rule": "later steps use the new credit rule",
@@ -34,12 +35,12 @@ TAKEN = {  # topics, and what it means to go on with another one
 }
 _LAYOUT = "layout"
 _CONVERTER = "DeepSpeed's converter for another number of ranks (docs/reliability.md: another world by itself)"
-_VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, which a copy of the model has otherwise
+_VOLATILE = ("_name_or_path", "transformers_version")  # keys of config.json that differ between copies of a model
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a run has otherwise than the checkpoint that it would go on from."""
+    """Difference between a run and the checkpoint that it resumes from."""
 
     topic: str
     what: str
@@ -53,19 +54,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Values that JSON has, by topic and by what they are."""
+    """Settings and data of a run as JSON values, by topic and description."""
 
     topics: dict[str, dict[str, object]]
 
     def with_data(self, data: dict[str, object]) -> "Fingerprint":
-        """With what only the rows themselves tell (`data.order.of_rows`)."""
+        """Return a copy with the facts that come from the rows (`data.order.of_rows`)."""
         return Fingerprint(self.topics | {"data": self.topics["data"] | data})
 
     def changes(self, saved: dict[str, dict[str, object]], converted: bool = False) -> list[Change]:
-        """What differs from a checkpoint's topics, of what both know.
+        """Return the differences from a checkpoint's topics, among values that both have.
 
         Args:
-            converted: whether DeepSpeed's converter has made it fit any layout.
+            converted: whether DeepSpeed's converter has made the checkpoint fit any layout.
         """
         found = []
         for topic, values in self.topics.items():
@@ -82,11 +83,11 @@ class Fingerprint:
 
 
 def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
-    """Of a checked line, but for its rows.
+    """Return the fingerprint of a checked command line, without its data rows.
 
     Args:
-        values: as they were given, by dotted name.
-        spec: the credit rule that they ask for.
+        values: the flags' values, by dotted name.
+        spec: the credit rule that they select.
     """
 
     def given(*names: str) -> dict[str, object]:
@@ -95,7 +96,7 @@ def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
     model, critic = "actor.model_name_or_path", values[ESTIMATOR] == "gae"
     try:
         path = model_config(model, values[model], values["use_ms"])
-    except ValueError:  # the hub is away; a model that is not there has been refused before
+    except ValueError:  # the hub is unreachable; a missing model was refused before
         path = None
     topics = {
         "data": given("data.apply_chat_template", "data.input_template"),
@@ -127,7 +128,7 @@ def _rule(values: Values, spec: CreditSpec | None) -> dict[str, object]:
 
 
 def _last_part(model: str) -> str:
-    """Of a path or a hub id: a model may move."""
+    """Return the last part of a path or hub id, because a model may move."""
     return Path(model).name
 
 
@@ -139,12 +140,12 @@ def _digest_of_config(path: Path) -> str:
 def _shape(path: str) -> dict[str, object]:
     try:
         return {f"the model's number of {name}": size for name, size in asdict(model_shape(path)).items()}
-    except ValueError:  # of a kind that is not known
+    except ValueError:  # an unknown kind of model
         return {}
 
 
 def rows_here(values: Values) -> dict[str, object] | None:
-    """Of the training prompts as the run will read them; None where only the trainer can (ModelScope)."""
+    """Return the facts of the training prompts; None if only the trainer can read them (ModelScope)."""
     sets, most = [], values["data.max_samples"]
     try:
         for name in values["data.prompt_dataset"].split(","):
@@ -152,17 +153,19 @@ def rows_here(values: Values) -> dict[str, object] | None:
             if read is None:
                 return None
             sets.append([row for _, row in itertools.islice(read, most)])
-    except DataError:  # as far as it can be seen from here, it has been checked
+    except DataError:  # checked before, as far as the driver can see
         return None
     rows = blended(sets, values["data.prompt_probs"], values["train.seed"])[:most]
     return of_rows(rows, values["data.input_key"], values["data.label_key"])
 
 
 def check(values: Values, now: Fingerprint) -> list[str]:
-    """What is to be said of a resume before anything starts; nothing for another run.
+    """Compare the newest checkpoint with this run before anything starts; return lines to print.
+
+    Returns no lines unless the run resumes.
 
     Raises:
-        ValueError: the newest checkpoint is of another run than `now`.
+        ValueError: the newest checkpoint belongs to a run other than `now`.
     """
     accepted, path = accepted_topics(values[FLAG]), values["ckpt.path"]
     if not values["ckpt.load_enable"]:
@@ -184,10 +187,10 @@ def check(values: Values, now: Fingerprint) -> list[str]:
 def judged(
     now: Fingerprint, saved: dict, accepted: Collection[str], checkpoint: str, converted: bool = False
 ) -> list[str]:
-    """A line about the changes that are taken, if there are any.
+    """Return a line about accepted changes; no line without changes.
 
     Raises:
-        ValueError: there are others.
+        ValueError: there are changes that `accepted` does not name.
     """
     changes = now.changes(saved, converted)
     refused = [change for change in changes if change.topic not in accepted]
@@ -215,19 +218,19 @@ def accepted_topics(given: str | None) -> list[str]:
 
 
 def read(checkpoint: Path) -> dict | None:
-    """The topics of a checkpoint; None where a version before there were fingerprints wrote it."""
+    """Read the topics of a checkpoint; None if an older version wrote it, without a fingerprint."""
     file = checkpoint / FILE
     try:
         topics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except ValueError:
         return None
     if topics and (before := topics.get("rule", {}).pop("shear.correct_threshold", None)) is not None:
-        topics["rule"]["credit.correct_threshold"] = before  # as it was called until November 2026
+        topics["rule"]["credit.correct_threshold"] = before  # its name until November 2026
     return topics
 
 
 def _newest(folder: Path, critic: bool, converted: bool) -> str | None:
-    """The checkpoint whose fingerprint counts, as far as sizes tell: ranks look at every byte before they load it."""
+    """Return the newest checkpoint that looks complete by file sizes; ranks check every byte before they load it."""
     actor = folder / checkpoints.ACTOR
     if converted:
         tag = checkpoints.named_in(actor, checkpoints.UNIVERSAL)

@@ -1,4 +1,4 @@
-"""A `flash_attn` for machines without CUDA: the helpers that OpenRLHF imports, and no attention kernel."""
+"""Stand-in for `flash_attn` on machines without CUDA: the helpers that OpenRLHF imports, and no attention kernel."""
 
 import importlib.machinery
 import sys
@@ -10,7 +10,7 @@ from openrlhf_shear.fork import hooks
 
 
 def install() -> None:
-    """Let `import flash_attn` find the helpers below, unless one is imported already."""
+    """Make `import flash_attn` find the helpers below, unless `flash_attn` is imported already."""
     if "flash_attn" in sys.modules:
         return
     contents = {
@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def unpad_input(tensor: torch.Tensor, attention_mask: torch.Tensor):
-    """Keep the attended positions: (B, S, ...) -> (tokens, ...), indices, cumulative lengths, longest, lengths."""
+    """Return the attended positions (tokens, ...), their indices, cumulative lengths, longest length, lengths."""
     lengths = attention_mask.sum(-1, dtype=torch.int32)
     indices = attention_mask.flatten().nonzero().flatten()
     cumulative = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -36,7 +36,7 @@ def unpad_input(tensor: torch.Tensor, attention_mask: torch.Tensor):
 
 
 def pad_input(tokens: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
-    """The inverse of `unpad_input`: (tokens, ...) -> (B, S, ...), zeros elsewhere."""
+    """Undo `unpad_input`: (tokens, ...) -> (B, S, ...), with zeros elsewhere."""
     padded = tokens.new_zeros((batch * seqlen, *tokens.shape[1:]))
     return padded.index_copy(0, indices, tokens).unflatten(0, (batch, seqlen))
 
@@ -52,7 +52,7 @@ def rearrange(tensor: torch.Tensor, pattern: str, **sizes) -> torch.Tensor:
 
 
 def all_gather(tensor: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
-    """(n, ...) of each of R ranks -> (R n, ...); the gradient of a part is the sum of all ranks' gradients of it."""
+    """Join (n, ...) of each of R ranks to (R n, ...); a part's gradient is the sum of all ranks' gradients of it."""
     return _AllGather.apply(tensor, group)
 
 

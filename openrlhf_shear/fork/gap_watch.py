@@ -1,7 +1,7 @@
-"""The end of a run whose engines sample from another policy than the trained one, with the name of the cause.
+"""Watch over the gap between engines and policy, which ends a run if the engines sample from another policy.
 
-A healthy gap (`engine_gap`) falls back with every weight synchronization. A gap that stays has a cause: engines and
-policy score the same tokens at two steps, and the engines say what they run with.
+A healthy gap (`engine_gap`) shrinks with every weight synchronization. If a gap persists, the watch looks for the
+cause: engines and policy score the same tokens at two steps, and the engines report their settings.
 """
 
 from argparse import Namespace
@@ -17,31 +17,31 @@ from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.outcome import EngineGapError
 
 logger = init_logger(__name__)
-STEPS = 3  # in a row with a large gap, each after a weight synchronization, before the cause is looked for
-_TIMES = 3.0  # the first step's gap: a larger one is large,
-_LEAST, _MOST = 0.01, 0.1  # but none below, and all above, these (nats a token)
+STEPS = 3  # steps in a row with a large gap, each after a weight synchronization, before the search for a cause
+_TIMES = 3.0  # a gap is large above this multiple of the first step's gap,
+_LEAST, _MOST = 0.01, 0.1  # never below the first, always above the second (nats per token)
 _PROBE = 128  # tokens that engines and policy score
-_SAME, _OTHER = 1e-6, 1e-3  # nats, summed over these tokens: at most of the same weights, at least of others
-_DTYPE = "torch.bfloat16"  # the policy's: preflight takes no other --ds.param_dtype
+_SAME, _OTHER = 1e-6, 1e-3  # nats, summed over the probe: most for equal weights, least for different weights
+_DTYPE = "torch.bfloat16"  # the policy's: preflight accepts no other --ds.param_dtype
 _CAUSES = "stale weights, adapters not merged, sampling settings, a kept prefix cache, another dtype"
 
 
 class Policy(Protocol):
-    """The policy that is trained, before its update."""
+    """Interface of the trained policy, before its update."""
 
     def score(self, token_ids: list[int]) -> torch.Tensor:
-        """Log-probs of these tokens but the first, each after those before it."""
+        """Return the log-probs of all tokens but the first, each given the tokens before it."""
 
     def gap_without_adapters(self, experiences: Sequence[Experience]) -> Gap:
-        """The gap between the engines and the model without LoRA's adapters."""
+        """Return the gap between the engines and the model without LoRA's adapters."""
 
 
 class GapWatch:
-    """A judge of every step's gap, in synchronous training: there the engines have the weights that are trained.
+    """Judge of every step's gap in synchronous training, where the engines have the trained weights.
 
-    After three steps in a row with a gap above three times the first step's (at least 0.01, at most 0.1 nats a token)
-    it looks for the cause. It ends the run if it finds one, or if the gap is above `--vllm.max_gap`; else it warns, and
-    looks again at twice that gap.
+    A gap is large above three times the first step's gap (at least 0.01, at most 0.1 nats per token). After three
+    large gaps in a row the watch looks for the cause. It ends the run if it finds a cause, or if the gap is above
+    `--vllm.max_gap`. Otherwise it warns, and searches again at twice that gap.
     """
 
     def __init__(self, args: Namespace, engines: Engines):
@@ -51,21 +51,22 @@ class GapWatch:
         self._forget()
 
     def _forget(self) -> None:
-        self._steps = 0  # in a row, with a large gap
+        self._steps = 0  # steps in a row with a large gap
         self._probe: list[int] = []  # tokens that engines and policy score
         self._asked: torch.Tensor | None = None  # (engines, tokens), the engines' scores of this step
-        self._scores: list[tuple[torch.Tensor, torch.Tensor]] = []  # theirs and the policy's, of the last two steps
+        # The scores of the engines and of the policy, for the last two steps.
+        self._scores: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def sampled(self) -> None:
-        """Ask the engines for their scores, after a step's rollouts, while they are awake."""
+        """Get the engines' scores of the probe after a step's rollouts, while the engines are awake."""
         if self._probe:
             self._asked = torch.tensor(self._engines.call("score", self._probe))
 
     def judge(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> None:
-        """Look at a step's gap, before its update.
+        """Judge a step's gap, before its update.
 
         Raises:
-            EngineGapError: engines sample from another policy.
+            EngineGapError: the engines sample from another policy.
         """
         if not self._limit or not gap.by_engine:
             return
@@ -91,10 +92,12 @@ class GapWatch:
             what = cause or f"engines sample from another policy, and it is none of: {_CAUSES}"
             raise EngineGapError(f"{what}; {seen} (--vllm.max_gap 0 goes on)")
         self._alarm = 2 * size
-        logger.warning(f"{seen}; it is none of: {_CAUSES}; said again at twice that, and --vllm.max_gap ends the run")
+        logger.warning(
+            f"{seen}; it is none of: {_CAUSES}; the next warning is at twice that, and --vllm.max_gap ends the run"
+        )
 
     def _cause(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> str:
-        """What is proved; "" if nothing is."""
+        """Return the proven cause, or ""."""
         if self._args.ds.lora.rank > 0:
             base = policy.gap_without_adapters(experiences).by_engine[gap.worst]
             if base < gap.by_engine[gap.worst] / 2:
@@ -104,7 +107,7 @@ class GapWatch:
         return self._confessed(self._engines.call("facts"))
 
     def _confessed(self, facts: Sequence[EngineFacts]) -> str:
-        """What is wrong by what the engines say; "" if nothing is."""
+        """Return the cause that the engines' facts prove, or ""."""
         wanted = (self._args.rollout.temperature, self._args.rollout.top_p)
         for number, fact in enumerate(facts):
             if others := sorted(had for had in fact.sampled if had[:2] != wanted or had[2] > 0):
@@ -118,7 +121,7 @@ class GapWatch:
         return ""
 
     def _stale(self) -> str:
-        """Engines that score the probe as they did a step before, while the policy does not."""
+        """Return the engines whose scores of the probe did not change since the last step, if the policy's did."""
         if len(self._scores) < 2:
             return ""
         (asked, wanted), (asked_now, wanted_now) = self._scores
@@ -132,19 +135,20 @@ def _distance(before: torch.Tensor, now: torch.Tensor) -> float:
 
 
 def _probe_of(experiences: Sequence[Experience], max_len: int) -> list[int]:
-    """The first tokens of the longest response, from its start again where it is short."""
+    """Return the first tokens of the longest response, repeated if it is short."""
     rows = [
         sequence[-mask.shape[0] :][mask.bool()]
         for experience in experiences
         for sequence, mask in zip(experience.sequences, experience.action_mask, strict=True)
     ]
     tokens = max(rows, key=len).tolist()
-    size = min(_PROBE, max_len - 1)  # an engine draws a token behind it
+    size = min(_PROBE, max_len - 1)  # an engine samples a token after it
     return (tokens * size)[:size]
 
 
 def _numbers(true: Iterable[bool]) -> str:
-    """
+    """List the positions of true values.
+
     >>> _numbers([True, False, True])
     '0, 2'
     """

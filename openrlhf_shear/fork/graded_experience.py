@@ -1,4 +1,4 @@
-"""Experience where some rewards failed, values are not finite, or rollouts do not come out even on the ranks."""
+"""Experience maker for failed rewards, values that are not finite, and rollouts that do not divide over the ranks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,23 +22,22 @@ logger = init_logger(__name__)
 
 
 class NothingToTrainError(RuntimeError):
-    """Of all rollouts of a step none can be in the update."""
+    """Error of a step none of whose rollouts can be in the update."""
 
 
 class GradedExperienceMaker(RemoteExperienceMaker):
-    """OpenRLHF's experience maker where rewards may have failed, or be equal (`credit.baselines`), and for any number
-    of rollouts on any number of ranks.
+    """Experience maker of OpenRLHF that accepts failed or equal rewards, and any number of rollouts and ranks.
 
-    A rollout whose reward failed stays in the batch with advantage 0, as a rollout of an unmixed group does; a KL or
-    entropy loss, which needs no reward, still sees it. Exact for the estimators with a group baseline, which are
-    computed here; those that whiten advantages over the batch (`gae`, `reinforce`, `reinforce_baseline`) are
-    upstream's, and take the mean reward of the failed rollout's group into that.
+    A rollout whose reward failed stays in the batch with advantage 0, as a rollout of an unmixed group does
+    (`credit.baselines`). A KL or entropy loss needs no reward and still sees it. This is exact for the estimators with
+    a group baseline, which are computed here. Upstream computes those that whiten advantages over the batch (`gae`,
+    `reinforce`, `reinforce_baseline`); there a failed rollout counts with the mean reward of its group.
 
-    A rollout with a log-prob, value or advantage that is not finite is not in the update at all.
+    A rollout with a log-prob, value or advantage that is not finite is left out of the update.
 
     Attributes:
-        broken: of the last step, why rollouts were left out: their indices by reason.
-        gap: of the last step, between the engines' log-probs and the policy's.
+        broken: the rollouts that the last step left out: indices by reason.
+        gap: the last step's gap between the engines' log-probs and the policy's.
     """
 
     def __init__(self, *args, **kwargs):
@@ -47,10 +46,10 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         self.gap: Gap | None = None
         self.judge_gap: Callable[..., None] = lambda *_: None  # raises to end the run (GapWatch.judge)
         self._schedule: Schedule | None = None
-        self._baselined: torch.Tensor | None = None  # (N,) of the last step's rollouts, without a KL reward
+        self._baselined: torch.Tensor | None = None  # (N,): the last step's rewards minus the baseline, without KL
 
     def _ranks(self, model: str = "actor") -> int:
-        """Ranks with rollouts of their own; those of a ring or a tensor parallel group share theirs."""
+        """Return the number of data-parallel ranks; the ranks of a ring or a tensor-parallel group count once."""
         shape = getattr(self.args, model)
         return shape.num_nodes * shape.num_gpus_per_node // self._copies
 
@@ -58,10 +57,10 @@ class GradedExperienceMaker(RemoteExperienceMaker):
     def _copies(self) -> int:
         return self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
 
-    # ── Whole groups on one rank, and as many forward passes on every rank ──
+    # ── Whole groups on one rank, and equally many forward passes on every rank ──
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Micro-batches in rank order; the rollouts of a prompt go to one rank, in every batching mode."""
+        """Return micro-batches in rank order; the rollouts of a prompt go to one rank, in every batching mode."""
         group_size = self.args.rollout.n_samples_per_prompt
         if len(rollout_samples) % group_size:
             raise ValueError(
@@ -78,11 +77,12 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         return [self._concat([rollout_samples[i] for i in batch]) for batch in self._schedule.micro_batches]
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """As upstream's, ready to be handed to the ranks: without broken rollouts, and with fillers where the rest does
-        not fill an optimizer step (`fillers`).
+        """Make the experience as upstream does, without broken rollouts and with fillers, ready for the ranks.
+
+        Fillers complete the last optimizer step (`fillers`).
 
         Raises:
-            NothingToTrainError: every rollout is broken; upstream's trainer would look at the first that is not.
+            NothingToTrainError: every rollout is broken; upstream's trainer would read the first of an empty list.
         """
         self.broken, self.gap = {}, None
         experiences = super().make_experience_batch(rollout_samples)
@@ -98,10 +98,15 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         return Experience.concat_experiences(samples, self.tokenizer.pad_token_id)
 
     def _dispatch_forward(self, group, sync_condition, once: Mapping[str, list] | None = None, **kwargs):
-        """Arguments have a value a micro-batch; those of `once` are for upstream's passes, not for those that fill."""
+        """Start the forward passes of a model group, fillers included.
+
+        Args:
+            once: arguments with a value per micro-batch, which a filler pass does not get.
+            kwargs: arguments with a value per micro-batch.
+        """
         slots = list(self._schedule.slots)
         ranks = len(group.actors) // self._copies
-        slots += [Slot(0, is_filler=True)] * (-len(slots) % ranks)  # of a model on another number of ranks
+        slots += [Slot(0, is_filler=True)] * (-len(slots) % ranks)  # this model may have another number of ranks
         given = {name: [values[slot.micro_batch] for slot in slots] for name, values in kwargs.items()}
         for name, values in (once or {}).items():
             given[name] = [None if slot.is_filler else values[slot.micro_batch] for slot in slots]
@@ -109,11 +114,11 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     def _flatten_results(self, refs, duplicate_factor) -> list:
         results = super()._flatten_results(refs, duplicate_factor)
-        if isinstance(refs, ray.ObjectRef):  # upstream's dummy for a model that is not there
+        if isinstance(refs, ray.ObjectRef):  # upstream's dummy for a missing model
             return results
         return [result for result, slot in zip(results, self._schedule.slots, strict=False) if not slot.is_filler]
 
-    # ── What is not finite ──
+    # ── Values that are not finite ──
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
@@ -126,19 +131,19 @@ class GradedExperienceMaker(RemoteExperienceMaker):
             return [tensor * experience.action_mask for tensor in tensors if tensor is not None]
 
         self._note_broken("log-prob or value not finite", experiences, masked)
-        for experience in experiences:  # an agent may end before the policy wrote: upstream's mean is of no token
+        for experience in experiences:  # an agent may end before the policy writes: a mean over no token
             silent = experience.action_mask.sum(1) == 0
             for name in ("kl", "logprobs_diff"):
                 experience.info[name] = experience.info[name].masked_fill(silent, 0.0)
         for experience in experiences if self.broken else ():
             lost = failed_rows(experience)[:, None]
-            for name in columns:  # sums over the batch shall not see them
+            for name in columns:  # keep them out of sums over the batch
                 if getattr(experience, name) is not None:
                     setattr(experience, name, getattr(experience, name).masked_fill(lost, 0.0))
         return experiences
 
     def _compare_log_probs(self, experiences: list[Experience]) -> None:
-        """Take the gap to the engines' log-probs, which go on to the update only where it corrects by them."""
+        """Measure the gap to the engines' log-probs; keep these only if the update corrects by them."""
         self.gap = measure(experiences)
         if self.gap is not None:
             self.judge_gap(self.gap, experiences, self)
@@ -148,14 +153,14 @@ class GradedExperienceMaker(RemoteExperienceMaker):
                 experience.rollout_log_probs = None
 
     def score(self, token_ids: list[int]) -> torch.Tensor:
-        """As `gap_watch.Policy`'s."""
+        """Implement `gap_watch.Policy.score`."""
         sequences = torch.tensor([token_ids])
         masks = {"action_mask": torch.ones_like(sequences)[:, 1:], "attention_mask": torch.ones_like(sequences)}
         refs = self.actor_model_group.async_run_method("forward", sequences=sequences, **masks)
         return ray.get(refs)[0][0]
 
     def gap_without_adapters(self, experiences: list[Experience]) -> Gap:
-        """As `gap_watch.Policy`'s, of all micro-batches of the step."""
+        """Implement `gap_watch.Policy.gap_without_adapters`, over all micro-batches of the step."""
         names = ("sequences", "action_mask", "attention_mask")
         slots = self._schedule.slots
         given = {name: [getattr(experiences[slot.micro_batch], name) for slot in slots] for name in names}
@@ -164,7 +169,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         return measure([replace(experience, action_log_probs=log_probs) for experience, log_probs in pairs])
 
     def _note_broken(self, reason: str, experiences: list[Experience], columns: Callable) -> None:
-        """Mark rows that have a value which is not finite in one of `columns` of their experience, (B, A) each."""
+        """Mark rows with a value that is not finite in one of the (B, A) tensors that `columns` returns."""
         for experience in experiences:
             finite = torch.stack([tensor.float().isfinite().all(1) for tensor in columns(experience)]).all(0)
             known = {i for indices in self.broken.values() for i in indices}
@@ -207,21 +212,24 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def get_cumulative_returns(self, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float) -> torch.Tensor:
-        """As upstream's (B, A), which loops over the tokens in Python; without a discount the same float32 sums, in the
-        same order, at once."""
+        """Return upstream's (B, A) returns; without a discount, without its Python loop over the tokens.
+
+        The float32 sums and their order are upstream's.
+        """
         if gamma != 1.0:
             return super().get_cumulative_returns(rewards, action_mask, gamma)
         masked = rewards if action_mask is None else action_mask * rewards
-        summed = np.add.accumulate(masked.float().flip(1).cpu().numpy(), axis=1)  # torch.cumsum's order is its own
+        # np.add, because torch.cumsum sums in another order.
+        summed = np.add.accumulate(masked.float().flip(1).cpu().numpy(), axis=1)
         return torch.from_numpy(summed).flip(1).to(rewards)
 
     def _with_group_baseline(self, experiences: list[Experience], order: torch.Tensor, failed: torch.Tensor) -> None:
-        """As upstream: the baseline, then a KL reward where there is one, and sums from each token on.
+        """Set advantages and returns as upstream: subtract the baseline, add any KL reward, sum from each token on.
 
-        Discounts are not for these estimators.
+        These estimators take no discount.
         """
         args, size = self.args, self.args.rollout.n_samples_per_prompt
-        if args.algo.advantage.gamma != 1.0:  # upstream's words, once
+        if args.algo.advantage.gamma != 1.0:  # upstream's message, logged once
             logger.warning(f"gamma is set to 1.0 for {self.advantage_estimator}")
             args.algo.advantage.gamma = 1.0
         rewards = _by_prompt(torch.cat([experience.rewards for experience in experiences]), order)
@@ -238,14 +246,14 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
 
 def failed_rows(experience: Experience) -> torch.Tensor:
-    """(B,) bool: only a placeholder is there."""
+    """Return (B,) bool: whether the reward is only a placeholder."""
     if FAILED in experience.info:
         return experience.info[FAILED].flatten().bool()
     return torch.zeros(len(experience.index), dtype=torch.bool)
 
 
 def _by_prompt(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Back from rank order to the order of prompts: `values[k]` belongs to rollout `order[k]`."""
+    """Sort values from rank order into prompt order: `values[k]` belongs to rollout `order[k]`."""
     sorted_values = torch.empty_like(values)
     sorted_values[order] = values
     return sorted_values

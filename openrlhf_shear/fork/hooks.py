@@ -1,11 +1,10 @@
-"""Every place where this fork puts its own value under a name of OpenRLHF, or of a package below it.
+"""List of all monkey patches: every name of OpenRLHF, or of a package below it, that this fork replaces.
 
-Nothing else sets a name of another package: whoever replaces one asks the `Patch` here to do it, and a place that
-upstream no longer has is an error there and then. `ON_OBJECTS` and `OPERATORS` only tell of places, because the code
-that sets them stands elsewhere; `tests/unit/test_contract.py` compares them with that code. What is overridden in a
-subclass, or only called, is in `contract.json`. `credit/` only listens to upstream's modules (`Actor`, `PolicyLoss`,
-the LM head), by torch's forward hooks, which go at the end of the pass or the update: `hidden_states`, `entropies`,
-`in_update`.
+No other file replaces a name of another package: code that needs to calls the `Patch` here. A place that upstream no
+longer has raises an error at once. `ON_OBJECTS` and `OPERATORS` only list places, which code elsewhere sets;
+`tests/unit/test_contract.py` compares them with that code. `contract.json` lists functions that are overridden in a
+subclass, or only called. `credit/` only observes upstream's modules (`Actor`, `PolicyLoss`, the LM head) by torch's
+forward hooks, which are removed after the pass or the update: `hidden_states`, `entropies`, `in_update`.
 """
 
 import importlib
@@ -16,18 +15,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Patch:
-    """One replaced name."""
+    """Replacement of an upstream name: its place, the new value in words, and the reason."""
 
     place: str  # "module:name" or "module:Class.name"; "module:mapping[key]" for an entry
-    by: str  # what stands there then
-    why: str  # what would go wrong, or be missing, without it
-    optional: bool = False  # upstream may have nothing there
+    by: str  # the new value
+    why: str  # what would be wrong or missing without the patch
+    optional: bool = False  # whether upstream may lack the place
 
     def put(self, value: object) -> None:
-        """Put `value` in the place, for as long as the process lives.
+        """Put `value` in the place, until the process ends.
 
         Raises:
-            RuntimeError: there is no such place.
+            RuntimeError: upstream has no such place.
         """
         owner, name = self._owner()
         there = name in owner if isinstance(owner, MutableMapping) else hasattr(owner, name)
@@ -39,13 +38,13 @@ class Patch:
             setattr(owner, name, value)
 
     def get(self) -> object:
-        """What stands there now."""
+        """Return the current value."""
         owner, name = self._owner()
         return owner[name] if isinstance(owner, MutableMapping) else getattr(owner, name)
 
     @contextmanager
     def held(self, value: object) -> Iterator[object]:
-        """Put `value` there for a while; yields what stood there before, and puts it back."""
+        """Put `value` in the place inside the context; yield the former value, and restore it at the end."""
         before = self.get()
         self.put(value)
         try:
@@ -58,12 +57,12 @@ class Patch:
         path, _, key = path.removesuffix("]").partition("[")
         *owners, name = path.split(".")
         owner: object = importlib.import_module(module)
-        for one in owners:
-            owner = getattr(owner, one)
+        for part in owners:
+            owner = getattr(owner, part)
         return (getattr(owner, name), key) if key else (owner, name)
 
 
-# ── Before OpenRLHF's main imports them: its classes (launch.install_hooks) ──
+# ── OpenRLHF's classes, replaced before its main imports them (launch.install_hooks) ──
 
 POLICY = Patch(
     "openrlhf.trainer.ray.ppo_actor:PolicyModelActor",
@@ -78,27 +77,27 @@ ACTOR_GROUP = Patch(
 TRAINER = Patch(
     "openrlhf.trainer.ppo_trainer:PPOTrainer",
     "trainer.ShearTrainer",
-    "the experience maker that weighs, the ledger, benchmarks during training, rollouts written to disk",
+    "adds the experience maker with credit, the ledger, benchmarks during training, rollouts written to disk",
 )
 ASYNC_TRAINER = Patch(
     "openrlhf.trainer.ppo_trainer_async:PPOTrainerAsync",
     "trainer.ShearTrainer",
-    "upstream's knows no ledger, and of a run that is killed it loses what is queued; this one is the same trainer",
+    "upstream's has no ledger, and loses queued rollouts when a run is killed; ours is the synchronous trainer too",
 )
 ENGINE = Patch(
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
     "engine.RewardRolloutActor",
-    "rewards are graded outside the engine's process, and one that fails costs its rollout alone",
+    "rewards are graded outside the engine's process, and a failed reward costs only its rollout",
 )
 STRATEGY = Patch(
     "openrlhf.utils.deepspeed:DeepspeedStrategy",
     "strategy.ShearStrategy",
-    "ZeRO-3 loads rotary frequencies in bfloat16, and old checkpoints go before the new one is written",
+    "ZeRO-3 loads rotary frequencies in bfloat16, and upstream deletes old checkpoints before it writes the new one",
 )
 CRITIC = Patch(
     "openrlhf.trainer.ray.ppo_critic:CriticModelActor",
     "critic.ShearCriticActor",
-    "a resumed run shuffles as the run before, and fillers count in no mean",
+    "a resumed run shuffles as the first run would have, and means leave out fillers",
 )
 
 # ── In a rollout engine's actor, and in vLLM's core below it (engine_process) ──
@@ -106,89 +105,89 @@ CRITIC = Patch(
 ENGINE_CORE = Patch(
     "vllm.v1.engine.core:EngineCoreProc.run_engine_core",
     "engine_process.run_engine_core",
-    "vLLM's core outlives a killed actor, and keeps the GPU's memory",
+    "vLLM's core outlives a killed actor and keeps the GPU's memory",
 )
 
 # ── In every process of a Ray that a run starts, and in vLLM's core (loopback) ──
 
 STORE = Patch(
     "torch.distributed.rendezvous:_create_c10d_store",
-    "loopback.keep_stores_there: the same, listening on loopback where it is asked for there",
-    "torch's listens on every address, and asks nobody who he is",
+    "loopback.keep_stores_there: the same, but a store for loopback listens there alone",
+    "torch's stores listen on every address, without authentication",
 )
 
-# ── For a while ──
+# ── Temporary patches ──
 
 NODE_ADDRESS = Patch(
     "ray._private.services:resolve_ip_for_localhost",
     "own_ray.start: the address that was asked for",
-    "Ray makes this machine's address on the network of 127.0.0.1, and then listens on every address",
+    "Ray turns 127.0.0.1 into this machine's network address, and then listens on every address",
 )
 
 PARSER = Patch(
     "argparse:ArgumentParser",
-    "launch.run_main: a parser that has parsed",
-    "OpenRLHF's main parses under `if __name__`, and knows no flag of the fork",
+    "launch.run_main: a parser that returns parsed arguments",
+    "OpenRLHF's main parses under `if __name__`, without the fork's flags",
 )
 DATA = Patch(
     "openrlhf.trainer.ppo_trainer:prepare_datasets",
     "prompt_data.prepare_datasets",
-    "upstream's gives labels other types than the file, takes <image> from a text model's prompt, and knows no BOS",
+    "upstream's changes the types of labels, drops <image> from a text model's prompt, and does not handle BOS",
 )
 WANDB = Patch(
     "openrlhf.trainer.ppo_trainer:WandbLogger",
     "tracking: curves.Curves of it",
-    "a network or a service that fails ends the run",
+    "upstream's ends the run when the network or the service fails",
 )
 TENSORBOARD = Patch(
     "openrlhf.trainer.ppo_trainer:TensorboardLogger",
     "tracking: curves.Curves of it",
-    "a disk that is full ends the run",
+    "upstream's ends the run when the disk is full",
 )
 LENGTH_PENALTIES = Patch(
     "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",
     "graded_experience: nothing is done",
-    "shaping.shape_rewards has done it, for lengths without a tool's words, and by what the prompt leaves of max_len",
+    "shaping.shape_rewards has applied them, to lengths without tool output, with the room that the prompt leaves",
 )
 TOKEN_REWARDS = Patch(
     "openrlhf.trainer.ppo_utils.experience_maker:compute_reward",
     "shaping.token_rewards",
-    "upstream clips what a baseline leaves of rewards, and adds the KL of the prompt's tokens to the return",
+    "upstream clips rewards after the baseline, and adds the KL of the prompt's tokens to the return",
 )
 GATHERED = Patch(
     "deepspeed.runtime.zero:GatheredParameters",
     "lora.merged: the same, where a base weight comes with its adapters in it",
-    "vLLM and saved models take merged weights, and upstream reads each one in there",
+    "vLLM and saved models need merged weights, and upstream reads each weight inside this context",
 )
 
-# ── Attributes that a subclass of ours sets anew after upstream's constructor, and a method of one object ──
+# ── Attributes that a subclass of ours replaces after upstream's constructor, and a method of an object ──
 
-_OWN_CLASS = "upstream's constructor names its own class"
-_REWARDS = "upstream asks for a reward where one of them is set"
+_OWN_CLASS = "upstream's constructor names upstream's class"
+_REWARDS = "upstream requests a reward only if this or its sibling is set"
 _TRAINER = "openrlhf.trainer.ppo_trainer:PPOTrainer()"
 ON_OBJECTS = (
     Patch(f"{_TRAINER}.experience_maker", "trainer: CreditExperienceMaker or GradedExperienceMaker", _OWN_CLASS),
     Patch(f"{_TRAINER}.samples_generator", "trainer: LedgerSamplesGenerator", _OWN_CLASS),
     Patch(
         f"{_TRAINER}.eval_dataloader",
-        "trainer: a line that says there is none, with --eval.suite alone",
-        "upstream evaluates only if there are evaluation prompts",
+        "trainer: a placeholder without prompts, with --eval.suite alone",
+        "upstream evaluates only with an evaluation data loader",
     ),
     Patch(
         f"{_TRAINER}.prompts_dataloader",
-        "trainer: the same, in an order that the seed decides",
-        "upstream's order is seeded by nothing",
+        "trainer: the same, in an order that the seed determines",
+        "upstream's order has no seed",
     ),
     Patch(
         f"{_TRAINER}.max_steps",
-        "trainer: with the last, smaller batch of an episode",
-        "upstream's schedule of the learning rate ends too early",
+        "trainer: the number of steps, with the last, smaller batch of an episode",
+        "upstream's learning-rate schedule ends too early",
     ),
     Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
     Patch(
         "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm",
-        "engine: Watched, which holds it",
-        "a call that awaits a dead core never returns, and requests start in the order of their arrival",
+        "engine: Watched, which wraps it",
+        "a call to a dead core never returns, and requests start in the order of their arrival",
     ),
     Patch(
         "openrlhf.utils.agent:SingleTurnAgentExecutor().reward_endpoints",
@@ -202,45 +201,45 @@ ON_OBJECTS = (
     ),
     Patch(
         "openrlhf.utils.logging_utils:TensorboardLogger().writer",
-        "tracking: a writer that hides the steps which a resumed run does again",
+        "tracking: a writer that hides the steps that a resumed run repeats",
         "upstream's writer shows the steps of both attempts",
     ),
     Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
         "update: the same, watched, during an update",
-        "with dynamic batches DeepSpeed must be told where an optimizer step ends; the ledger counts what was applied",
+        "with dynamic batches DeepSpeed must know where an optimizer step ends; the ledger counts applied steps",
     ),
     Patch(
         "peft:PeftModel().named_parameters",
-        "lora.merged: those of the model without adapters, for a while",
-        "upstream sends vLLM the names that are there, and it knows none of PEFT's",
+        "lora.merged: the names of the model without adapters, temporarily",
+        "upstream sends vLLM the model's parameter names, and vLLM refuses PEFT's names",
     ),
     Patch(
         "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step",
         "update: the same, watched, during an update",
-        "as the actor's",
+        "the same as for the actor",
     ),
 )
 
 # ── On CPUs without instructions for bfloat16 (kernels.bfloat16) ──
 
-_SLOW = "torch takes some ten times as long for bfloat16 there as for float32"
+_SLOW = "without such instructions torch takes some ten times as long for bfloat16 as for float32"
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 OPERATORS = tuple(
     Patch(f"torch:ops.aten.{name}", "kernels.bfloat16: the same, computed in float32 and rounded", _SLOW)
     for name in (*("mm", "addmm", "bmm", "baddbmm"), _ATTENTION, f"{_ATTENTION}_backward")
 )
 
-# ── On a machine without CUDA only (cpu_backend.install in every process, CpuStrategy) ──
+# ── Only on a machine without CUDA (cpu_backend.install in every process, CpuStrategy) ──
 
-_NO_CUDA = "OpenRLHF calls it without asking whether there is CUDA"
+_NO_CUDA = "OpenRLHF calls it without checking for CUDA"
 CUDA_DEVICE = Patch("torch.cuda:current_device", 'the device "cpu"', _NO_CUDA)
 CUDA_CALLS = tuple(
-    Patch(f"torch.cuda:{name}", "nothing is done", _NO_CUDA)
+    Patch(f"torch.cuda:{name}", "does nothing", _NO_CUDA)
     for name in ("set_device", "synchronize", "empty_cache", "current_stream")
 )
 DEVICE_MESH = tuple(
-    Patch(f"{module}:init_device_mesh", "the same, over gloo", 'OpenRLHF asks for a mesh of "cuda"')
+    Patch(f"{module}:init_device_mesh", "the same, over gloo", 'OpenRLHF requests a mesh of "cuda"')
     for module in ("torch.distributed.device_mesh", "torch.distributed")
 )
 FLASH_ATTN = {
@@ -248,24 +247,27 @@ FLASH_ATTN = {
     for name in ("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed")
 }
 RING_FLASH_ATTN = Patch(
-    "sys:modules[ring_flash_attn]", "ring_flash_attn_stand_in", "as flash_attn, for ring attention", optional=True
+    "sys:modules[ring_flash_attn]",
+    "ring_flash_attn_stand_in",
+    "OpenRLHF imports it for ring attention, and it needs CUDA",
+    optional=True,
 )
 RING_ATTENTION = Patch(
     "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS[sdpa]",
-    "ring_flash_attn_stand_in: the same, of all ranks' keys and values",
-    "on the CPU it runs in flash attention's place, which ring_flash_attn replaces",
+    "ring_flash_attn_stand_in: the same, over all ranks' keys and values",
+    "on the CPU it runs instead of flash attention, which ring_flash_attn would replace",
 )
 SHM_OP = Patch(
     "deepspeed.ops:__compatible_ops__[deepspeed_shm_comm]",
     "False",
-    "an all-reduce for tensor-parallel inference: never used here, and its build needs the Python headers",
+    "an all-reduce for tensor-parallel inference, which is never used here; its build needs the Python headers",
     optional=True,
 )
 COLLECTIVES = tuple(
     Patch(
         f"deepspeed.comm.torch:TorchBackend.{name}",
         "the same, finished when it returns",
-        "DeepSpeed waits for the last of several; gloo runs them on several threads: NaN weights under ZeRO-3",
+        "DeepSpeed waits only for the last of several; gloo uses several threads, so ZeRO-3 weights become NaN",
     )
     for name in (
         *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"),
@@ -275,11 +277,11 @@ COLLECTIVES = tuple(
 ALL_GATHER_COALESCED = Patch(
     "deepspeed.comm.torch:TorchBackend.all_gather_coalesced",
     "one all_gather_into_tensor after the other",
-    "upstream's gathers past the calls above, and waits for the last alone",
+    "upstream's bypasses the calls above, and waits for the last alone",
 )
 
 
 def patches() -> list[Patch]:
-    """All of them."""
+    """Return all patches of this file."""
     alone = [value for value in globals().values() if isinstance(value, Patch)]
     return [*alone, *ON_OBJECTS, *OPERATORS, *CUDA_CALLS, *DEVICE_MESH, *FLASH_ATTN.values(), *COLLECTIVES]

@@ -1,4 +1,4 @@
-"""From parsed arguments to a running job: choose the device, connect to Ray, hook OpenRLHF, run its main."""
+"""Launch of a job from parsed arguments: choose the device, connect to Ray, hook OpenRLHF, run its main."""
 
 import argparse
 import os
@@ -18,21 +18,21 @@ from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 
-_ENGINE_RESTARTS = 64  # of an engine, in a run
-_ENGINE_CALLS = 100_000  # at once: a batch waits in vLLM until it is whole (`RewardRolloutActor.hold`), not in Ray
+_ENGINE_RESTARTS = 64  # per engine and run
+_ENGINE_CALLS = 100_000  # at once: an incomplete batch waits in vLLM (`RewardRolloutActor.hold`), not in Ray
 
 
 def launch(args: argparse.Namespace) -> None:
-    """Train.
+    """Run a training job to its end.
 
     Args:
         args: the flat namespace of `openrlhf_shear.cli.train_ppo_ray.parse`, with dotted names as OpenRLHF's parser
             gives them and `credit` a `CreditSpec` or None.
 
     Raises:
-        ValueError: the backend that was asked for does not run on the device, ring attention lacks its package, or the
-            process reward model's tokenizer does not know its format.
-        RunEndedError: the run ended on purpose, or was refused, as the Ray cluster has too few (logical) GPUs.
+        ValueError: the requested backend does not run on the device, ring attention lacks its package, or the process
+            reward model's tokenizer does not know its format.
+        RunEndedError: the run ended on purpose, or was refused because the Ray cluster has too few (logical) GPUs.
     """
     options = vars(args)
     on_cpu = cluster.uses_cpu(options["device"])
@@ -55,24 +55,23 @@ def launch(args: argparse.Namespace) -> None:
 
 
 def connect(device: str, gpus: int) -> None:
-    """Join or start Ray, if that is not done, for what is not training: OpenRLHF's classes are hooked, and actors may
-    be made.
+    """Join or start Ray, unless this process has, and hook OpenRLHF's classes, for jobs other than training.
 
     Args:
-        gpus: how many will be asked for, logical ones on a CPU machine.
+        gpus: the number of GPUs that the job needs; logical GPUs on a CPU machine.
 
     Raises:
-        RefusedError: the Ray cluster has too few.
+        RefusedError: the Ray cluster has too few GPUs.
     """
     install_hooks(_join(cluster.uses_cpu(device), gpus))
 
 
 def _join(on_cpu: bool, gpus: int, patience: float = 0.0) -> dict[hooks.Patch, type]:
-    """Join or start Ray; the classes that the device puts in front of the fork's."""
+    """Join or start Ray; return the mixins that the device needs."""
     if not on_cpu:
         cluster.join(gpus, patience)
         return {}
-    from openrlhf_shear.fork import cpu_backend  # on CUDA nothing of it is loaded
+    from openrlhf_shear.fork import cpu_backend  # late: never loaded on CUDA
 
     cpu_backend.install()
     environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
@@ -81,7 +80,7 @@ def _join(on_cpu: bool, gpus: int, patience: float = 0.0) -> dict[hooks.Patch, t
 
 
 def reward_settings(options: dict) -> RewardSettings | None:
-    """Of what grades rollouts; None where rewards come from a model or from an agent."""
+    """Return the settings of the grader; None if rewards come from a model or an agent."""
     reward = options["reward.remote_url"]
     if not reward or options["train.agent_func_path"]:
         return None
@@ -91,7 +90,7 @@ def reward_settings(options: dict) -> RewardSettings | None:
 
 
 def _log_probs_mode(options: dict) -> str | None:
-    """What engines are asked for (`engine_gap.log_probs_mode`); None for nothing."""
+    """Return vLLM's mode for the engines' log-probs (`engine_gap.log_probs_mode`); None for no log-probs."""
     from openrlhf_shear.fork.engine_gap import log_probs_mode  # late, as in install_hooks
 
     if options["vllm.no_logprobs"]:
@@ -105,11 +104,11 @@ def install_hooks(
     """Put the fork's classes where OpenRLHF's main will look for its own.
 
     Args:
-        mixins: by what they change, classes to put in front of the fork's, from the CPU backend; empty on CUDA.
-        reward: as `reward_settings`.
-        log_probs_mode: vLLM's, of the log-probs that engines are asked for.
+        mixins: classes of the CPU backend to put in front of the fork's, by the patch they change; empty on CUDA.
+        reward: the result of `reward_settings`.
+        log_probs_mode: vLLM's mode for the engines' log-probs.
     """
-    # Late: what these import of OpenRLHF needs its stand-ins on a CPU machine.
+    # Late: on a CPU machine, their imports of OpenRLHF need the stand-ins.
     from openrlhf_shear.fork.actor import ShearPolicyActor
     from openrlhf_shear.fork.critic import ShearCriticActor
     from openrlhf_shear.fork.engine import RewardRolloutActor
@@ -131,16 +130,16 @@ def install_hooks(
     for patch in (hooks.TRAINER, hooks.ASYNC_TRAINER):
         patch.put(followed)
     hooks.ACTOR_GROUP.put(ShearActorGroup)
-    # The handle stays good; who calls is told of a call that was under way, and tries again (engines.Engines).
+    # The handle survives a restart. Calls in flight fail, and the caller retries (engines.Engines).
     often = {"max_restarts": _ENGINE_RESTARTS, "max_concurrency": _ENGINE_CALLS}
     hooks.ENGINE.put(ray.remote(**often)(mixed(hooks.ENGINE, engine)))
     hooks.STRATEGY.put(mixed(hooks.STRATEGY, ShearStrategy))
 
 
 def run_main(args: argparse.Namespace) -> None:
-    """Run OpenRLHF's `train_ppo_ray` as a program whose parser has `args` already.
+    """Run OpenRLHF's `train_ppo_ray` as a program whose parser returns `args`.
 
-    Its own validation, and everything after it, is upstream's. `argparse` is itself again once the arguments are out.
+    Upstream's validation and everything after it runs unchanged. `argparse` is restored once the arguments are read.
 
     Raises:
         RunEndedError: the run ended on purpose (`outcome`).

@@ -1,4 +1,4 @@
-"""Torch's stores, where workers of a job meet and which ask for no token: on loopback where the job has one node."""
+"""Patch that keeps torch's stores on loopback when a job has one node, because they require no token."""
 
 import socket
 
@@ -9,7 +9,7 @@ WORKER_SETUP_HOOK = "openrlhf_shear.fork.loopback.keep_stores_there"
 
 
 def keep_stores_there() -> None:
-    """Have torch's stores at 127.0.0.1 listen there alone, in this process; those of several nodes stay as they are."""
+    """Make torch's stores at 127.0.0.1 listen there alone, in this process; stores for several nodes do not change."""
     upstream = getattr(hooks.STORE.get(), "__wrapped__", hooks.STORE.get())
 
     def create(hostname, port, rank, world_size, timeout, use_libuv=True):
@@ -19,7 +19,7 @@ def keep_stores_there() -> None:
             return upstream(hostname, port, rank, world_size, timeout, use_libuv)
         try:
             listening = socket.create_server((hostname, port))
-        except OSError:  # taken: upstream shares a store of this process, and says it of another process
+        except OSError:  # port taken: upstream shares a store of this process, and reports another process
             return upstream(hostname, port, rank, world_size, timeout, use_libuv)
         options = {"is_master": True, "timeout": timeout, "multi_tenant": True, "use_libuv": True}
         return TCPStore(hostname, port, world_size, master_listen_fd=listening.detach(), **options)

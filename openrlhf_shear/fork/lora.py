@@ -1,9 +1,9 @@
-"""LoRA: adapters are merged on the way out, to the engines and into saved models, which know nothing of them.
+"""Merge of LoRA adapters into the weights that go to the engines and into saved models.
 
-OpenRLHF trains B and A of W x + s B A x beside a frozen W, and would send vLLM what PEFT calls them
-(`base_model.model. ... .q_proj.base_layer.weight`, `.q_proj.lora_A.default.weight`), which vLLM refuses. Here W + s B A
-goes as `... .q_proj.weight`, and no adapter by itself. The sum is made in float32, rounded once, beside W: a W that is
-added to and subtracted from in bfloat16 would not be the W of before.
+OpenRLHF trains B and A of W x + s B A x beside a frozen W. It would send vLLM PEFT's names, which vLLM refuses
+(`base_model.model. ... .q_proj.base_layer.weight`, `.q_proj.lora_A.default.weight`). Here W + s B A is sent as
+`... .q_proj.weight`, and no adapter separately. The sum is a new tensor, computed in float32 and rounded once: adding
+to W and subtracting again in bfloat16 would not restore W.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,12 +17,16 @@ from peft.tuners.lora import Linear, LoraLayer
 from openrlhf_shear.fork import hooks
 from openrlhf_shear.fork.outcome import RefusedError
 
-ADAPTER = "adapter"  # the folder of the adapters alone, in that of a saved model
-_WRAPPED = ".base_layer."  # PEFT's, in the name of a base weight
+ADAPTER = "adapter"  # subfolder of a saved model with the adapters alone
+_WRAPPED = ".base_layer."  # part that PEFT inserts into the name of a base weight
 
 
 def refuse_unmergeable(model: torch.nn.Module) -> None:
-    """Raises RefusedError: the model has adapters that are no matrices beside a matrix of their own."""
+    """Check that every adapter can be merged into a weight that no other layer shares.
+
+    Raises:
+        RefusedError: an adapter is not on a linear layer, or its weight is tied to another.
+    """
     tied = _tied(model)
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer):
@@ -33,22 +37,23 @@ def refuse_unmergeable(model: torch.nn.Module) -> None:
             why = "shares its weights with another layer, which would change with it in vLLM but not in training"
         else:
             continue
-        raise RefusedError(f"--ds.lora.target_modules: {name} {why}; name others, or leave the flag out (all-linear)")
+        raise RefusedError(f"--ds.lora.target_modules: {name} {why}; name other modules, or omit the flag (all-linear)")
 
 
 def _tied(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that have several names."""
+    """Return the parameters that have several names."""
     seen: set[torch.nn.Parameter] = set()
-    return {one for _, one in model.named_parameters(remove_duplicate=False) if one in seen or seen.add(one)}
+    parameters = (parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+    return {parameter for parameter in parameters if parameter in seen or seen.add(parameter)}
 
 
 @contextmanager
 def merged(model: torch.nn.Module) -> Iterator[None]:
-    """While open, a model with adapters looks like the one without that does the same, for those who go through its
-    `named_parameters` and read each one in `deepspeed.zero.GatheredParameters`: upstream's ways to vLLM, and `whole`.
+    """Make a model with adapters look like the equivalent model without them, inside the context.
 
-    In there the `data` of a base weight is a new tensor, the merged one; under ZeRO-3 adapters are gathered with it.
-    A model without adapters is left alone.
+    This works for code that loops over `named_parameters` and reads each parameter in
+    `deepspeed.zero.GatheredParameters`: upstream's ways to vLLM, and `whole`. There, the `data` of a base weight is a
+    new, merged tensor; under ZeRO-3 its adapters are gathered with it. A model without adapters does not change.
     """
     if not isinstance(model, PeftModel):
         yield
@@ -56,7 +61,7 @@ def merged(model: torch.nn.Module) -> Iterator[None]:
     base = model.get_base_model()
     layers = {layer.get_base_layer().weight: layer for layer in base.modules() if isinstance(layer, LoraLayer)}
     known = {parameter for layer in layers.values() for parameter in layer.parameters()}
-    adapters = known - {one for layer in layers.values() for one in layer.get_base_layer().parameters()}
+    adapters = known - {weight for layer in layers.values() for weight in layer.get_base_layer().parameters()}
 
     def named_parameters(remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for name, parameter in base.named_parameters(remove_duplicate=remove_duplicate):
@@ -67,7 +72,7 @@ def merged(model: torch.nn.Module) -> Iterator[None]:
     def gathered(parameters: list[torch.nn.Parameter], **options) -> Iterator[None]:
         adapted = [layers[parameter] for parameter in parameters if parameter in layers]
         with ExitStack() as stack:
-            needed = [*parameters, *(one for layer in adapted for one in layer.parameters())]
+            needed = [*parameters, *(parameter for layer in adapted for parameter in layer.parameters())]
             stack.enter_context(upstream(needed, **options))
             for layer in adapted:
                 stack.enter_context(_in_place(layer))
@@ -93,7 +98,7 @@ def _in_place(layer: Linear) -> Iterator[None]:
 
 @torch.no_grad()
 def merged_weight(layer: Linear) -> torch.Tensor:
-    """W + s B A, with the shape and dtype of W; s is alpha / r, or PEFT's other choices."""
+    """Return W + s B A, with the shape and dtype of W; s is alpha / r, or another choice of PEFT."""
     weight = layer.get_base_layer().weight.data
     total = weight.float()
     for name in layer.active_adapters:
@@ -109,11 +114,12 @@ def whole(
     gathered: Callable[[torch.nn.Parameter], AbstractContextManager],
     remove_duplicate: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Copies of a model's parameters on the CPU of rank 0, none elsewhere; every rank calls this.
+    """Return copies of a model's parameters, by name, on the CPU of rank 0, and none elsewhere; every rank calls this.
 
     Args:
-        gathered: within what it makes, a parameter is not shared out over ranks.
-        remove_duplicate: tied weights once, by the first of their names.
+        model: the model.
+        gathered: makes a context in which a parameter is gathered from all ranks.
+        remove_duplicate: whether tied weights appear once, under the first of their names.
     """
     copies = {}
     for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
@@ -124,12 +130,12 @@ def whole(
 
 
 def gathering(sharded: bool) -> Callable[[torch.nn.Parameter], AbstractContextManager]:
-    """For `whole`; `sharded`: under ZeRO-3."""
+    """Return the `gathered` argument of `whole`; `sharded` is whether the model is under ZeRO-3."""
     return lambda parameter: deepspeed.zero.GatheredParameters([parameter], enabled=sharded)
 
 
 def save_merged(model: PeftModel, folder: str, sharded: bool) -> None:
-    """Write the model without adapters that does the same, as Hugging Face's; every rank calls this."""
+    """Save the equivalent model without adapters in Hugging Face's format; every rank calls this."""
     with merged(model):
         weights = whole(model, gathering(sharded))
     if _is_first_rank():

@@ -1,4 +1,4 @@
-"""The GPUs that a run could have, known before Ray is up."""
+"""Number of GPUs that a run could use, found before Ray starts."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 from openrlhf_shear.preflight.doctor import gpu
 
-_UPSTREAM = 8  # GPUs of a node that nobody has seen, as OpenRLHF has it
+_UPSTREAM = 8  # GPUs assumed on an unseen node, as in OpenRLHF
 _ASK = """
 import json, ray
 ray.init(log_to_driver=False, logging_level="ERROR")
@@ -17,8 +17,10 @@ print(json.dumps([count for count in gpus if count]))
 
 
 def shape(device: str, device_memory: float) -> tuple[int, int, bool]:
-    """Nodes, GPUs of each, and whether these are logical ones of a CPU machine; of the cluster at RAY_ADDRESS, else of
-    this machine. What plans for GPUs that are elsewhere (`--device_memory`) gets a node of 8.
+    """Return the number of nodes, the GPUs per node, and whether they are logical GPUs of a CPU machine.
+
+    They are those of the cluster at RAY_ADDRESS, else of this machine. A plan for GPUs elsewhere (`--device_memory`)
+    gets a node with 8 GPUs.
     """
     if os.environ.get("RAY_ADDRESS", "local") != "local":
         asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)

@@ -1,14 +1,14 @@
-"""What an update reports: means over everything that it trained on, whichever way that was cut into micro-batches.
+"""Metrics of an update: means over all its rollouts, however they were cut into micro-batches.
 
-OpenRLHF weighs the loss of a micro-batch by its tokens although it is divided by the tokens of the whole optimizer step
-already; with uneven responses the number shown is not the loss that is optimised. Here every metric is a sum over
-micro-batches and ranks, divided once, at the end:
+OpenRLHF divides the loss of a micro-batch by the tokens of the whole optimizer step, and then weighs it by the
+micro-batch's tokens again. With uneven responses the reported number is not the optimised loss. Here every metric is a
+sum over micro-batches and ranks, divided once, at the end:
 
 - a loss (`policy_loss`, `entropy_loss`, `critic_loss`, `kl` with --algo.kl.use_loss) is a sum over its units, tokens
-  or sequences, divided by their number. Over one optimizer step this is the value that was optimised, over several
-  their mean, weighted by units.
-- a mean over tokens (`ppo_kl`, `ppo_clip_ratio`, ...) is weighted by tokens, one over rollouts by rollouts. Fillers
-  have no tokens and are no rollouts.
+  or sequences, divided by their number. Over one optimizer step this is the optimised value. Over several it is their
+  mean, weighted by units.
+- a mean over tokens (`ppo_kl`, `ppo_clip_ratio`, ...) is weighted by tokens, a mean over rollouts by rollouts. Fillers
+  have no tokens and do not count as rollouts.
 """
 
 from collections import defaultdict
@@ -17,25 +17,25 @@ import torch
 
 
 class Meter:
-    """Sums of one update on this rank; `means` joins the ranks."""
+    """Accumulator of an update's metrics on this rank; `means` joins the ranks."""
 
     def __init__(self):
         self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     def add(self, name: str, value: float, weight: float) -> None:
-        """Count the mean `value` of something of this `weight`; without weight the value does not matter."""
+        """Add a mean `value` with its `weight`; a value of weight 0 is ignored."""
         if weight:
             total = self._sums[name]
             total[0] += float(value) * weight
             total[1] += weight
 
     def add_loss(self, name: str, loss: float, mask: torch.Tensor, norm: dict, by_token: bool = True) -> None:
-        """Count the loss of a micro-batch that OpenRLHF's `aggregate_loss` made.
+        """Add a micro-batch's loss from OpenRLHF's `aggregate_loss`.
 
         Args:
-            mask: (B, A) of its action tokens.
+            mask: (B, A), its action tokens.
             norm: `aggregate_loss`' `dp_size`, `batch_num_tokens` and `global_batch_size`.
-            by_token: whether it is a mean over tokens; else over sequences of means over their tokens.
+            by_token: whether the loss is a mean over tokens; otherwise it is a mean over sequences of token means.
         """
         units = mask.sum() if by_token else mask.any(-1).sum()
         whole = norm["batch_num_tokens"] if by_token else norm["global_batch_size"]
@@ -43,7 +43,7 @@ class Meter:
             self.add(name, float(loss) * float(whole) / norm["dp_size"] / units, units)
 
     def means(self) -> dict[str, float]:
-        """Every metric over all ranks; every rank calls this."""
+        """Return every metric over all ranks; every rank calls this."""
         ranks = [dict(self._sums)]
         if torch.distributed.is_initialized():
             ranks = [{} for _ in range(torch.distributed.get_world_size())]

@@ -1,4 +1,4 @@
-"""What seeds decide: the order of prompts, and the seed of everything else that is drawn, by where it stands."""
+"""Order of prompts, and the seeds of all other random draws, derived from --train.seed and the place in the run."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,21 +8,22 @@ from torch.utils.data import Sampler
 
 
 def seed_of(*place: object) -> int:
-    """A seed (63 bits) for one place of a run, such as (--train.seed, episode, prompt, sample): a resumed run draws
-    what the run before would have drawn, without keeping any generator's state.
+    """Return a seed (63 bits) for a place in the run, such as (--train.seed, episode, prompt, sample).
+
+    A resumed run therefore draws what the first run would have drawn, without any saved generator state.
     """
     return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:8], "big") >> 1
 
 
 class PromptOrder(Sampler):
-    """The prompts of an episode, each once, in an order that only the seed and the episode decide."""
+    """Sampler of an episode's prompts, each once, in an order that only the seed and the episode decide."""
 
     def __init__(self, size: int, seed: int):
         self._size, self._seed = size, seed
         self.start_at(0, 0)
 
     def start_at(self, episode: int, consumed: int) -> None:
-        """The next iteration gives the episode's prompts after the first `consumed`."""
+        """Make the next iteration return the episode's prompts after the first `consumed`."""
         self.episode, self.consumed = episode, consumed
 
     def __len__(self) -> int:

@@ -1,51 +1,54 @@
-"""How a run ends when it does not end well, and the exit code that says so.
+"""Exit codes of a run, and the errors that end it on purpose.
 
-0   finished, or there was nothing left to do      1   anything else: worth another attempt
-2   refused at start                               3   rewards that leave nothing to train on
-4   values that are not finite                     5   engines sample from another policy than the trained one
-75  asked to stop, and saved: start it again to go on
+- 0: finished, or nothing was left to do
+- 1: anything else; worth another attempt
+- 2: refused at the start
+- 3: the rewards left nothing to train on
+- 4: values that are not finite
+- 5: the engines sample from a policy other than the trained one
+- 75: stopped by a signal, and saved; resume it
 """
 
 ERROR, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED = 1, 2, 3, 4, 5, 75
 
 
 class RunEndedError(RuntimeError):
-    """Ends a run on purpose; its message is all that there is to say, without a traceback."""
+    """Error that ends a run on purpose; its message is shown without a traceback."""
 
     code = ERROR
 
 
 class RefusedError(RunEndedError):
-    """It cannot work like this, seen before anything was loaded."""
+    """Refusal of a run that cannot work as configured, raised before training."""
 
     code = REFUSED
 
 
 class RewardsLostError(RunEndedError):
-    """Too many rewards failed, for too many steps, or no rollout of the run was trained on."""
+    """End of a run because too many rewards failed for too many steps, or because it trained on no rollout."""
 
     code = REWARDS
 
 
 class NotFiniteError(RunEndedError):
-    """Something is NaN or infinite that training cannot go on with."""
+    """End of a run because of a NaN or infinite value that stops training."""
 
     code = NOT_FINITE
 
 
 class EngineGapError(RunEndedError):
-    """Rollouts are drawn from another policy than the one that is trained."""
+    """End of a run because the engines sample from a policy other than the trained one."""
 
     code = ENGINE_GAP
 
 
 class GradientLostError(RunEndedError):
-    """An optimizer step lacks the gradient of a micro-batch; as an update repeats it, this ends the run at once."""
+    """End of a run because an optimizer step lacks the gradient of a micro-batch; every update would repeat this."""
 
     code = REFUSED
 
 
 class StoppedError(RunEndedError):
-    """A signal asked for it."""
+    """End of a run because a signal asked it to stop."""
 
     code = STOPPED

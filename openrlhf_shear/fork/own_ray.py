@@ -1,4 +1,4 @@
-"""The Ray that a run starts: on loopback, and for who has the run's token. docs/security.md lists the ports."""
+"""Private Ray of a run: listens on loopback, and requires the run's token. docs/security.md lists the ports."""
 
 import atexit
 import os
@@ -16,14 +16,14 @@ from openrlhf_shear.fork.story import say
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _TOKEN_PREFIX = "shear-ray-token-"
-SETTINGS = {  # defaults: what the user has set stays
-    # How long agents look for a head that is gone; by default they outlive a driver that was killed by a minute.
+SETTINGS = {  # defaults: the user's own settings win
+    # How long agents search for a missing head; by default they outlive a killed driver by a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
-    # How long a raylet waits for its agent, before it ends and the driver without a word; by default 30 s, which a cold
-    # start on a busy machine can take.
+    # How long a raylet waits for its agent before raylet and driver exit silently. The default is 30 s; a cold start on
+    # a busy machine can take that long.
     "RAY_agent_register_timeout_ms": "600000",
-    # Ray makes this machine's address on the network of 127.0.0.1, also in its agent, which ends the run when it cannot
-    # connect there to hand on a job. With this, as by default on a Mac, it leaves 127.0.0.1 alone.
+    # Ray turns 127.0.0.1 into this machine's network address, also in its agent. The agent ends the run if it cannot
+    # connect there to submit a job. With this setting, the default on a Mac, Ray keeps 127.0.0.1.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "VLLM_HOST_IP": LOOPBACK,
     "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -32,7 +32,7 @@ SETTINGS = {  # defaults: what the user has set stays
 
 
 def start(runtime_env: dict, **options) -> None:
-    """Start and join a Ray of one node, by `ray.init` with these and more options.
+    """Start and join a Ray of a single node; `options` go to `ray.init`.
 
     Raises:
         RefusedError: RAY_AUTH_TOKEN_PATH names a file that cannot be read.
@@ -46,7 +46,7 @@ def start(runtime_env: dict, **options) -> None:
 
 
 def end() -> None:
-    """Leave Ray, which ends one that was started here, and remove its token."""
+    """Leave Ray, stop it if this process started it, and remove its token."""
     ray.shutdown()
     path = Path(os.environ.get(TOKEN_PATH, ""))
     if path.name.startswith(f"{_TOKEN_PREFIX}{os.getpid()}-"):
@@ -54,7 +54,7 @@ def end() -> None:
 
 
 def _ask_for_a_token() -> None:
-    """Set Ray's variables before it starts, unless they are set: what it starts inherits them."""
+    """Set Ray's token variables before it starts, unless they are set; Ray's processes inherit them."""
     os.environ.setdefault(MODE, "token")
     if not is_token_asked():
         say(f"{MODE}={os.environ[MODE]}: who reaches a port of this Ray runs code as you")
@@ -77,12 +77,12 @@ def _ask_for_a_token() -> None:
 
 
 def is_token_asked() -> bool:
-    """Whether the environment has it that a Ray asks for a token."""
+    """Return whether the environment makes Ray require a token."""
     return os.environ.get(MODE, "").lower() == "token"
 
 
 def reread() -> None:
-    """Have Ray read the variables of its token again: it reads them when it is imported."""
+    """Make Ray read its token variables again, because it reads them at import."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
     Config.initialize("")

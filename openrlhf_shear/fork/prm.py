@@ -1,4 +1,4 @@
-"""The process reward model as an actor group: DeepSpeed inference, beside the policy or on GPUs of its own."""
+"""Process reward model as an actor group: DeepSpeed inference, on the policy's GPUs or on separate ones."""
 
 import time
 from collections.abc import Sequence
@@ -23,17 +23,18 @@ logger = init_logger(__name__)
 
 
 class PrmActor(BaseModelActor):
-    """One rank of the process reward model."""
+    """Rank of the process reward model: scores its share of the rollouts."""
 
     def init_model_from_pretrained(self, strategy, config: PrmConfig) -> None:
-        # Of the update, which this model has none of; DeepSpeed wants them to fit the number of ranks.
+        # Batch sizes of updates, which this model never runs; DeepSpeed wants them to fit the number of ranks.
         strategy.train_batch_size, strategy.micro_train_batch_size = self._world_size, 1
-        strategy.ring_attn_size = strategy.ds_tensor_parallel_size = 1  # the policy's: every rank scores others
+        strategy.ring_attn_size = strategy.ds_tensor_parallel_size = 1  # ranks score different rollouts
         self._setup_distributed(strategy)
         self._config, self._sharded = config, strategy.args.ds.zero_stage == 3
         self._encoder = load_encoder(config)
         ds_config = strategy.get_ds_eval_config(offload=config.offload)
-        shards_while_loading = HfDeepSpeedConfig(ds_config) if self._sharded else None  # as long as it lives
+        # In effect while the object lives.
+        shards_while_loading = HfDeepSpeedConfig(ds_config) if self._sharded else None
         dtype = convert_to_torch_dtype(strategy.args.ds.param_dtype)
         model = load_prm(config.model_name_or_path, dtype, strategy.args.ds.attn_implementation)
         del shards_while_loading
@@ -42,9 +43,9 @@ class PrmActor(BaseModelActor):
         self._model.eval()
 
     def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The probability of being right of each step of each rollout; fewer than steps where it is too long.
+        """Return the probability that each step of each rollout is right; rollouts that are too long get fewer scores.
 
-        Under ZeRO-3 every rank must call this at the same time, if with nothing.
+        Under ZeRO-3 every rank must call this at the same time, even without rollouts.
         """
         conversations = [self._encoder.encode(problem, texts) for problem, texts in zip(problems, steps, strict=True)]
         scores: list[list[float]] = [[] for _ in conversations]
@@ -55,7 +56,7 @@ class PrmActor(BaseModelActor):
         return scores
 
     def _batches(self, conversations: list[Conversation]) -> list[list[int]]:
-        """Micro-batches of those with a step to score, by length; empty ones up to the other ranks' number."""
+        """Cut conversations with steps into micro-batches, by length; add empty ones to match the other ranks."""
         size = self._config.micro_batch_size
         order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].ids))
         order = [i for i in order if conversations[i].separators]
@@ -74,10 +75,10 @@ class PrmActor(BaseModelActor):
 
 
 class PrmGroup(ShearActorGroup):
-    """The ranks of the process reward model."""
+    """Actor group of the process reward model: shares rollouts out over its ranks."""
 
     def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
-        """As `PrmActor.score`, shared out over the ranks by length."""
+        """Return `PrmActor.score` of all rollouts, shared out over the ranks by length."""
         order = sorted(range(len(steps)), key=lambda i: sum(map(len, steps[i])))
         shares = [order[rank :: len(self.actors)] for rank in range(len(self.actors))]
         refs = []
@@ -90,10 +91,12 @@ class PrmGroup(ShearActorGroup):
 
 
 def start_prm(config: PrmConfig, strategy, policy: ShearActorGroup | None) -> tuple[PrmGroup, list[ray.ObjectRef]]:
-    """The group, and what to wait for before it is asked: it loads while upstream's models do.
+    """Start the group; return it with references to wait for before its first use.
+
+    The model loads while upstream's models load.
 
     Args:
-        policy: on whose GPUs it is placed, as upstream places its reward model; None for GPUs of its own.
+        policy: the group whose GPUs it shares, as upstream's reward model does; None for separate GPUs.
     """
     shared = policy and policy.placement_group
     if shared is None:
@@ -106,7 +109,7 @@ def start_prm(config: PrmConfig, strategy, policy: ShearActorGroup | None) -> tu
 
 
 class StepScorer:
-    """Rollouts to `StepScores`: cuts them into steps here, has the group score these.
+    """Scorer of rollouts: cuts them into steps in this process, and has the group score the steps.
 
     After a call, `metrics` holds its `prm/...` metrics.
     """
@@ -117,15 +120,15 @@ class StepScorer:
         """
         Args:
             tokenizer: the policy's.
-            problems: that the model is asked about, by prompt, as the policy read it; other prompts as they are.
-            colocated: the model shares its GPUs, so its cache is emptied after each call.
+            problems: the problem to show the model, by the prompt that the policy reads; others are shown as they are.
+            colocated: whether the model shares its GPUs; if so, its cache is emptied after each call.
         """
         self._group, self._problems, self._colocated = group, problems, colocated
         self._splitter = StepSplitter(tokenizer, config.step_end)
         self.metrics: dict[str, float] = {}
 
     def __call__(self, samples: Sequence[Experience]) -> list[tuple[StepScores, ...]]:
-        """One tuple a micro-batch, in the order of its rows."""
+        """Return a tuple of scores per micro-batch, in the order of its rows."""
         started = time.perf_counter()
         prompts = [prompt for batch in samples for prompt in batch.prompts]
         steps = [self._splitter.split(ids) for batch in samples for ids in response_ids(batch)]
@@ -139,7 +142,7 @@ class StepScorer:
 
 
 def response_ids(samples: Experience) -> list[list[int]]:
-    """The response tokens of each row; those of an environment between two turns are left out."""
+    """Return the response tokens of each row, without an environment's tokens between two turns."""
     tokens = samples.sequences[:, -samples.action_mask.shape[1] :]
     return [row[mask].tolist() for row, mask in zip(tokens, samples.action_mask.bool(), strict=True)]
 

@@ -1,6 +1,6 @@
-"""The prompts of a run: the rows of its files (`data.training_rows`), put into words for the policy (`data.prompts`).
+"""Prompts of a run: rows of its files (`data.training_rows`), formatted for the policy (`data.prompts`).
 
-Order, shares and limits of several data sets are OpenRLHF's.
+The order, shares and limits of several data sets are OpenRLHF's.
 """
 
 import itertools
@@ -21,20 +21,24 @@ from openrlhf_shear.fork import hooks
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One prompt of a data set."""
+    """Prompt of a data set, with its label, images and source."""
 
-    source: str  # its column `datasource`, by which evaluations are reported
-    text: str  # as the policy reads it, special tokens included
-    label: object  # as it is in the file; "" without --data.label_key
+    source: str  # column `datasource`, by which evaluations are reported
+    text: str  # the text that the policy reads, with special tokens
+    label: object  # the file's value; "" without --data.label_key
     images: object  # None for none
-    problem: str  # what was asked, without templates: the last user turn of a chat
+    problem: str  # the problem without templates: the last user turn of a chat
 
 
 class PromptRows(Dataset):
-    """The prompts of a run's training or evaluation data."""
+    """Data set of a run's training or evaluation prompts."""
 
     def __init__(self, rows: Sequence[PromptRow], fingerprint: dict[str, object] | None = None):
-        """`fingerprint`: of the rows that they were made of (`data.order`), for training prompts."""
+        """
+        Args:
+            rows: the prompts.
+            fingerprint: the fingerprint of the data rows (`data.order`), for training prompts.
+        """
         self.rows, self.fingerprint = rows, fingerprint
 
     def __len__(self) -> int:
@@ -46,19 +50,22 @@ class PromptRows(Dataset):
 
     @staticmethod
     def collate_fn(items: Sequence[tuple]) -> tuple[list, ...]:
-        """Data sources, texts, labels and images, a list of each."""
+        """Collate rows into lists of data sources, texts, labels and images."""
         return tuple(map(list, zip(*items, strict=True)))
 
     @property
     def problems(self) -> dict[str, str]:
-        """What was asked, by the text that the policy reads."""
+        """Problem without templates, by the text that the policy reads."""
         return {row.text: row.problem for row in self.rows}
 
 
 def prepare_datasets(strategy, tokenizer):
-    """As upstream's: the loaders of training and evaluation prompts (None without --eval.dataset), and the most steps.
+    """Prepare the data as upstream does; return the loaders of training and evaluation prompts, and the most steps.
 
-    Raises DataError: a data set cannot be read, or has a row without a prompt or with a label that is none.
+    The evaluation loader is None without --eval.dataset.
+
+    Raises:
+        DataError: a data set cannot be read, or has a row without a prompt or with an invalid label.
     """
     data, evaluation, train = strategy.args.data, strategy.args.eval, strategy.args.train
     sets = [_rows(name, data.prompt_split, strategy, data.max_samples) for name in data.prompt_dataset.split(",")]
@@ -78,7 +85,7 @@ def prepare_datasets(strategy, tokenizer):
 
 @contextmanager
 def own_rows() -> Iterator[None]:
-    """While OpenRLHF's trainer is made: it reads its data by `prepare_datasets` above."""
+    """Make OpenRLHF's trainer read its data by `prepare_datasets` above, while it is constructed."""
     with hooks.DATA.held(prepare_datasets):
         yield
 
@@ -89,7 +96,7 @@ def _loader(strategy, prompts: PromptRows, shuffle: bool):
 
 
 def _rows(name: str, split: str, strategy, most: int | None = None) -> list[tuple[str, dict]]:
-    """(where, row) of the first `most` rows of one data set."""
+    """Return (where, row) for the first `most` rows of a data set."""
     name = name.strip()
     read = training_rows(name, split, strategy.args.use_ms, hub=True)
     if read is None:  # ModelScope's
@@ -106,12 +113,12 @@ def _prompt_row(where: str, row: dict, args, tokenizer) -> PromptRow:
         raise DataError(f"data.input_key {data.input_key}: {where} {problem}")
     if data.label_key is not None and (problem := no_label(label)):
         raise DataError(f"data.label_key {data.label_key}: {where} {problem}")
-    if asked.chat and data.max_images_per_prompt > 0:  # <image> in a text is a picture
+    if asked.chat and data.max_images_per_prompt > 0:  # <image> in a text stands for a picture
         text, _ = preprocess_data(row, None, data.input_key, None, tokenizer.apply_chat_template)
     else:
         try:
             text = asked.text(tokenizer, prompt)
-        except Exception as error:  # a chat template is a program
+        except Exception as error:  # a chat template is a program, and can raise anything
             raise DataError(f"data.input_key {data.input_key}: {where}: {type(error).__name__}: {error}") from error
     images = row.get(data.image_key)
     return PromptRow(row.get("datasource") or "default", text, label, images, _problem(prompt, text))

@@ -1,7 +1,7 @@
-"""What the trainer prints, on its way to the driver's screen: the driver fetches it, call by call.
+"""Relay of the trainer's output to the driver's screen: the driver fetches it by actor calls.
 
-Ray forwards a worker's output too: by a log monitor on every node and through the GCS. If either stands still, nothing
-of the run would be seen to its end. Calls of an actor go from process to process.
+Ray forwards a worker's output too, by a log monitor on every node and through the GCS. If either hangs, the screen
+would stay empty until the run ends. Actor calls go directly from process to process.
 """
 
 import os
@@ -14,14 +14,14 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.fork import story
 
-_MOST = 10_000  # texts that wait for the driver
-_PATIENCE_SECONDS = 1.0  # of a call, for the next text
+_MOST = 10_000  # texts kept for the driver
+_PATIENCE_SECONDS = 1.0  # how long a call waits for the next text
 _RETRY_SECONDS = 1.0
 _CLOSING_SECONDS = 10.0
 
 
 class Relay:
-    """Output stream, written to in whole lines, that keeps them until they are fetched."""
+    """Output stream that keeps whole lines until they are fetched."""
 
     def __init__(self):
         self._texts: deque[str] = deque(maxlen=_MOST)
@@ -30,7 +30,7 @@ class Relay:
         self._process = os.getpid()
 
     def write(self, text: str) -> None:
-        if os.getpid() != self._process:  # a data loader's, forked: nobody fetches from there
+        if os.getpid() != self._process:  # a forked data loader: nobody fetches from it
             sys.stdout.write(text)
             return
         with self._more:
@@ -39,13 +39,16 @@ class Relay:
             self._more.notify_all()
 
     def flush(self) -> None:
-        """Nothing: what is written can be fetched at once."""
+        """Do nothing: written text can be fetched at once."""
 
     def fetch(self, seen: int, patience: float) -> tuple[int, list[str]]:
-        """How many texts have been written so far, and those after the first `seen`, which are dropped.
+        """Return the number of texts written so far, and the texts after the first `seen`.
+
+        Drops the first `seen` texts.
 
         Args:
-            patience: seconds to wait for the next one.
+            seen: the number of texts that the caller has.
+            patience: seconds to wait for the next text.
         """
         with self._more:
             self._more.wait_for(lambda: self._written > seen, patience)
@@ -58,17 +61,17 @@ _relay: Relay | None = None
 
 
 def fetch(seen: int, patience: float) -> tuple[int, list[str]]:
-    """As `Relay.fetch`, of this process: from the first call on, its story and its log lines go there alone."""
+    """Fetch this process's texts (`Relay.fetch`); the first call diverts its story and log lines to the relay."""
     global _relay
     if _relay is None:
         _relay = Relay()
         story.divert(_relay)
-        init_logger(__name__).handlers[0].setStream(_relay)  # all of OpenRLHF's loggers share it
+        init_logger(__name__).handlers[0].setStream(_relay)  # OpenRLHF's loggers share the handler
     return _relay.fetch(seen, patience)
 
 
 class Followed:
-    """Actor class whose actor is followed: what its method `printed` (see `fetch`) returns is printed here."""
+    """Actor class whose actor's output is printed here; a thread fetches it from the method `printed` (see `fetch`)."""
 
     def __init__(self, actor_class):
         self._class = actor_class
@@ -82,7 +85,7 @@ class Followed:
         return actor
 
     def close(self) -> None:
-        """Print what the actor has printed so far, and follow it no longer."""
+        """Print the actor's remaining output, and stop following it."""
         self._over.set()
         if self._thread:
             self._thread.join(_CLOSING_SECONDS)
@@ -90,12 +93,12 @@ class Followed:
     def _follow(self, actor: ray.actor.ActorHandle) -> None:
         seen, over = 0, False
         while not over and ray.is_initialized():
-            over = self._over.is_set()  # before the last call: it fetches everything up to `close`
+            over = self._over.is_set()  # read before the last call, so that it fetches everything up to `close`
             try:
                 seen, texts = ray.get(actor.printed.remote(seen, 0.0 if over else _PATIENCE_SECONDS))
             except ray.exceptions.ActorDiedError:
                 return
-            except ray.exceptions.RayError:  # such as a connection that broke: what was not seen is still there
+            except ray.exceptions.RayError:  # such as a broken connection: unseen texts are still kept
                 self._over.wait(_RETRY_SECONDS)
                 continue
             for text in texts:

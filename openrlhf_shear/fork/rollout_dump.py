@@ -1,6 +1,6 @@
-"""`--credit.dump_rollouts_every`: all rollouts of a step, with what the credit rule made of them, in one file.
+"""Dump of a step's rollouts with their credit, a file per step (`--credit.dump_rollouts_every`).
 
-`python -m openrlhf_shear.cli.rollout_page` makes a page of it.
+`python -m openrlhf_shear.cli.rollout_page` turns the file into a page.
 """
 
 import time
@@ -16,10 +16,15 @@ logger = init_logger(__name__)
 
 
 class RolloutDump:
-    """Writes `CKPT_PATH/rollouts/step000020.parquet`."""
+    """Writer of `CKPT_PATH/rollouts/step000020.parquet` and the like."""
 
     def __init__(self, args, rule: str, tokenizer):
-        """`args` is OpenRLHF's nested namespace, `rule` the name of the credit rule."""
+        """
+        Args:
+            args: OpenRLHF's nested namespace.
+            rule: the name of the credit rule.
+            tokenizer: the policy's.
+        """
         self._every, self._folder = args.dump_rollouts_every, Path(args.ckpt.path) / "rollouts"
         self._rule, self._tokenizer, self._group_size = rule, tokenizer, args.rollout.n_samples_per_prompt
         spec = args.credit
@@ -30,12 +35,13 @@ class RolloutDump:
         }
 
     def due(self, step: int) -> bool:
-        """Whether step 1, 2, ... is written: the first one, where the policy is the base model, and every N-th."""
+        """Return whether to write this step (from 1): the first, when the policy is the base model, and every N-th."""
         return self._every > 0 and (step == 1 or step % self._every == 0)
 
     def write(self, step: int, made: StepRollouts) -> dict[str, float]:
-        """The step's `RULE/dump_seconds`, evidence and all. A disk that cannot take the file costs the file, not the
-        run.
+        """Write a step's rollouts; return `RULE/dump_seconds`, including the seconds for the evidence.
+
+        If the disk refuses the file, the run logs it and goes on.
         """
         path, started = self._folder / f"step{step:06d}.parquet", time.perf_counter()
         rows = rollout_rows(made, self._tokenizer, self._group_size)

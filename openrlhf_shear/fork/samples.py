@@ -1,4 +1,4 @@
-"""The samples generator: OpenRLHF's, with a ledger of every rollout and rewards that may fail one by one."""
+"""Samples generator of OpenRLHF with a ledger of every rollout, where a failed reward costs only its rollout."""
 
 import itertools
 import math
@@ -27,13 +27,13 @@ from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 logger = init_logger(__name__)
 FAILED = "reward_failed"  # in a rollout's info: 1.0 where its reward is only a placeholder
-_POLL_SECONDS = 1.0  # between looks at whether the run shall stop
-_MOST_REVIVALS = 5  # rounds of a step in which engines die
+_POLL_SECONDS = 1.0  # between checks for a request to stop
+_MOST_REVIVALS = 5  # rounds per step in which engines may die
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One that is sent to an engine, and the place in the run that its seed is made of."""
+    """Prompt for an engine, with its place in the run, which determines its seed."""
 
     place: tuple
     text: str
@@ -42,58 +42,62 @@ class Prompt:
 
 
 class LedgerSamplesGenerator(SamplesGenerator):
-    """Counts what is sampled for training (`take_counts`); of evaluation rollouts only the failures, in `eval_failed`.
+    """Samples generator that counts training rollouts in a ledger (`take_counts`).
 
-    What is drawn depends on nothing but the seed, the weights and the place of the prompt in the run: each rollout has
-    a seed of its own. Prompts of an engine that dies are sent again, to those that there are then.
+    For evaluation rollouts it counts only the failures, in `eval_failed`. Each rollout has a separate seed, so samples
+    depend only on --train.seed, the weights and the prompt's place in the run. When an engine dies, its prompts are
+    sent again, to the engines alive by then.
     """
 
     def __init__(self, strategy, prompts_dataloader, eval_dataloader, tokenizer, engines: Engines, order: PromptOrder):
-        """`order` is that of `prompts_dataloader`."""
+        """
+        Args:
+            order: the order of `prompts_dataloader`.
+        """
         super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, engines.handles)
         self.eval_failed = 0
-        self.kept: list[Experience] = []  # accepted, for a later step
+        self.kept: list[Experience] = []  # accepted rollouts for a later step
         self.check_stop: Callable[[], None] = lambda: None  # raises to end the run
         self.sampled: Callable[[], None] = lambda: None  # called after a batch, while the engines are awake
         self._engines, self._order = engines, order
         self._counts = Ledger()
-        self._rejected: list[float] = []  # mean scores of the prompts that were filtered since one passed
+        self._rejected: list[float] = []  # mean scores of the prompts filtered in a row
         self._prompts: Iterator[Prompt] = iter(())
         self._evaluates = False
         rollout = self.args.rollout
         mode = log_probs_mode(rollout.temperature, rollout.top_p)
         self._asks_log_probs = mode is not None and not self.args.vllm.no_logprobs
 
-    # ── Where in the data the run is ──
+    # ── Position in the data ──
 
     def start_episode(self, episode: int, consumed: int = 0) -> None:
-        """The prompts of an episode, after the first `consumed`."""
+        """Start an episode after its first `consumed` prompts."""
         self._order.start_at(episode, consumed)
         self.consumed = consumed
         self._prompts = self._placed(self.prompts_dataloader, ("episode", episode), consumed)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of the episode is left."""
+        """Whether the episode has no prompt and no rollout left."""
         return self.consumed >= self.prompts and not self.kept
 
     @property
     def prompts(self) -> int:
-        """Of an episode."""
+        """Number of prompts in an episode."""
         return len(self._order)
 
     def take_counts(self) -> Ledger:
-        """What was counted since the last call."""
+        """Return the counts since the last call, and reset them."""
         return self._counts.take()
 
     # ── Rollouts ──
 
     @torch.no_grad()
     def generate_samples(self, **generate_kwargs) -> tuple[list[Experience], float | None, int, bool]:
-        """A batch of rollouts, the share of prompts that passed the filter (%), prompts consumed, end of the episode.
+        """Return a batch of rollouts, the filter's pass rate (%), the prompts consumed, and whether the episode ended.
 
-        As upstream's, but for the pass rate, which upstream takes of rollouts over prompts. The last batch of an
-        episode may be short.
+        As upstream, except that the pass rate is prompts over prompts; upstream divides rollouts by prompts. The last
+        batch of an episode may be short.
         """
         rollout = self.args.rollout
         batch = rollout.batch_size * rollout.n_samples_per_prompt
@@ -116,7 +120,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         return samples, pass_rate, consumed, self.ended
 
     def generate_eval_samples(self, step: int = 0, **generate_kwargs) -> list[Experience]:
-        """Rollouts of every prompt of the evaluation data, drawn with seeds of their own at each step."""
+        """Return rollouts of every evaluation prompt, with other seeds at each step."""
         self._evaluates, self.eval_failed = True, 0
         prompts = self._placed(self.eval_dataloader, ("evaluation", step))
         samples: list[Experience] = []
@@ -144,10 +148,10 @@ class LedgerSamplesGenerator(SamplesGenerator):
     def _generate(
         self, prompts: Iterator[Prompt], count: int, filtering: bool, generate_kwargs: dict
     ) -> tuple[list[Experience], int]:
-        """Rollouts of `count` prompts, in the order of these, and prompts consumed.
+        """Return rollouts of `count` prompts, in prompt order, and the number of prompts consumed.
 
-        With dynamic filtering a group that is filtered is replaced while there is data; unless as many as `count` had
-        no reward at all, which is an outage, and would eat the episode.
+        Dynamic filtering replaces a filtered group while data is left. It stops once `count` groups had no reward at
+        all: that is an outage, which would use up the episode.
         """
         waiting = list(itertools.islice(prompts, count))
         consumed, unrated, revivals, lost = len(waiting), 0, 0, False
@@ -157,7 +161,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         accepted: dict[tuple, list[Experience]] = {}
         with tqdm(total=consumed, desc="Generate samples") as bar:
             while waiting or pending:
-                if lost and not pending:  # engines that live have finished: weights can be sent
+                if lost and not pending:  # the live engines have finished: weights can be sent
                     revivals += 1
                     if revivals > _MOST_REVIVALS:
                         raise EnginesLostError(f"engines died in {revivals} rounds of the same step; see their logs")
@@ -179,7 +183,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
                         logger.warning(f"an engine died, a prompt of it is sent again: {last_line(error)}")
                         waiting, lost = [*waiting, prompt], True
                         continue
-                    group = [self._process_response_into_experience(one, **generate_kwargs) for one in responses]
+                    group = [self._process_response_into_experience(answer, **generate_kwargs) for answer in responses]
                     for sample in group:
                         sample.info[ENGINE] = torch.tensor([float(self._engines.handles.index(engine))])
                     if not filtering or self._passes(group):
@@ -200,10 +204,10 @@ class LedgerSamplesGenerator(SamplesGenerator):
             self._counts.dispatched += prompts * self.args.rollout.n_samples_per_prompt
 
     def _dispatch(self, prompts: list[Prompt], busy: list[ray.actor.ActorHandle], generate_kwargs: dict) -> dict:
-        """Send each prompt to the engine with the fewest; what comes back, by its reference.
+        """Send each prompt to the engine with the fewest prompts; return (prompt, engine) by result reference.
 
         Args:
-            busy: the engines of prompts that are under way.
+            busy: the engine of each prompt in flight.
         """
         asked = generate_kwargs.get
         sampling = SamplingParams(
@@ -213,7 +217,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
             max_tokens=asked("max_new_tokens"),
             min_tokens=asked("min_new_tokens", 1),
             skip_special_tokens=asked("skip_special_tokens", False),
-            logprobs=0 if self._asks_log_probs and not self._evaluates else None,  # 0: of the drawn token alone
+            logprobs=0 if self._asks_log_probs and not self._evaluates else None,  # 0: of the sampled token alone
         )
         samples = asked("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         load, chosen = {engine: busy.count(engine) for engine in self._engines.handles}, []
@@ -227,7 +231,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         sent = {}
         for prompt, engine in zip(prompts, chosen, strict=True):
             seeded = copy(sampling)
-            seeded.seed = seed_of(*prompt.place)  # of the group; the engine makes one for each rollout of it
+            seeded.seed = seed_of(*prompt.place)  # the group's seed; the engine derives each rollout's
             ref = engine.generate_responses.remote(
                 prompt=prompt.text,
                 label=prompt.label,
@@ -242,13 +246,14 @@ class LedgerSamplesGenerator(SamplesGenerator):
 
     @property
     def _begins_at_once(self) -> bool:
-        """Whether the engines wait for all of a dispatch; an agent's turns come when they come, and the weights of
-        partial rollouts too.
+        """Whether the engines wait for a complete dispatch.
+
+        Not with agents, whose turns arrive at any time, nor with partial rollouts, whose weights do.
         """
         return not (self.args.train.agent_func_path or self.args.train.partial_rollout_enable)
 
     def _passes(self, group: list[Experience]) -> bool:
-        """Dynamic filtering: whether the mean score of the rollouts that have one lies inside the range."""
+        """Return whether dynamic filtering accepts the group: its mean known score lies inside the range."""
         scores = [sample.scores[0].item() for sample in group if not is_failed(sample) and sample.scores is not None]
         if not scores and any(sample.scores is None for sample in group):
             return True  # a reward model will score them
@@ -267,8 +272,9 @@ class LedgerSamplesGenerator(SamplesGenerator):
         return False
 
     def _process_response_into_experience(self, response: dict, **generate_kwargs) -> Experience:
-        """As upstream's; a failed reward becomes a placeholder of 0 that `info` marks. The response's length is of the
-        tokens that the policy wrote; upstream's, from the first to the last of them, counts what a tool said between.
+        """Make an experience as upstream does; a failed reward becomes a placeholder of 0 that `info` marks.
+
+        The response length counts only the policy's tokens. Upstream also counts a tool's tokens between them.
         """
         failed = None
         if self.args.reward.remote_url:
@@ -280,7 +286,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         return experience
 
     def _judged(self, response: dict) -> tuple[dict, bool]:
-        """The response with its verdict's numbers, and whether its reward failed."""
+        """Return the response with its verdict's numbers, and whether its reward failed."""
         verdict = _verdict_on(response)
         response = response | {"extra_logs": self._apart(verdict.extra_logs)}
         if verdict.is_questionable and self._counts.first_of("questionable"):
@@ -291,7 +297,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         return response, verdict.failure is not None
 
     def _apart(self, logs: dict) -> dict:
-        """A reward's `extra_logs` under names that no metric of training has; says once which were renamed."""
+        """Rename a reward's `extra_logs` that clash with a training metric; log each renaming once."""
         for name in logs:
             if renamed(name) != name and self._counts.first_of(f"extra_logs {name}"):
                 logger.warning(f"extra_logs has {name}, which is a metric of training; it is logged as {renamed(name)}")
@@ -312,12 +318,12 @@ class LedgerSamplesGenerator(SamplesGenerator):
 
 
 def is_failed(sample: Experience) -> bool:
-    """Whether the reward of a single rollout is only a placeholder."""
+    """Return whether the reward of a single rollout is only a placeholder."""
     return FAILED in sample.info and bool(sample.info[FAILED].item())
 
 
 def complete_info(samples: list[Experience]) -> None:
-    """Give every rollout every key of `info`; a missing value (a failed reward has no extra logs) is the others' mean.
+    """Fill in missing keys of `info` with the mean of the other rollouts; a failed reward has no extra logs.
 
     Batches of rollouts with different keys would have columns of different lengths.
     """
@@ -330,7 +336,7 @@ def complete_info(samples: list[Experience]) -> None:
 
 
 def _verdict_on(response: dict) -> Verdict:
-    """The verdict that `RewardExecutor` sent along, or that of the numbers which an agent's own executor gave."""
+    """Return the verdict from `RewardExecutor`, or build it from the numbers of an agent's executor."""
     logs = response.get("extra_logs") or {}
     if VERDICT in logs:
         return logs[VERDICT]

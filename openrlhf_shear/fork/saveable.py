@@ -1,4 +1,4 @@
-"""What transformers reads and refuses to write, found before the first step instead of at the first save."""
+"""Check that transformers can save a model's files, before the first step instead of at the first save."""
 
 from tempfile import TemporaryDirectory
 
@@ -12,14 +12,15 @@ logger = init_logger(__name__)
 
 
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
-    """The model that LoRA's adapters stand in, or `model` itself."""
+    """Return the model below LoRA's adapters, or `model` itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def repair_generation(model: torch.nn.Module) -> str:
-    """Make sampling flags without `do_sample` (temperature 0.6), which transformers does not write, those of sampling.
+    """Set `do_sample` if the generation config has sampling flags without it, which transformers refuses to write.
 
-    Returns what transformers says of them, in a line; "" where there was nothing to repair, or where this is no remedy.
+    An example of such a flag is temperature 0.6. Returns transformers' message in a line; "" if there was nothing to
+    repair, or if `do_sample` does not help.
     """
     generation = without_adapters(model).generation_config if without_adapters(model).can_generate() else None
     if generation is None or generation.do_sample or not (problem := _refusal(generation)):
@@ -32,10 +33,12 @@ def repair_generation(model: torch.nn.Module) -> str:
 
 
 def refuse_unsaveable(flag: str, model: torch.nn.Module, tokenizer) -> None:
-    """Write the files of a model beside its weights, into a folder that is deleted again.
+    """Check that a model's files beside its weights can be saved, by saving them to a temporary folder.
 
     Args:
-        flag: what named the model.
+        flag: the flag that named the model.
+        model: the model, with or without adapters.
+        tokenizer: its tokenizer.
 
     Raises:
         RefusedError: transformers refuses one of them.
@@ -51,20 +54,20 @@ def refuse_unsaveable(flag: str, model: torch.nn.Module, tokenizer) -> None:
     for name, part in parts:
         if problem := _refusal(part):
             raise RefusedError(
-                f"{flag} has a {name} that can be loaded and cannot be saved ({problem}); use a copy with it corrected"
+                f"{flag} has a {name} that can be loaded and cannot be saved ({problem}); use a corrected copy"
             )
 
 
 def _refusal(part) -> str:
-    """Why `save_pretrained` refuses a part of a model: "" if it does not."""
+    """Return why `save_pretrained` refuses a part of a model; "" if it does not."""
     with TemporaryDirectory() as folder:
         try:
             part.save_pretrained(folder)
-        except Exception as error:  # whatever is in such a file
+        except Exception as error:  # a faulty file can raise anything
             return f"{type(error).__name__}: {_sentence(error)}"
     return ""
 
 
 def _sentence(error: Exception) -> str:
-    """The first lines of a message, joined: transformers puts the cause into the second."""
+    """Join the first two lines of a message, because transformers puts the cause into the second."""
     return " ".join(line.strip("- ") for line in str(error).splitlines()[:2])

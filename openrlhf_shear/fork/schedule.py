@@ -1,32 +1,32 @@
-"""Which rollouts share a forward pass, and on which actor rank: whole groups, equal numbers of passes; and which an
-update reads, equally many on every rank.
+"""Schedule of a step: which rollouts share a forward pass, on which actor rank, and which rank trains on them.
 
-Pure functions of lengths; nothing here knows Ray or torch.
+Groups stay whole, and all ranks get equally many passes and equally many rollouts. Pure functions of lengths; nothing
+here knows Ray or torch.
 """
 
 import itertools
 import math
 from dataclasses import dataclass
 
-_MOST_PARTS = 64  # of a group
-_SLACK = 0.02  # of an even share
+_MOST_PARTS = 64  # per group
+_SLACK = 0.02  # tolerated excess over an even share
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One forward pass of one rank."""
+    """Forward pass of a rank: a micro-batch, or a filler to keep the ranks in step."""
 
     micro_batch: int
-    is_filler: bool  # repeats a pass, result dropped: with ZeRO-3 every pass is a collective of all ranks
+    is_filler: bool  # repeats a pass and drops the result: with ZeRO-3 every pass is a collective of all ranks
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Micro-batches in rank order, and the slots that give every rank the same number of them."""
+    """Plan of a step's forward passes: micro-batches in rank order, and equally many slots per rank."""
 
     micro_batches: list[list[int]]  # indices of rollouts
     slots: list[Slot]  # rank 0's, then rank 1's, ...; equally many for each
-    owners: list[int]  # of each group, the actor that keeps what its rule needs
+    owners: list[int]  # per group, the actor that keeps the inputs of the credit rule
 
 
 def plan_micro_batches(
@@ -40,16 +40,17 @@ def plan_micro_batches(
 ) -> Schedule:
     """Deal whole groups to ranks and cut each rank's share into micro-batches.
 
-    Hidden states in flight on a rank are never more than one group and one micro-batch. Where several actors see the
-    same rollouts (a ring, tensor parallelism), they take turns in keeping a rank's groups.
+    A rank never holds more than the hidden states of one group and one micro-batch. If several actors see the same
+    rollouts (a ring, tensor parallelism), they take turns in keeping a rank's groups.
 
     Args:
         lengths: tokens (prompt and response) of each rollout; rollouts of a group are neighbours.
         ranks: data-parallel actor ranks.
-        micro_batch_size: rollouts a forward pass; groups are dealt in order, as upstream does.
-        max_tokens: or: tokens a forward pass (dynamic batching); groups are dealt by length, and a pass holds several
-            whole groups, or a part of one that is too long. A single rollout above the limit gets a pass of its own.
-        copies: actors a rank; actor rank * copies is its first.
+        micro_batch_size: rollouts per forward pass; groups are dealt in order, as upstream does.
+        max_tokens: the alternative, tokens per forward pass (dynamic batching). Groups are dealt by length. A pass
+            holds several whole groups, or a part of a group that is too long. A rollout above the limit gets a separate
+            pass.
+        copies: actors per rank; the first actor of a rank is number rank * copies.
     """
     if (micro_batch_size is None) == (max_tokens is None):
         raise ValueError("give exactly one of micro_batch_size and max_tokens")
@@ -78,19 +79,19 @@ def plan_micro_batches(
 def share_credit(
     work: list[float], owners: list[int], ranks: int, splits: bool = False, tolls: list[float] | None = None
 ) -> list[list[tuple[int, int, int]]]:
-    """What each rank weighs, so that none has much more than an even share: units of (group, part, of how many parts).
+    """Share out the work of weighing groups; return units (group, part, number of parts) for each rank.
 
-    A rank keeps its groups, the largest first, up to an even share. What is left goes, the largest first, to the rank
-    that is through with it first. Nothing moves if that ends no sooner.
+    A rank keeps its groups, the largest first, up to an even share. Each remaining unit, the largest first, goes to the
+    rank that would finish it first. Nothing moves unless the step then ends sooner.
 
     >>> share_credit([4.0, 3.0, 2.0, 1.0], owners=[0, 0, 0, 1], ranks=2)
     [[(0, 0, 1), (2, 0, 1)], [(1, 0, 1), (3, 0, 1)]]
 
     Args:
-        work: of each group, in any unit.
-        owners: the rank that has its hidden states.
-        splits: groups of more than half a share are cut into parts of a quarter.
-        tolls: what it costs another rank to get a group, once, in the unit of `work`.
+        work: the work of each group, in any unit.
+        owners: the rank that has the group's hidden states.
+        splits: whether to cut groups above half a share into parts of a quarter share.
+        tolls: the cost of moving a group to another rank, once, in the unit of `work`.
     """
     even, tolls = sum(work) / ranks, tolls or [0.0] * len(work)
     units = []
@@ -120,8 +121,10 @@ def share_credit(
 
 
 def update_shares(rollouts: int, ranks: int, batch: int) -> list[list[int | None]]:
-    """What each rank reads in an update: consecutive rollouts, then None for each filler that makes all ranks' shares
-    equally long, and their sum a multiple of `batch` (rollouts an optimizer step). Ranks differ by one rollout at most.
+    """Return the rollouts that each rank trains on: consecutive numbers, then None for each filler.
+
+    Fillers make all shares equally long, and their sum a multiple of `batch` (rollouts per optimizer step). The ranks'
+    numbers of rollouts differ by at most one.
 
     >>> update_shares(5, ranks=2, batch=4)
     [[0, 1, None, None], [2, 3, 4, None]]
@@ -132,14 +135,14 @@ def update_shares(rollouts: int, ranks: int, batch: int) -> list[list[int | None
 
 
 def _deal_in_order(groups: list[list[int]], ranks: int) -> list[list[list[int]]]:
-    """Consecutive groups to consecutive ranks; the first ranks get one more where it does not come out even."""
+    """Deal consecutive groups to consecutive ranks; the first ranks get the extra groups."""
     each, extra = divmod(len(groups), ranks)
     starts = [rank * each + min(rank, extra) for rank in range(ranks + 1)]
     return [groups[start:end] for start, end in itertools.pairwise(starts)]
 
 
 def _deal_by_length(groups: list[list[int]], lengths: list[int], ranks: int) -> list[list[list[int]]]:
-    """Longest group first, to the rank with the fewest tokens so far."""
+    """Deal the longest group first, each to the rank with the fewest tokens so far."""
     shares: list[list[list[int]]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     for group in sorted(groups, key=lambda group: -sum(lengths[i] for i in group)):
@@ -150,7 +153,7 @@ def _deal_by_length(groups: list[list[int]], lengths: list[int], ranks: int) -> 
 
 
 def _bundle(groups: list[list[int]], lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of at most `max_tokens`: neighbouring whole groups together, long groups cut."""
+    """Return micro-batches of at most `max_tokens`: neighbouring groups together, long groups cut."""
     batches: list[list[int]] = []
     room = 0
     for group in groups:
@@ -168,12 +171,12 @@ def _bundle(groups: list[list[int]], lengths: list[int], max_tokens: int) -> lis
 
 
 def _cut(group: list[int], lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """First-fit of a group's rollouts, longest first, into passes of at most `max_tokens`."""
+    """Cut a group into passes of at most `max_tokens`, first-fit, longest rollout first."""
     passes: list[list[int]] = []
     for i in sorted(group, key=lambda i: -lengths[i]):
-        for one in passes:
-            if sum(lengths[j] for j in one) + lengths[i] <= max_tokens:
-                one.append(i)
+        for members in passes:
+            if sum(lengths[j] for j in members) + lengths[i] <= max_tokens:
+                members.append(i)
                 break
         else:
             passes.append([i])

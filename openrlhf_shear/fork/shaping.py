@@ -1,4 +1,4 @@
-"""Rewards between the grader and the advantage: length penalties and the clip, then rewards of tokens."""
+"""Reward shaping between grader and advantage: length penalties, the clip, then rewards per token."""
 
 from argparse import Namespace
 
@@ -14,10 +14,10 @@ logger = init_logger(__name__)
 
 
 def shape_rewards(experiences: list[Experience], args: Namespace) -> None:
-    """Put shaped rewards, (B,) float32, in the place of what the grader gave; before any baseline is taken off.
+    """Replace the grader's rewards by shaped ones, (B,) float32, before any baseline is subtracted.
 
-    `--reward.overlong_*`, then `--reward.stop_properly_penalty_coef`, as upstream has them, then `--reward.clip_range`,
-    which upstream applies to what the baseline has left, so that a group's advantages no longer sum to 0.
+    The order is `--reward.overlong_*`, `--reward.stop_properly_penalty_coef`, both as upstream, then
+    `--reward.clip_range`. Upstream clips after the baseline, so that a group's advantages no longer sum to 0.
     """
     reward, count = args.reward, sum(len(experience.rewards) for experience in experiences)
     for experience in experiences:
@@ -42,8 +42,11 @@ def shape_rewards(experiences: list[Experience], args: Namespace) -> None:
 
 
 def _overlong(experience: Experience, args: Namespace) -> torch.Tensor:
-    """(B,): a response may have what its prompt, and the words of tools, leave of `--data.max_len`, and no more than
-    `--rollout.max_new_tokens`."""
+    """Return the overlong penalty, (B,).
+
+    The limit of a response is what its prompt and tool outputs leave of `--data.max_len`, at most
+    `--rollout.max_new_tokens`.
+    """
     lengths = experience.response_length
     limits = args.data.max_len - (experience.total_length - lengths)
     if args.rollout.max_new_tokens is not None:
@@ -54,12 +57,12 @@ def _overlong(experience: Experience, args: Namespace) -> torch.Tensor:
 def token_rewards(
     rewards: torch.Tensor, kl_coef: float, kl: torch.Tensor, action_mask: torch.Tensor, reward_clip_range=None
 ) -> torch.Tensor:
-    """(B, A): -kl_coef * kl at every response token, and the rollout's reward at its last one; 0 at other tokens.
+    """Return rewards per token, (B, A): -kl_coef * kl at response tokens, plus the reward at the last; 0 elsewhere.
 
     Args:
-        rewards: (B,) as they are after a baseline, where there is one.
+        rewards: (B,), after the baseline if there is one.
         kl, action_mask: (B, A).
-        reward_clip_range: not looked at; rewards are clipped before (`shape_rewards`).
+        reward_clip_range: ignored, because `shape_rewards` has clipped the rewards.
     """
     made = compute_reward(rewards, kl_coef, kl, action_mask=action_mask)
     return made.masked_fill(~action_mask.bool(), 0.0)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run at a good moment, with a checkpoint, within `--train.grace_seconds`."""
+"""Handlers of SIGTERM and SIGINT, which end a run with a checkpoint within `--train.grace_seconds`."""
 
 import os
 import signal
@@ -18,10 +18,12 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stopping(grace_seconds: float) -> Iterator[None]:
-    """While the main thread runs the trainer. The first signal asks it to stop, or ends this process if there is none
-    yet; a second one ends this process, as does the end of the grace: what the last checkpoint holds is kept then. One
-    that comes at once is the first again, from whoever signals a whole family: a terminal, Slurm, `ray job stop` beside
-    `--train.max_restarts`.
+    """Handle signals while the main thread runs the trainer.
+
+    The first signal asks the trainer to stop, or ends this process if there is no trainer yet. A second signal ends
+    this process, and so does the end of the grace period; the last checkpoint then remains. A repeat within
+    `_SAME_SECONDS` counts as the first: a terminal, Slurm, or `ray job stop` beside `--train.max_restarts` may signal
+    several processes of a run.
     """
     asked: list[str] = []
     since = 0.0
@@ -39,7 +41,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
 
     def ask() -> None:
         first.wait()
-        import ray  # late: this stands before everything that takes long to start
+        import ray  # late: handlers are installed before slow imports
 
         from openrlhf_shear.fork import own_ray
 
@@ -53,7 +55,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
             say(f"{asked[0]}: no trainer is at work, not yet or no longer; there is nothing left to save")
         else:
             threading.Event().wait(grace_seconds)
-            say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")
+            say("the grace is over; the run can resume from its last checkpoint (--ckpt.load_enable)")
         _end_after(own_ray.end)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -66,10 +68,10 @@ def stopping(grace_seconds: float) -> Iterator[None]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """For `ray.init`, which puts a handler of its own there, whose exit code is no promise of ours.
+    """Keep this process's handlers across `ray.init`, which installs a handler with another exit code.
 
     Raises:
-        StoppedError: that handler ended it.
+        StoppedError: Ray's handler received a signal.
     """
     before = {number: signal.getsignal(number) for number in _NUMBERS}
     try:
@@ -81,7 +83,7 @@ def kept() -> Iterator[None]:
 
 
 def _end_after(shutdown: Callable[[], None]) -> None:
-    """Without it, processes of Ray's would live on for a minute."""
+    """Shut Ray down, then exit; without a shutdown, Ray's processes would live on for a minute."""
     threading.Timer(_SHUTDOWN_SECONDS, os._exit, (STOPPED,)).start()
     try:
         shutdown()

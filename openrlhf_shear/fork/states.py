@@ -1,4 +1,4 @@
-"""Hidden states out of OpenRLHF's model actors: the return path, for diagnosis and for rules outside the actor."""
+"""Return path of hidden states from OpenRLHF's model actors, for diagnosis and for rules outside the actor."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from openrlhf_shear.fork.upstream import plain_class
 
 
 class ReadsStates:
-    """Mixed into a model actor of OpenRLHF, whose `forward` gives log-probs."""
+    """Mixin that reads hidden states, for a model actor of OpenRLHF whose `forward` returns log-probs."""
 
     @property
     @abstractmethod
     def _policy(self) -> Actor: ...
 
     def hidden_states(self, sequences, action_mask, attention_mask) -> list[ray.ObjectRef]:
-        """Hidden states of one micro-batch as references, one (T_i, d) CPU tensor a rollout.
+        """Return references to the hidden states of a micro-batch: one (T_i, d) CPU tensor per rollout.
 
-        The objects live in this node's store and are owned by this actor; only references go to the caller.
+        The objects live in this node's store and belong to this actor; only references go to the caller.
         """
         _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None)
-        # Each is a view of the whole micro-batch's states, which would be stored once a rollout without the copy.
+        # Each state is a view of the whole micro-batch's tensor: without the copy, each object would store all of it.
         return [ray.put(state.to("cpu", copy=True)) for state in states]
 
     def _forward_with_states(
@@ -37,7 +37,7 @@ class ReadsStates:
         mm_train_inputs_list,
         kept: Sequence[bool] | None = None,
     ):
-        """Log-probs (B, A) on the CPU, and the states of each row's response, on the device; none where not `kept`."""
+        """Return log-probs (B, A) on the CPU, and response states of the `kept` rows on the device."""
         others = {"packed_seq_lens": packed_seq_lens, "mm_train_inputs_list": mm_train_inputs_list}
         with torch.no_grad(), captured_lm_head_input(self._policy.model.module) as captured:
             log_probs = super().forward(sequences, action_mask, attention_mask, **others)
@@ -49,7 +49,7 @@ class ReadsStates:
 
 
 class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):
-    """A policy that is only read: OpenRLHF's reference model, without an optimizer."""
+    """Read-only policy: OpenRLHF's reference model, without an optimizer."""
 
     @property
     def _policy(self) -> Actor:
@@ -57,10 +57,10 @@ class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):
 
 
 class ShearActorGroup(RayActorGroup):
-    """OpenRLHF's actor group, which can also hand out hidden states, and says where its actors are.
+    """Actor group of OpenRLHF that can also hand out hidden states, and exposes its placement group.
 
     Attributes:
-        placement_group: the one it was put into; None if it got GPUs of its own.
+        placement_group: where the actors run; None if the group has GPUs to itself.
     """
 
     def __init__(self, num_nodes, num_gpus_per_node, ray_actor_type, pg=None, *args, **kwargs):
@@ -69,19 +69,19 @@ class ShearActorGroup(RayActorGroup):
 
     @property
     def actors(self) -> list[ray.actor.ActorHandle]:
-        """Its ranks, in order."""
+        """Actor handles, in rank order."""
         return list(self._actor_handlers)
 
     def stop(self) -> None:
-        """End its actors, at once."""
+        """Kill the actors at once."""
         for actor in self.actors:
             ray.kill(actor)
 
     def async_hidden_states(self, samples_list) -> list[ray.ObjectRef]:
-        """`ReadsStates.hidden_states` of every rollout, in the order of `samples_list`.
+        """Return `ReadsStates.hidden_states` of every rollout, in the order of `samples_list`.
 
         Args:
-            samples_list: OpenRLHF `Experience` micro-batches, at least one a rank. With ZeRO-3 their number must be a
+            samples_list: OpenRLHF `Experience` micro-batches, at least one per rank. With ZeRO-3 their number must be a
                 multiple of the number of ranks, since every forward pass is a collective.
         """
         inputs = ("sequences", "action_mask", "attention_mask")
@@ -91,7 +91,7 @@ class ShearActorGroup(RayActorGroup):
 
 
 def of_ring(hidden: torch.Tensor, ring: torch.distributed.ProcessGroup | None, tokens: int) -> torch.Tensor:
-    """(1, tokens, d) of a ring's equal slices, the last of which may be padded; without a ring `hidden` as it is."""
+    """Join a ring's equal slices to (1, tokens, d) and drop the padding; without a ring return `hidden` unchanged."""
     if ring is None:
         return hidden
     whole = hidden.new_empty(ring.size() * hidden.shape[1], hidden.shape[2])

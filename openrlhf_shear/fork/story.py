@@ -1,4 +1,4 @@
-"""What a run tells people: what it is doing, a line a step, how it ended. `console` puts it on the screen."""
+"""Messages of a run for people: its current activity, a line per step, and how it ended; `console` shows them."""
 
 import re
 import sys
@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-MARK = "[openrlhf_shear]"  # before what is for the screen; everything else is for the log alone
-NOW = "[openrlhf_shear:now]"  # before what the run is doing: WORDS, or WORDS DONE/TOTAL
+MARK = "[openrlhf_shear]"  # prefix of lines for the screen; other lines go to the log alone
+NOW = "[openrlhf_shear:now]"  # prefix of the current activity: WORDS, or WORDS DONE/TOTAL
 _EVERY_SECONDS = 1.0
-_RECENT = 20  # steps whose mean time the rest is expected to take
+_RECENT = 20  # steps whose mean duration gives the ETA
 
 
 class Stream(Protocol):
-    """Where lines go."""
+    """Destination of lines, such as stdout."""
 
     def write(self, text: str) -> object: ...
 
@@ -27,13 +27,13 @@ _diverted: Stream | None = None
 
 
 def divert(stream: Stream) -> None:
-    """From now on what this process says goes to `stream` in place of its stdout (`relay`)."""
+    """Send this process's messages to `stream` from now on, instead of stdout (`relay`)."""
     global _diverted
     _diverted = stream
 
 
 def put(text: str) -> None:
-    """Print whole lines. A disk that is full, or a reader that is gone, costs the lines and not the run."""
+    """Print whole lines; if the disk is full or the reader is gone, drop them and go on."""
     stream = _diverted or sys.stdout
     with suppress(OSError):
         stream.write(text)
@@ -41,13 +41,13 @@ def put(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Each line of `text`, for the screen."""
+    """Print each line of `text`, marked for the screen."""
     for line in text.splitlines():
         put(f"{MARK} {line}\n")
 
 
 class Doing:
-    """What a run is doing, said at most once a second."""
+    """Reporter of the run's current activity, at most once a second."""
 
     def __init__(self):
         self._said = 0.0
@@ -63,12 +63,13 @@ doing = Doing()
 
 
 class Story:
-    """Of one run in the trainer."""
+    """Reporter of a run's steps, evaluations and end, in the trainer."""
 
     def __init__(self, args: Namespace, steps: int):
         """
         Args:
-            steps: of the whole run, as far as it is known.
+            args: OpenRLHF's nested namespace.
+            steps: the number of steps of the whole run, as far as known.
         """
         self._args, self._steps = args, steps
         self._first: int | None = None
@@ -76,11 +77,12 @@ class Story:
         self._seconds: deque[float] = deque(maxlen=_RECENT)
 
     def step(self, step: int, status: dict[str, float], rule: str = "") -> None:
-        """Say a line about a step; metrics that it lacks are left out.
+        """Print a line about a step; missing metrics are left out.
 
         Args:
-            status: the step's metrics by their whole names.
-            rule: name of the credit rule, under which its metrics are.
+            step: the step's number.
+            status: the step's metrics by their full names.
+            rule: the name of the credit rule, which is the prefix of its metrics.
         """
         self._first = step if self._first is None else self._first
         self._updates += int(status.get("update/optimizer_steps", 0) - status.get("update/skipped_steps", 0))
@@ -101,12 +103,12 @@ class Story:
         say(f"evaluation at step {step}: {', '.join(f'{name} {value:.3f}' for name, value in shown.items())}")
 
     def ended(self, states: dict, moved: bool, whole: bool) -> None:
-        """What has become of the rollouts, where everything is, and how to go on and to look.
+        """Print a summary at the end: the fate of the rollouts, the output folders, and the commands to go on.
 
         Args:
-            states: what a checkpoint keeps after the last step.
+            states: the checkpoint states after the last step.
             moved: whether any weight has changed.
-            whole: whether the run is at its end.
+            whole: whether the run is complete.
         """
         args, step = self._args, states["global_step"]
         done = 0 if self._first is None else step - self._first + 1
@@ -135,7 +137,8 @@ class Story:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Format a duration as hours, minutes and seconds.
+
     >>> clock(106.2), clock(3723)
     ('1:46', '1:02:03')
     """
@@ -156,5 +159,5 @@ _OF_A_STEP = (
     ("grad", "actor_grad_norm", ".2f"),
     ("credit", "{rule}/credit_share", ".0%"),
 )
-_OF_EVALUATION = r"pass\d|truncated|/"  # a suite's are BENCHMARK/METRIC
+_OF_EVALUATION = r"pass\d|truncated|/"  # a suite's metrics are BENCHMARK/METRIC
 _IF_ANY = (("NO REWARD", "reward_failed", ".0%"), ("SKIPPED UPDATES", "update/skipped_steps", ".0f"))

@@ -1,14 +1,14 @@
-"""OpenRLHF's DeepSpeed strategy, with optimizer steps of all their micro-batches, rotary frequencies that are float32
-under ZeRO-3 too, checkpoints that a run can be killed in the middle of, and saved models as large as the one that they
-began with.
+"""DeepSpeed strategy of OpenRLHF with complete optimizer steps, exact rotary frequencies and atomic checkpoints.
 
-With dynamic batches OpenRLHF 0.11.2 sets one micro-batch a step, calls `backward` for each of several and `step` after
-the last. DeepSpeed 0.19.6 takes every such `backward` for the end of a step, and under ZeRO-1 and ZeRO-2 it then
-replaces the gradients that are there: the update is made of the last micro-batch alone.
+Saved models are as large as the model that the run started from.
 
-While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` give the model's dtype, and transformers 5 computes the
-rotary frequencies with it: in bfloat16 they are off by up to 0.4%, by several radians at position 3000, and the policy
-that is trained is not the one that vLLM samples from.
+With dynamic batches OpenRLHF 0.11.2 configures a single micro-batch per step. It then calls `backward` for several, and
+`step` after the last. DeepSpeed 0.19.6 takes every such `backward` for the end of a step. Under ZeRO-1 and ZeRO-2 it
+then replaces the accumulated gradients, so the update would contain the last micro-batch alone.
+
+While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` return the model's dtype. transformers 5 computes the
+rotary frequencies with it. In bfloat16 they are off by up to 0.4%, which is several radians at position 3000. The
+trained policy would then differ from the policy that vLLM samples from.
 """
 
 import itertools
@@ -35,16 +35,18 @@ from openrlhf_shear.fork.checkpoints import ACTOR, CRITIC, UNIVERSAL
 from openrlhf_shear.fork.saveable import repair_generation
 
 logger = init_logger(__name__)
-_SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # of a group of parameters
+_SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # per parameter group
 
 
 class ShearStrategy(DeepspeedStrategy):
-    """Ends optimizer steps where they end, restores rotary frequencies before DeepSpeed wraps a model, writes
-    checkpoints aside and names them last.
+    """DeepSpeed strategy that tells DeepSpeed where optimizer steps end, and saves and loads checkpoints safely.
+
+    It restores rotary frequencies before DeepSpeed wraps a model. It writes a checkpoint under a temporary name, and
+    renames it once complete.
 
     Attributes:
         loaded: the checkpoint that the last `load_ckpt` read; None for a fresh start.
-        arrival: the probe of the first optimizer step; None before there is a model, and when it is done.
+        arrival: the probe of the first optimizer step; None before there is a model, and after the check.
     """
 
     loaded: Path | None = None
@@ -61,7 +63,8 @@ class ShearStrategy(DeepspeedStrategy):
         """Tell DeepSpeed, before a micro-batch's forward pass, whether an optimizer step ends with it.
 
         Args:
-            ends_step: None where DeepSpeed's own counter knows (micro-batches of a fixed size).
+            engine: DeepSpeed's engine.
+            ends_step: None if DeepSpeed's counter knows (micro-batches of a fixed size).
         """
         if ends_step is not None:
             engine.set_gradient_accumulation_boundary(ends_step)
@@ -69,10 +72,10 @@ class ShearStrategy(DeepspeedStrategy):
             self.arrival.begin_micro_batch()
 
     def optimizer_step(self, optimizer, model, scheduler, name="model", **kwargs) -> None:
-        """As upstream's, which with micro-batches of a fixed size calls it after each of them.
+        """Make an optimizer step as upstream does; upstream calls this after each micro-batch of a fixed size.
 
         Raises:
-            GradientLostError: in the first one, the gradient of a micro-batch is not in it.
+            GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
         """
         engine = model.model if isinstance(model, Actor) else model
         if self.arrival is not None and engine.is_gradient_accumulation_boundary() and self.arrival.check():
@@ -92,14 +95,16 @@ class ShearStrategy(DeepspeedStrategy):
         metric_key=None,
         extra: Callable[[Path], None] | None = None,
     ) -> None:
-        """A complete checkpoint, or none (see `checkpoints`); upstream deletes old ones first and names this one before
-        other ranks have written it. Pruning is the trainer's, once all models are saved.
+        """Save a complete checkpoint, or none (see `checkpoints`).
+
+        Upstream deletes old checkpoints first, and names the new one before other ranks have written it. Here the
+        trainer prunes old checkpoints once all models are saved.
 
         Args:
-            extra: writes more into the folder, on every rank.
+            extra: writes more files into the folder, on every rank.
 
         Raises:
-            NotSavedError: on every rank, as the disk refuses a folder or a list of its files.
+            NotSavedError: on every rank, the disk refuses the folder or the list of its files.
         """
         folder = Path(save_dir)
         aside = folder / f"{tag}{checkpoints.PARTIAL}"
@@ -126,10 +131,12 @@ class ShearStrategy(DeepspeedStrategy):
         self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
 
     def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
-        """What a part of a save gives on all ranks, or on some; every rank calls this, and waits for the others.
+        """Run a part of a save on all ranks, or on those of `on`, and return their results.
+
+        Every rank calls this, and waits for the others.
 
         Raises:
-            NotSavedError: on any of them, the disk refuses it.
+            NotSavedError: the disk refuses the part on a rank.
         """
         result, problem = None, ""
         if on is None or self.get_rank() in on:
@@ -143,16 +150,16 @@ class ShearStrategy(DeepspeedStrategy):
         return [result for rank, (result, _) in enumerate(results) if on is None or rank in on]
 
     def _gathered(self, value: object) -> list:
-        """Of every rank."""
+        """Return the values of all ranks."""
         values = [None] * self.world_size
         torch.distributed.all_gather_object(values, value)
         return values
 
     def save_model(self, model, tokenizer, output_dir, **kwargs) -> None:
-        """As upstream's, with tied weights once, in files that others may read as they may the configuration.
+        """Save a model as upstream does, but with tied weights once, and with the file mode of config.json.
 
-        Of a model with LoRA upstream saves the adapters alone, which only PEFT can load: they go into a folder below,
-        and the merged model into this one.
+        For a model with LoRA upstream saves only the adapters, which only PEFT can load. Here they go into a subfolder,
+        and the merged model into `output_dir`.
         """
         policy, folder = self._unwrap_model(model), Path(output_dir)
         repair_generation(policy)
@@ -166,14 +173,15 @@ class ShearStrategy(DeepspeedStrategy):
         if self.is_rank_0():
             mode = Path(output_dir, "config.json").stat().st_mode & 0o777
             for file in Path(output_dir).rglob("*.safetensors"):
-                file.chmod(mode)  # the library leaves that of its temporary files, for their owner alone
+                file.chmod(mode)  # the library keeps the mode of its temporary files: readable by the owner only
 
     def load_ckpt(self, model, load_dir, tag=None, **kwargs):
-        """As upstream's, of the newest checkpoint that is complete, here and for the critic where there is one; of no
-        folder but this.
+        """Load the newest checkpoint that is complete, for the critic too if there is one.
+
+        Unlike upstream, it loads only from `load_dir`.
 
         Raises:
-            RefusedError: it was saved by another number of ranks, another ZeRO stage or of another model.
+            RefusedError: the checkpoint has another number of ranks, another ZeRO stage or another model.
         """
         if tag is None and self.use_ds_universal_ckpt:
             tag = checkpoints.named_in(Path(load_dir), UNIVERSAL)
@@ -188,8 +196,9 @@ class ShearStrategy(DeepspeedStrategy):
         return path, states
 
     def _newest(self, folder: Path) -> str | None:
-        """Of the checkpoints whose files have the bytes that were written, of which every rank reads a share. Says
-        aloud what is passed over.
+        """Return the newest checkpoint whose files pass their digests; log those that fail.
+
+        Every rank reads a share of the files.
         """
         models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (folder.name,)
         folders, broken, said = [folder.with_name(name) for name in models], [], set()
@@ -223,25 +232,26 @@ def _made_anew(folder: Path) -> None:
 
 @contextmanager
 def rates_of_the_line(engine) -> Iterator[None]:
-    """While a checkpoint is loaded: the learning rate and Adam's settings stay the line's, at the checkpoint's place in
-    the schedule. DeepSpeed, and torch's schedules, would go on with those that were saved.
+    """Keep the command line's learning rate and Adam settings while a checkpoint loads.
+
+    The place in the schedule is the checkpoint's. DeepSpeed and torch's schedules would restore the saved settings.
     """
     schedule = engine.lr_scheduler
-    if not isinstance(schedule, LambdaLR):  # reduce_lr_on_plateau: its rate follows what it has seen
+    if not isinstance(schedule, LambdaLR):  # reduce_lr_on_plateau: its rate depends on its history
         yield
         return
     kept = [{name: group[name] for name in _SETTINGS if name in group} for group in engine.optimizer.param_groups]
     rates = list(schedule.base_lrs)
     yield
     schedule.base_lrs = rates
-    groups = engine.optimizer.param_groups  # others than before
+    groups = engine.optimizer.param_groups  # loading replaced them
     for group, settings, rate, shape in zip(groups, kept, rates, schedule.lr_lambdas, strict=True):
         group.update(settings, lr=rate * shape(schedule.last_epoch))
 
 
 @contextmanager
 def tied_weights_once(model: torch.nn.Module) -> Iterator[None]:
-    """The state dict without what is tied to another weight: upstream clones it, so each would be written."""
+    """Drop tied duplicates from the model's state dict; upstream clones them, so each copy would be written."""
 
     def drop(module: torch.nn.Module, state: dict, *_) -> None:
         for name, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
@@ -256,7 +266,7 @@ def tied_weights_once(model: torch.nn.Module) -> Iterator[None]:
 
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:
-    """Make the buffers of rotary embeddings anew where they are not float32."""
+    """Recompute the buffers of rotary embeddings that are not float32."""
     for module in model.modules():
         rotary = "RotaryEmbedding" in type(module).__name__ and hasattr(module, "config")
         if rotary and any(b.is_floating_point() and b.dtype != torch.float32 for b in module.buffers()):

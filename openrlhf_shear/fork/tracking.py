@@ -1,7 +1,7 @@
-"""What a run keeps about itself beside its checkpoints: a resumed one goes on in the same TensorBoard and W&B run.
+"""Identity of a run in TensorBoard and W&B, kept beside its checkpoints so that a resumed run continues the curves.
 
-`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last step that was}. All of this only
-watches: a file that cannot be read or written is logged, and the run goes on.
+`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last evaluated step}. Tracking only
+observes: if a file cannot be read or written, this is logged, and the run goes on.
 """
 
 import json
@@ -19,17 +19,17 @@ from openrlhf_shear.fork import hooks
 from openrlhf_shear.fork.curves import Curves, Tracker, check_room
 
 logger = init_logger(__name__)
-_TIME_STAMP = re.compile(r"ppo_\d{4}T\d\d:\d\d")  # upstream's default name of a run
+_TIME_STAMP = re.compile(r"ppo_\d{4}T\d\d:\d\d")  # upstream's default run name
 _KINDS = {"run_name": str, "wandb_id": str, "evaluated": int}
 
 
 class Tracking:
-    """Made before upstream's loggers: it decides the name, and the id, that they start with."""
+    """Keeper of a run's name and W&B id; constructed before upstream's loggers, which start with them."""
 
     def __init__(self, args):
         self._file = Path(args.ckpt.path) / "tracking.json"
         self._unwritten = False
-        self._purge: int | None = None  # the first step that TensorBoard hides of what it has
+        self._purge: int | None = None  # the first logged step that TensorBoard hides
         kept = self._read() if args.ckpt.load_enable else {}
         names = args.logger.wandb
         if "run_name" in kept and _TIME_STAMP.fullmatch(names.run_name):
@@ -41,7 +41,7 @@ class Tracking:
 
     @contextmanager
     def surviving(self) -> Iterator[None]:
-        """While entered, upstream's trainer makes `Curves` of its loggers."""
+        """Make upstream's trainer wrap its loggers in `Curves`, inside the context."""
         with ExitStack() as stack:
             of_wandb = hooks.WANDB.held(lambda args: Curves("W&B", lambda: wandb(args)))
             of_board = hooks.TENSORBOARD.held(lambda args: Curves("TensorBoard", lambda: self._board(board, args)))
@@ -61,7 +61,7 @@ class Tracking:
 
     @property
     def evaluated(self) -> int:
-        """The last step whose evaluation ended."""
+        """Last step whose evaluation ended."""
         return self._kept["evaluated"]
 
     def note_evaluated(self, step: int) -> None:
@@ -69,14 +69,14 @@ class Tracking:
         self._write()
 
     def resume(self, trainer, step: int) -> None:
-        """Go on behind `step`: what TensorBoard has of later steps, of the run that was killed, it hides."""
+        """Continue the curves after `step`; TensorBoard hides the killed run's later steps."""
         self._kept["evaluated"] = min(self.evaluated, step)
         if trainer.tensorboard_logger:
             self._purge = step + 1 if step else 0
             trainer.tensorboard_logger.renew()
 
     def log(self, trainer, step: int, values: dict) -> None:
-        """A training step's, every --logger.logging_steps steps, and at once on the disk."""
+        """Log a training step's metrics every --logger.logging_steps steps, and flush them to the disk."""
         if step % trainer.args.logger.logging_steps == 0:
             for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
                 tracker.log_train(step, values)
@@ -88,7 +88,7 @@ class Tracking:
             tracker.close()
 
     def _read(self) -> dict:
-        """What of the file can be used."""
+        """Read the usable entries of the file."""
         try:
             kept = json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class Tracking:
 
 @contextmanager
 def passed_over(what: str) -> Iterator[None]:
-    """An error of the disk in the block is logged, and costs only what the block makes."""
+    """Log a disk error of the block, and go on without the block's result."""
     try:
         yield
     except OSError as error:

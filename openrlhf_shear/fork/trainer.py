@@ -1,5 +1,6 @@
-"""The PPO trainer: OpenRLHF's, whose run can be killed at any moment and gone on with, and that trains on nothing else
-than what was really sampled, graded and finite.
+"""PPO trainer of OpenRLHF with exact resume after a kill at any moment.
+
+It trains only on rollouts that were sampled and graded, and whose values are finite.
 """
 
 import time
@@ -44,14 +45,16 @@ _NO_PROMPTS = ("no --eval.dataset, a suite only",)  # upstream evaluates if ther
 
 
 class ShearTrainer(plain_class(PPOTrainer)):
-    """With `args.credit` None this is upstream's trainer, plus what `docs/reliability.md` promises, the ledger,
+    """Trainer with credit rules, a ledger, exact resume and benchmarks (`docs/reliability.md`).
+
+    With `args.credit` None it is upstream's trainer plus the promises of `docs/reliability.md`, the ledger,
     `--eval.before_train` and `--eval.suite`. With `--train.async_enable` batches are made while it trains.
     """
 
-    reward: RewardSettings | None = None  # None where rewards come from a model
+    reward: RewardSettings | None = None  # None if rewards come from a model
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
-        self._refused = ""  # why not; said in `get_max_steps`, as an actor's constructor can only die
+        self._refused = ""  # reason of a refusal, raised in `get_max_steps`: an error here kills the actor
         try:
             self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
         except OSError as error:
@@ -102,7 +105,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             sampler=self._order,
             num_workers=self.args.data.dataloader_num_workers,
         )
-        # Upstream's, which is the length of the learning rate's schedule, leaves the rest of an episode out.
+        # Replaces upstream's length of the learning-rate schedule, which omits the last, smaller batch of an episode.
         size, rollout = len(dataset), self.args.rollout
         rest = size % rollout.batch_size
         steps = [rollout.batch_size] * (size // rollout.batch_size) + [rest] * (rest > 0)
@@ -111,13 +114,13 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self.max_steps = updates * self.args.train.num_episodes * self.args.train.max_epochs
 
     def _steps_from(self, episode: int, consumed: int) -> int:
-        """Of a place to the end of the run, where no prompt is filtered."""
+        """Return the number of steps from a place in the data to the end of the run, if no prompt is filtered."""
         size, batch = len(self._order), self.args.rollout.batch_size
         whole = max(self.args.train.num_episodes - episode, 0) * -(-size // batch)
         return max(whole - consumed // batch, 0)
 
     def get_max_steps(self) -> int:
-        """Upstream asks before it loads the models: the moment to refuse what cannot work.
+        """Return the number of optimizer steps, after checks: upstream calls this before it loads the models.
 
         Raises:
             RefusedError: a data set cannot be used, another run writes to the same folder, or a node cannot grade.
@@ -152,16 +155,16 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     @ray.method(concurrency_group="control")
     def ask_to_stop(self, why: str) -> None:
-        """End at the next good moment, with a checkpoint; while `fit` runs."""
+        """Ask `fit` to stop at the next safe point, with a checkpoint."""
         self._stop_asked = why
 
     @ray.method(concurrency_group="output")
     def printed(self, seen: int, patience: float) -> tuple[int, list[str]]:
-        """For the driver, which prints it: as `relay.fetch`; while `fit` runs."""
+        """Return this process's output for the driver to print (`relay.fetch`), while `fit` runs."""
         return relay.fetch(seen, patience)
 
     def fit(self, global_step: int = 0) -> None:
-        """Upstream's loop, from the newest checkpoint if there is one.
+        """Run upstream's training loop, from the newest checkpoint if there is one.
 
         Raises:
             RunEndedError: the run was asked to stop, or cannot go on (see `outcome`).
@@ -193,7 +196,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             if step > states["global_step"] and self.args.ckpt.save_steps != float("inf"):
                 self._save_unless_kept(self._states_after(step))
             self._books.balance()
-            if not states["global_step"]:  # else it began with a checkpoint, which has a trained model
+            if not states["global_step"]:  # after a resume, the checkpoint has a trained model
                 self._books.refuse_untrained(step)
             whole = True
         except StoppedError:
@@ -210,47 +213,48 @@ class ShearTrainer(plain_class(PPOTrainer)):
             )
 
     def _resume(self) -> dict:
-        """Where the run stands: a checkpoint's states, or those of a fresh start.
+        """Restore a checkpoint if there is one; return its states, or those of a fresh start.
 
         Raises:
-            RefusedError: the checkpoint is of another run, which the line does not take.
+            RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
         """
         fresh = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
         kept = ray.get(self.actor_model_group.async_run_method("get_checkpoint_states"))[0] or {}
         if not kept:
             self._states = fresh
-            if self.args.ckpt.load_enable:  # of a run that was killed before its first checkpoint there may be metrics
+            if self.args.ckpt.load_enable:  # a run killed before its first checkpoint may have left metrics
                 self._tracking.resume(self, 0)
             return fresh
-        if "consumed" not in kept:  # of a version whose prompts came in another order
+        if "consumed" not in kept:  # an older version, with another order of prompts
             size = max(len(self._order), 1)
             kept["consumed"] = kept["total_consumed_prompts"] - kept["episode"] * size
-            logger.warning("the checkpoint is of an older version: the prompts of this episode come in another order")
+            logger.warning("the checkpoint is of an older version: this episode has another order of prompts")
         self._compare(kept)
         states = {name: kept[name] for name in (*fresh, *_KEPT) if name in kept}
         states[fingerprint.STATE] = self._fingerprint.topics
         self._states, step = states, states["global_step"]
         self.restore_best_checkpoint_state(kept)
         self._batches.restore(states)
-        if self.args.algo.kl.target:  # else the coefficient is the line's
+        if self.args.algo.kl.target:  # else the flag sets the coefficient
             self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
         self._story = Story(self.args, step + self._steps_from(states["episode"], states["consumed"]))
         self._books.saved = step
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
         if states["episode"] >= self.args.train.num_episodes:
-            say(f"nothing left to do: the run finished at step {step}; --train.num_episodes more would go on")
+            say(f"nothing left to do: the run finished at step {step}; raise --train.num_episodes to continue")
         else:
             place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
             say(f"resuming after step {step}: {place}")
         due = self.eval_dataloader and step > 0 and step % self.args.eval.steps == 0
-        if due and self._tracking.evaluated < step:  # a step is saved before it is evaluated
+        if due and self._tracking.evaluated < step:  # the checkpoint precedes the evaluation
             self._evaluate_and_keep_best(step, states, go_on=True)
         return states
 
     def _compare(self, kept: dict) -> None:
-        """With the run that wrote a checkpoint, which the driver can do only as far as it sees. Other prompts, or
-        another order of them, are begun at the first one.
+        """Compare this run with a checkpoint's run; the driver could compare only what it sees.
+
+        With other prompts, or another order, the episode restarts at its first prompt.
         """
         step, ckpt = kept["global_step"], self.args.ckpt
         if fingerprint.STATE not in kept:
@@ -271,7 +275,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             kept["consumed"] = 0
 
     def _states_after(self, step: int) -> dict:
-        """What a checkpoint keeps beside weights and optimizer; everything else follows from (seed, place)."""
+        """Return a checkpoint's states beside weights and optimizer; (seed, place) determines everything else."""
         here = {"global_step": step, "kl": self.kl_ctl.value, fingerprint.STATE: self._fingerprint.topics}
         return self._batches.state() | here
 
@@ -280,7 +284,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             raise StoppedError(f"stopped by {self._stop_asked} after step {self._states['global_step']}")
 
     def restore_best_checkpoint_state(self, checkpoint_states) -> None:
-        """As upstream's, but a better evaluation since then stays the best."""
+        """Restore the best evaluation as upstream does, but keep a better one that came since."""
         best = self.best_eval_metric_value
         super().restore_best_checkpoint_state(checkpoint_states)
         self.best_eval_metric_value = max(best, self.best_eval_metric_value)
@@ -288,7 +292,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     # ── A step ──
 
     def train_step(self, rollout_samples, global_step: int):
-        """Upstream's, on what has a reward and is finite; without any of that no weight changes."""
+        """Run upstream's step on rollouts with a reward and finite values; without such rollouts no weight changes."""
         dumps = self._weighs and self._dump.due(global_step + 1)
         if self._weighs:
             self.experience_maker.shows = dumps
@@ -341,7 +345,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
 
     def _compute_rollout_stats(self, experiences) -> dict:
-        """As upstream's, over rollouts; with the rewards' mean and deviation over those that did not fail."""
+        """Compute upstream's statistics without fillers; the rewards' mean and deviation leave out failed rewards."""
         experiences = without_fillers(experiences)
         stats = super()._compute_rollout_stats(experiences)
         if FAILED in experiences[0].info:
@@ -353,9 +357,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
     # ── Weights to the engines ──
 
     def broadcast_to_vllm(self) -> None:
-        """As upstream's; engines that die meanwhile, or before, are started again.
+        """Send the weights to the engines as upstream does; restart dead engines.
 
-        Between two batches, or with --train.partial_rollout_enable in the middle of one.
+        This happens between two batches; with --train.partial_rollout_enable, also during a batch.
         """
         if self.args.vllm.enable_sleep:
             self._engines.call("wake_up", tags=["weights"])
@@ -369,7 +373,13 @@ class ShearTrainer(plain_class(PPOTrainer)):
     # ── Evaluation ──
 
     def _evaluate_and_keep_best(self, step: int, states: dict | None, go_on: bool = False) -> None:
-        """`go_on`: with what an interrupted evaluation of these weights left behind."""
+        """Evaluate, and save a checkpoint if it is the best so far.
+
+        Args:
+            step: the step of the weights.
+            states: the checkpoint states; None before training, when nothing is saved.
+            go_on: continue an interrupted evaluation of the same weights.
+        """
         asked = {name: getattr(self.args.eval, name) for name in ("temperature", "n_samples_per_prompt")}
         with self._batches.undisturbed():
             metrics = self.evaluate(step, go_on=go_on, **self.generate_kwargs | asked)
@@ -392,7 +402,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return logs
 
     def _scores(self, samples: list[Experience], size: int) -> dict[str, float]:
-        """Metrics of evaluation rollouts, which come in the order of their rows, `size` for each row."""
+        """Return the metrics of evaluation rollouts, which are in row order, `size` per row."""
         sampled = [
             Sampled(
                 reward=None if is_failed(sample) else sample.rewards.item(),
@@ -418,7 +428,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
     # ── Checkpoints ──
 
     def save_best_checkpoint(self, eval_metrics, global_step, client_states=None) -> None:
-        """As upstream's, once anything was trained: a run that is resumed from a checkpoint has a trained model."""
+        """Save the best checkpoint as upstream does, but only once something was trained.
+
+        A resumed run takes the model of its checkpoint for a trained one.
+        """
         if not self._books.ledger.trained:
             return
         before = self.best_eval_metric_value
@@ -431,7 +444,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._prune(f"best_global_step{global_step}")
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
-        """As upstream's; no checkpoint is made of a step whose rewards or gradients failed."""
+        """Log and save as upstream does, but save no checkpoint of a step whose rewards or gradients failed."""
         logs = dict(logs_dict or {})
         rule = self.experience_maker.rule.name if self._weighs else ""
         if self._weighs and f"{rule}/credit_seconds" in logs:
@@ -443,14 +456,14 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._save(global_step, client_states)
 
     def _save_unless_kept(self, states: dict) -> None:
-        """What a run stands at in the end."""
+        """Save the final states, unless a checkpoint already has them."""
         step = states["global_step"]
         kept = step == self._books.saved and states["total_consumed_prompts"] == self._states["total_consumed_prompts"]
         if step and not kept and self._books.worth_saving:
             self._save(step, states)
 
     def _save(self, step: int, states: dict) -> None:
-        """A disk without room costs this checkpoint; the next step tries again."""
+        """Save a checkpoint; if the disk has no room, log it, and the next step tries again."""
         self._save_due = True
         problem = ray.get(self.actor_model_group.actors[0].disk_problem.remote())
         if problem:
@@ -481,7 +494,7 @@ _KEPT = ("ledger", "waiting", "kl")
 
 
 def _pass_over(error: ray.exceptions.RayTaskError, step: str) -> None:
-    """Say that there is no checkpoint, where a disk refused it; raise any other error."""
+    """Log that the disk refused a checkpoint; raise any other error."""
     if not isinstance(error.cause, checkpoints.NotSavedError):
         raise error
     logger.error(f"no checkpoint of {step}: {error.cause}")

@@ -1,4 +1,4 @@
-"""The benchmarks of `--eval.suite`: what a training run's engines answer every few steps."""
+"""Benchmarks of `--eval.suite`, which a training run's engines answer every few steps."""
 
 import filecmp
 import os
@@ -21,10 +21,10 @@ logger = init_logger(__name__)
 
 
 class TrainingSuite:
-    """The benchmarks of `--eval.suite`, asked of a training run's engines."""
+    """Evaluator of the benchmarks of `--eval.suite` on a training run's engines."""
 
     def __init__(self, args, engines, tokenizer):
-        """Reads the questions: what is wrong with them (`suite_plan`) shows before training."""
+        """Read the questions (`suite_plan`), so that their errors show before training."""
         self._plan = suite_plan(args)
         self._folder = Path(args.ckpt.path) / "evaluations"
         reward = args.reward
@@ -33,14 +33,17 @@ class TrainingSuite:
         self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.asked, args.data.max_len)
 
     def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
-        """The metrics of the policy as the engines have it: `suite/NAME`, avg@k, and `suite/average` over them.
+        """Evaluate the engines' current weights; return `suite/NAME`, avg@k, their `suite/average`, and details.
 
-        The completions and results.json are kept in `CKPT_PATH/evaluations/stepN`; `go_on` is for an interrupted
-        evaluation of the very same weights.
+        The completions and results.json stay in `CKPT_PATH/evaluations/stepN`.
+
+        Args:
+            step: the step of the weights.
+            go_on: continue an interrupted evaluation of the same weights.
         """
         folder = self._folder / f"step{step}"
         if not go_on:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that has gone back to an older checkpoint
+            shutil.rmtree(folder, ignore_errors=True)  # from before a resume at an older checkpoint
         plan = replace(self._plan, model=f"{self._plan.model}, step {step}")
         if self._sleeps:
             batch_vllm_engine_call(self._engines, "wake_up")
@@ -70,7 +73,7 @@ class TrainingSuite:
 
 
 def _share(file: Path, common: Path) -> None:
-    """One copy on the disk of what every evaluation asks: the tests of programs are large."""
+    """Keep a single copy of the questions on the disk for all evaluations, because programs' tests are large."""
     with suppress(OSError):  # no hard links here
         if not common.exists():
             os.link(file, common)

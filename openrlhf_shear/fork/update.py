@@ -1,4 +1,4 @@
-"""An update, watched: what its optimizer steps were made of, what they report, and whether weights stayed finite."""
+"""Watched update: counts the rollouts in its optimizer steps, collects metrics, and checks for finite weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,30 +12,30 @@ from openrlhf_shear.fork.fillers import FILLER
 from openrlhf_shear.fork.meter import Meter
 from openrlhf_shear.fork.samples import FAILED
 
-_NOTHING = 1e-9  # tokens of a micro-batch of fillers: OpenRLHF divides by their sum, for its progress bar
+_NOTHING = 1e-9  # tokens of a filler micro-batch, not 0: OpenRLHF divides by the sum for its progress bar
 
 
 class WatchedSteps(ABC):
-    """In place of `training_step` of one of OpenRLHF's trainers, during one update.
+    """Replacement of an OpenRLHF trainer's `training_step` during an update.
 
     Before a micro-batch it tells DeepSpeed whether an optimizer step ends there (`ShearStrategy.begin_micro_batch`);
-    afterwards it measures. Rollouts count when the optimizer step that they are part of has been applied: DeepSpeed
-    skips a step whose gradients are not finite, and says nothing.
+    afterwards it measures. Rollouts count once their optimizer step is applied: DeepSpeed silently skips a step whose
+    gradients are not finite.
 
     Attributes:
         meter: the update's metrics.
-        trained, skipped: rollouts with a reward in optimizer steps that were applied, and that were not.
-        applied_steps, skipped_steps: of the optimizer.
+        trained, skipped: rollouts with a reward in applied optimizer steps, and in skipped ones.
+        applied_steps, skipped_steps: numbers of optimizer steps.
         moved: whether an applied step had a gradient and a learning rate other than 0.
     """
 
-    model = ""  # the prefix of its metrics
+    model = ""  # the prefix of the model's metrics
 
     def __init__(self, trainer, engine):
         """
         Args:
             trainer: OpenRLHF's `ActorPPOTrainer` or `CriticPPOTrainer`.
-            engine: DeepSpeed's.
+            engine: DeepSpeed's engine.
         """
         self._trainer, self._engine, self._training_step = trainer, engine, trainer.training_step
         self.meter = Meter()
@@ -44,10 +44,10 @@ class WatchedSteps(ABC):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While the trainer updates.
+        """Replace `training_step` inside the context.
 
         Raises:
-            RuntimeError: rollouts are left that no optimizer step has seen: the gradient accumulation is out of step.
+            RuntimeError: the update ended between two optimizer steps, with rollouts or micro-batches left over.
         """
         self._trainer.training_step = self
         try:
@@ -62,11 +62,11 @@ class WatchedSteps(ABC):
             )
 
     def status(self) -> dict[str, float]:
-        """The update's metrics over all ranks; every rank calls this."""
+        """Return the update's metrics over all ranks; every rank calls this."""
         return self.meter.means() | {f"{self.model}_lr": self._engine.get_lr()[0]}
 
     def __call__(self, experience: Experience, *args) -> dict:
-        """As upstream's; `args` end with the micro-batch's number in the update and the norm of its loss."""
+        """Train on a micro-batch as upstream does; `args` end with its number in the update and its loss norm."""
         *others, step, norm = args
         trainer, engine, dynamic = self._trainer, self._engine, self._trainer.args.train.dynamic_batch_enable
         nobody = torch.zeros(len(experience.sequences))
@@ -90,8 +90,10 @@ class WatchedSteps(ABC):
         """Add a micro-batch's numbers to the meter.
 
         Args:
-            mask: (B, A) of its action tokens.
-            rollouts: (B,) bool: no filler.
+            status: upstream's result.
+            mask: (B, A), its action tokens.
+            rollouts: (B,) bool, False for fillers.
+            norm: the norm of the loss.
         """
 
     def _count_step(self, applied: bool, rate: float) -> None:
@@ -106,10 +108,10 @@ class WatchedSteps(ABC):
 
 
 class ActorSteps(WatchedSteps):
-    """Of the policy.
+    """Watched steps of the policy.
 
     Attributes:
-        rule_metrics: what a credit rule that acts in the update has said of the micro-batch, by metric; emptied here.
+        rule_metrics: the micro-batch's metrics from a credit rule that acts in the update; emptied after each.
     """
 
     model = "actor"
@@ -118,7 +120,7 @@ class ActorSteps(WatchedSteps):
         super().__init__(trainer, engine)
         self.rule_metrics: list[dict[str, float]] = []
         args = trainer.args
-        # What upstream divides by the whole optimizer step's tokens, or sequences, before it weighs it by tokens again.
+        # Losses that upstream divides by the optimizer step's tokens or sequences, and then weighs by tokens again.
         self._losses = {"policy_loss": trainer.actor_loss_fn.token_level_loss, "entropy_loss": True}
         if args.algo.kl.use_loss:
             self._losses["kl"] = True
@@ -145,7 +147,7 @@ class ActorSteps(WatchedSteps):
 
 
 class CriticSteps(WatchedSteps):
-    """Of the critic."""
+    """Watched steps of the critic."""
 
     model = "critic"
 
@@ -156,10 +158,10 @@ class CriticSteps(WatchedSteps):
 
 @torch.no_grad()
 def first_not_finite(module: torch.nn.Module) -> str:
-    """The first parameter that is not finite on any rank, "" if there is none; every rank calls this."""
+    """Return the first parameter that is not finite on any rank, or ""; every rank calls this."""
     names, flags = [], []
     for name, parameter in module.named_parameters():
-        values = getattr(parameter, "ds_tensor", parameter.data)  # this rank's part of it under ZeRO-3
+        values = getattr(parameter, "ds_tensor", parameter.data)  # this rank's shard under ZeRO-3
         names.append(name)
         flags.append(values.isfinite().all())
     broken = ~torch.stack(flags)

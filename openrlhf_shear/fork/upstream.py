@@ -1,8 +1,8 @@
-"""OpenRLHF as it is installed: whether the fork fits it, its parser, and the class behind an actor.
+"""Access to the installed OpenRLHF: version check, parser, and the class behind an actor.
 
 OpenRLHF builds its parser under `if __name__ == "__main__"` of a module whose first lines import ray, vllm and
-deepspeed. `parser()` reads that module's source and runs only the statements that build the parser, so that `--help`
-and every early error come within a second, and the flags of any 0.11.x release work without a copy of them.
+deepspeed. `parser()` reads that module's source and runs only the statements that build the parser. `--help` and early
+errors therefore come within a second, and the flags of any 0.11.x release work without a copy of them.
 """
 
 import argparse
@@ -23,13 +23,13 @@ _REMEDY = f"use: pip install openrlhf=={OPENRLHF_VERSION}"
 
 
 def check_version(force: bool = False) -> str:
-    """The installed OpenRLHF version, if the fork fits it.
+    """Return the installed OpenRLHF version if the fork supports it.
 
-    `OPENRLHF_VERSION` does. Another 0.11 release does if every function of it that the fork relies on is still what it
-    was (`contract.json`); a line says so. With `force` any does; a warning says what has changed.
+    It supports `OPENRLHF_VERSION`, and prints a line for another 0.11 release whose functions all match the contract
+    (`contract.json`). With `force` it accepts any version, and warns about the changes.
 
     Raises:
-        RuntimeError: OpenRLHF is not installed, or it is a version that the fork is not known to fit.
+        RuntimeError: OpenRLHF is not installed, or the fork is not known to fit its version.
     """
     try:
         version = metadata.version("openrlhf")
@@ -47,19 +47,19 @@ def check_version(force: bool = False) -> str:
     if not force:
         raise RuntimeError(
             f"OpenRLHF must be {OPENRLHF_VERSION}, or another {series} release that has all that openrlhf_shear relies "
-            f"on: got {version}; {_REMEDY}, or go on at your own risk with {FORCE}. Changed there:{listed}"
+            f"on: got {version}; {_REMEDY}, or use {FORCE} at your own risk. Changed there:{listed}"
         )
     print(f"[Warning] {about}; {_REMEDY}. Changed there:{listed}", file=sys.stderr)
     return version
 
 
 def forced(argv: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether a command line has `FORCE`, which is needed before there is a parser, and the line without it."""
+    """Return whether a command line has `FORCE`, and the line without it; no parser exists yet at that point."""
     return FORCE in argv, [word for word in argv if word != FORCE]
 
 
 def parser() -> argparse.ArgumentParser:
-    """OpenRLHF's parser of `openrlhf.cli.train_ppo_ray`, as it stands before `parse_args()`.
+    """Return OpenRLHF's parser of `openrlhf.cli.train_ppo_ray`, as built before `parse_args()`.
 
     Raises:
         RuntimeError: OpenRLHF is missing, or its module no longer builds a `parser` the way 0.11 does.
@@ -116,5 +116,5 @@ def _unexpected(problem: str) -> str:
 
 
 def plain_class(actor_class) -> type:
-    """The class behind a `ray.remote` actor class, which Ray refuses to subclass."""
+    """Return the class behind a `ray.remote` actor class, because Ray refuses to subclass actor classes."""
     return actor_class.__ray_metadata__.modified_class.__ray_actor_class__
