@@ -218,7 +218,7 @@ def test_the_readmes_command_fits(line, monkeypatch):
 
 @pytest.mark.parametrize("sweep", ["main", "groups"])
 def test_the_papers_runs_fit(line, job, tmp_path, monkeypatch, sweep):
-    monkeypatch.setattr(checks, "RULES", [memory])
+    monkeypatch.setattr(checks, "CHECKS", [memory])
     names = dict(zip(MODELS.values(), ("qwen2.5-7b", "qwen2.5-7b", "llama-3-8b", "qwen2.5-14b"), strict=True))
     folders = {hub: str(write_model(tmp_path / name, *CONFIGS[name][:2])) for hub, name in names.items()}
     folders["Qwen/Qwen2.5-Math-PRM-7B"] = folders["Qwen/Qwen2.5-Math-7B"]
@@ -245,10 +245,10 @@ def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
 
 
 def test_the_doctor_checks_the_flags_of_a_training(line, capsys):
-    (first,) = doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
+    first, *_ = doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
     assert first.status == "ok", first.seen
     assert "7.62B parameters on 8 ranks" in capsys.readouterr().out
-    (told,) = doctor._line(line("qwen2.5-7b", DAPO_8B))
+    told, *_ = doctor._line(line("qwen2.5-7b", DAPO_8B))
     assert told.status == "fail" and "does not fit" in told.seen and told.remedy.startswith("use --vllm.enable_sleep")
 
 
