@@ -63,10 +63,11 @@ def main() -> None:
 def sides(device: torch.device, window: int, spans: int, hidden: int = 64, seed: int = 0) -> tuple[Spans, Spans]:
     """Return two sides of random walks with as many near as far spans."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = window + (spans - 1) * 10
+    stride = min(10, window)
+    tokens = window + (spans - 1) * stride
     walks = [torch.randn(tokens, hidden, generator=generator).cumsum(0) for _ in range(2)]
     scale = torch.cat(walks).norm(dim=1).mean().item()
-    return tuple(Spans.pack([walk.to(device)], SpanCut(window, 10), scale) for walk in walks)
+    return tuple(Spans.pack([walk.to(device)], SpanCut(window, stride), scale) for walk in walks)
 
 
 def right(device: torch.device) -> dict:

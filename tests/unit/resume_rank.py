@@ -42,7 +42,7 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
             inputs = (experience.sequences, experience.action_mask, experience.attention_mask)
             experience.action_log_probs = actor.forward(*inputs).float()
         given = [Experience.concat_experiences(given[i : i + micro], 0) for i in range(0, batch, micro)]
-        for experience in share_of(given, args, rank, ranks, 1):
+        for experience in share_of(given, rank, ranks, 1):
             actor.append(experience)
         actor.set_seed(number)
         actor.fit(0.0)

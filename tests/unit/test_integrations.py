@@ -120,7 +120,7 @@ def test_a_rule_sees_what_it_needs_and_where_it_stands():
 
 def test_what_counts_as_correct():
     assert outcomes([0.5, 0.4, float("nan")], 0.5) == [True, False, None]
-    with pytest.raises(ValueError, match=r"shear\.correct_threshold must be finite"):
+    with pytest.raises(ValueError, match=r"credit\.correct_threshold must be finite"):
         outcomes([], float("inf"))
 
 

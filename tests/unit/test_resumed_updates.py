@@ -64,7 +64,7 @@ class Runs:
 
     def run(self, phases: list[dict], ranks: int = 1) -> list[dict]:
         name = f"ranks{ranks}"
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(gradients._free_port())}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(gradients.measure.free_port())}
         torch.save({"phases": phases, "rollouts": self.rollouts, "environment": where}, self.folder / f"{name}.pt")
         paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -207,7 +207,7 @@ def test_a_search_agrees_with_the_reference():
 @compiled
 def test_a_window_that_does_not_fit_is_refused():
     assert TritonSinkhorn.MAX_WINDOW == 128
-    with pytest.raises(ValueError, match=r"at most 128 tokens: got 129; use shear\.backend torch"):
+    with pytest.raises(ValueError, match=r"at most 128 tokens: got 129; use credit\.backend torch"):
         TritonSinkhorn(make_tile(window=129, stride=10, lengths=((129,), (3,))), 0.02)
 
 
