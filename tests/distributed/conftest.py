@@ -254,9 +254,12 @@ def maker(tokenizer):
         from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
         from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
+        from openrlhf_shear.credit.registry import load_rule
         from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 
         kind = RemoteExperienceMaker if upstream else CreditExperienceMaker
+        if not upstream:
+            options["rule"] = load_rule(strategy.args.credit)
         return kind(group, None, None, None, FixedKLController(0.0), strategy, tokenizer, **options)
 
     return build
