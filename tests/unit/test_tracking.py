@@ -52,6 +52,14 @@ def steps(args) -> list[int]:
     return [event.step for event in board.Scalars("train/reward")]
 
 
+@pytest.fixture(autouse=True)
+def first_files(monkeypatch):
+    """TensorBoard's number of a file in its process starts at 0: files of one second are read in the order of names."""
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
 @pytest.fixture
 def disk(monkeypatch):
     """A disk that is full while `full` is set: of TensorBoard's writes, in its thread, and of nameless files."""

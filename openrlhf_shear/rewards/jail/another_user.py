@@ -10,12 +10,13 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from random import SystemRandom
 
-_USERS = range(
-    0x5EA20000, 0x5EA30000
-)  # ids of no user; each jail gets another, as the kernel counts some things by user
+# ids of no user; each jail gets another, as the kernel counts some things by user
+_USERS = range(0x5EA20000, 0x5EA30000)
 _NOBODY = 65534  # in a container without other users
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PLACES = ("/mnt", "/media", "/srv", "/home")
@@ -57,17 +58,24 @@ class View:
 
 def user() -> tuple[int | None, str]:
     """Return the number of a user that nothing else runs as; or None, and why there is none."""
-    if not shutil.which("setpriv"):
-        return None, "setpriv is not installed (apt-get install util-linux)"
-    for numbers in (_USERS, (_NOBODY,)):
-        if all(_is_mapped(which, number) for which in ("uid", "gid") for number in (numbers[0], numbers[-1])):
-            return SystemRandom().choice(numbers), ""
-    return None, "this container has no other user"
+    numbers, why = _users()
+    return (SystemRandom().choice(numbers) if numbers else None), why
 
 
 def switch(number: int) -> list[str]:
     """Return the words that run the command after them as this user."""
     return ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups"]
+
+
+@cache
+def _users() -> tuple[Sequence[int], str]:
+    """Return the numbers of users to choose from; or none, and why there are none."""
+    if not shutil.which("setpriv"):
+        return (), "setpriv is not installed (apt-get install util-linux)"
+    for numbers in (_USERS, (_NOBODY,)):
+        if all(_is_mapped(which, number) for which in ("uid", "gid") for number in (numbers[0], numbers[-1])):
+            return numbers, ""
+    return (), "this container has no other user"
 
 
 def _is_mapped(which: str, number: int) -> bool:
