@@ -16,9 +16,9 @@ from statistics import median
 import torch
 from measure import print_table, script_parser, write_json
 
-from openrlhf_shear.arithmetic.policy import build_model, build_tokenizer
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.report.provenance import provenance
+from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer
 
 WAYS = {"own": "bfloat16, the CPU's own", "float32": "float32", "widened": "bfloat16, multiplied in float32"}
 

@@ -8,7 +8,8 @@
 import sys
 
 from openrlhf_shear.cli.train_ppo_ray import main
-from openrlhf_shear.fork import cpu_backend, hooks
+from openrlhf_shear.train import hooks
+from openrlhf_shear.train.cpu import backend as cpu_backend
 
 
 class KeepsOldWeights(cpu_backend.CpuRollout):

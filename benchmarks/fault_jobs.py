@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from openrlhf_shear.arithmetic.problems import write_dataset
-from openrlhf_shear.fork import checkpoints
 from openrlhf_shear.rollouts.record import read_rollouts
+from openrlhf_shear.tasks.arithmetic.problems import write_dataset
+from openrlhf_shear.train.update import checkpoints
 
 TRAIN = ("-m", "openrlhf_shear.cli.train_ppo_ray")
 PACKAGE = Path(checkpoints.__file__).parents[1]
-POLICY, REWARD = PACKAGE / "arithmetic" / "shipped_policy", PACKAGE / "arithmetic" / "arithmetic.py"
+POLICY, REWARD = PACKAGE / "tasks" / "arithmetic" / "shipped_policy", PACKAGE / "tasks" / "arithmetic" / "arithmetic.py"
 GROUP, BATCH = 4, 8  # rollouts a prompt, prompts a step
 METRIC = "metric/"
 STEP = re.compile(r"Global step (\d+):")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fault_jobs import BATCH, GROUP, TRAIN, Bench, Job, Outcome, kill
 
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.train.update import checkpoints
 
 Row = Callable[[Bench], Outcome]
 Moment = Callable[[Bench, Job], bool]  # waits for the moment; returns False where the job ended first

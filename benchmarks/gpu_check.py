@@ -31,8 +31,8 @@ from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.credit.shear import shear_weights
 from openrlhf_shear.kernels import tuning
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn
-from openrlhf_shear.ot import Spans, search_bytes
-from openrlhf_shear.ot.tiles import Tile, tiles
+from openrlhf_shear.transport import Spans, search_bytes
+from openrlhf_shear.transport.tiles import Tile, tiles
 
 EPSILON = 0.015
 ACCURACY = 1e-2  # of epsilon, as in the tests

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.train.cpu import backend as cpu_backend
 
 os.environ["OMP_NUM_THREADS"] = "1"
 cpu_backend.install()  # the modules below import OpenRLHF's
@@ -27,10 +27,11 @@ from openrlhf.utils import get_strategy, utils  # noqa: E402
 from openrlhf.utils.config import hierarchize  # noqa: E402
 
 from openrlhf_shear.cli.train_ppo_ray import parse  # noqa: E402
-from openrlhf_shear.fork import hooks, launch  # noqa: E402
-from openrlhf_shear.fork.fillers import shared_out  # noqa: E402
-from openrlhf_shear.fork.outcome import RunEndedError  # noqa: E402
-from openrlhf_shear.fork.upstream import plain_class  # noqa: E402
+from openrlhf_shear.train import hooks  # noqa: E402
+from openrlhf_shear.train.experience.fillers import shared_out  # noqa: E402
+from openrlhf_shear.train.start import launch  # noqa: E402
+from openrlhf_shear.train.start.outcome import RunEndedError  # noqa: E402
+from openrlhf_shear.train.upstream import plain_class  # noqa: E402
 
 
 def experience_of(rollout: dict) -> Experience:

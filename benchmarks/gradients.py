@@ -31,11 +31,11 @@ from tqdm import tqdm
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-import openrlhf_shear.arithmetic
-from openrlhf_shear.arithmetic.problems import make_problems, write_dataset
-from openrlhf_shear.arithmetic.solutions import write_solution
+import openrlhf_shear.tasks.arithmetic
+from openrlhf_shear.tasks.arithmetic.problems import make_problems, write_dataset
+from openrlhf_shear.tasks.arithmetic.solutions import write_solution
 
-POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
+POLICY = Path(openrlhf_shear.tasks.arithmetic.__file__).parent / "shipped_policy"
 REWARD = POLICY.parent / "arithmetic.py"
 METRIC = 0.02  # tolerance, relative to the metric or to `_floor` where that is larger
 RATE, EPSILON = 10.0, 1000.0  # an optimizer step moves weights by a hundredth of the gradient

@@ -27,11 +27,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from openrlhf_shear.arithmetic.smollm2 import write_smollm2
-from openrlhf_shear.arithmetic.word_problems import word_problem
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.data.writing import beside
 from openrlhf_shear.rewards.last_number import final_number
+from openrlhf_shear.tasks.arithmetic.smollm2 import write_smollm2
+from openrlhf_shear.tasks.arithmetic.word_problems import word_problem
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
 PROBLEMS = 12

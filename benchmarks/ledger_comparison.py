@@ -1,4 +1,4 @@
-"""The planned differences of docs/ledger.md, from the lab's finished runs.
+"""The planned differences of docs/bookkeeping.md, from the lab's finished runs.
 
     examples/scripts/ledger.sh               # trains the runs and calls this: PYTHONPATH=. python ...
 
@@ -25,7 +25,7 @@ from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance
 
 SETTINGS = {"prompts": 8, "steps": 20, "eval_problems": 256, "window": 32, "stride": 8, "epsilon_rel": 0.015}
-SETTINGS = LabSettings(task="ledger", **SETTINGS)
+SETTINGS = LabSettings(task="bookkeeping", **SETTINGS)
 ORACLE = "oracle_first_wrong"
 RULES = "examples.rules."
 # the rules that were tried, after the best rule without hidden states

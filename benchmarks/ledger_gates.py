@@ -1,4 +1,4 @@
-"""Four gates of the ledger task: can it decide anything? Measured before any rule is compared (docs/ledger.md).
+"""Four gates of the bookkeeping task: can it decide anything? Measured before any rule is compared (docs/bookkeeping.md).
 
     examples/scripts/ledger_gates.sh               # trains the runs and calls this
 
@@ -124,7 +124,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     asked = {"steps": args.steps, "eval_problems": args.eval_problems, "learning_rate": args.learning_rate}
-    settings = LabSettings(task="ledger", start=args.start, prompts=8, **asked)
+    settings = LabSettings(task="bookkeeping", start=args.start, prompts=8, **asked)
     settings = replace(settings, window=32, stride=8, epsilon_rel=0.015)
     start = start_policy(settings, args.runs, print)
     surprisal = surprisal_gate(surprises(settings, start, args.problems))

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from measure import best_times, environment, pick_device, print_table, script_parser, write_json
 
-from openrlhf_shear.arithmetic.problems import make_problems
-from openrlhf_shear.arithmetic.smollm2 import write_smollm2
+from openrlhf_shear.tasks.arithmetic.problems import make_problems
+from openrlhf_shear.tasks.arithmetic.smollm2 import write_smollm2
 
-POLICY = Path(__file__).resolve().parents[1] / "openrlhf_shear" / "arithmetic" / "shipped_policy"
+POLICY = Path(__file__).resolve().parents[1] / "openrlhf_shear" / "tasks" / "arithmetic" / "shipped_policy"
 SMOLLM2 = "smollm2"
 WAYS = {"none": None, "drawn token": 0, "drawn and best token": 1}
 
@@ -58,7 +58,7 @@ def main() -> None:
     args = _parser().parse_args()
     device = pick_device(args.device)
     if device == "cpu":
-        from openrlhf_shear.fork import cpu_backend
+        from openrlhf_shear.train.cpu import backend as cpu_backend
 
         cpu_backend.install()
     about, rows = environment(device), []

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.config.spec import SEARCH_BYTES
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, make_distance, search_spans
+from openrlhf_shear.transport import Spans, make_distance, search_spans
 
 SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_states.safetensors"
 PASSAGE, MOVED = 20, 0.1

@@ -1,4 +1,4 @@
-"""Memory of an actor on the CPU profile in every phase, measured and as preflight/memory.py estimates it.
+"""Memory of an actor on the CPU profile in every phase, measured and as memory/estimate.py estimates it.
 
 The strategy, the actor and DeepSpeed are those of training, in two processes without Ray. The measure is the peak of
 each process's resident memory, less that before its model was loaded. flash-attn's cross entropy needs CUDA, so a
@@ -95,7 +95,7 @@ def install_cross_entropy() -> None:
 
 def work(words: list[str], tokens: int) -> dict[str, int]:
     """Run a rank; return the bytes of each phase beyond those before the model."""
-    from openrlhf_shear.fork import cpu_backend
+    from openrlhf_shear.train.cpu import backend as cpu_backend
 
     cpu_backend.install()
     install_cross_entropy()
@@ -106,7 +106,7 @@ def work(words: list[str], tokens: int) -> dict[str, int]:
     from openrlhf.utils.config import hierarchize
 
     from openrlhf_shear.cli.train_ppo_ray import parse
-    from openrlhf_shear.fork.strategy import ShearStrategy
+    from openrlhf_shear.train.update.strategy import ShearStrategy
 
     torch.set_num_threads(1)
     args = hierarchize(parse(words))
@@ -174,7 +174,7 @@ def measure(words: list[str], tokens: int) -> dict[str, int]:
 def estimated(words: list[str]) -> dict[str, float]:
     """Return the estimated bytes by phase, without GPU-only parts (contexts, engines, the allocator's fragments)."""
     from openrlhf_shear.cli.train_ppo_ray import read
-    from openrlhf_shear.preflight.memory_check import plan
+    from openrlhf_shear.preflight.memory import plan
 
     phases = {phase.name: phase.parts for phase in plan(vars(read(words).args)).estimate().phases}
     found = {

@@ -28,7 +28,7 @@ from measure import environment, print_table, script_parser, write_json
 from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.fork.schedule import plan_micro_batches, share_credit
+from openrlhf_shear.train.experience.schedule import plan_micro_batches, share_credit
 
 # level of MATH: mean and deviation of log(tokens), share of its problems, share of correct rollouts (assumed)
 LEVELS = {1: (3.98, 0.64, 0.075, 0.9), 2: (4.31, 0.66, 0.180, 0.8), 3: (4.61, 0.64, 0.212, 0.65)}

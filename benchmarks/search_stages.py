@@ -16,8 +16,8 @@ from measure import best_times, clock
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.ot import SinkhornPairs, Spans, SpanSearch, make_distance, search_bytes, search_spans
-from openrlhf_shear.ot import tiles as tiles_module
+from openrlhf_shear.transport import SinkhornPairs, Spans, SpanSearch, make_distance, search_bytes, search_spans
+from openrlhf_shear.transport import tiles as tiles_module
 
 STAGES = ("kernel", "bounds", "solves", "rest", "total")  # kernel: making the token costs and the kernel from them
 

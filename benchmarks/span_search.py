@@ -29,7 +29,7 @@ from peers import ACCURACY, PEERS, calibrate, fastest, oracle_minimum
 from search_stages import STAGES, Group, bare_product, counts, cuda_limits, physical_limits, profile
 from tqdm import tqdm
 
-from openrlhf_shear.ot import SinkhornPairs, SpanSearch
+from openrlhf_shear.transport import SinkhornPairs, SpanSearch
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 UNPRUNED_TARGET = 5

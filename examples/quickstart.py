@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.baselines import group_advantages
@@ -22,6 +21,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.rollouts.columns import span_columns, token_columns
 from openrlhf_shear.rollouts.page import make_page
 from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 
 GROUP = 6
 SHADES = " ░▒▓█"  # small to large

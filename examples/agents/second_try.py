@@ -6,8 +6,8 @@
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
-from openrlhf_shear.arithmetic.arithmetic import response_text
-from openrlhf_shear.arithmetic.solutions import check
+from openrlhf_shear.tasks.arithmetic.arithmetic import response_text
+from openrlhf_shear.tasks.arithmetic.solutions import check
 
 REWARDS = (1.0, 0.5)  # of a right answer, by its turn
 

@@ -11,7 +11,7 @@ PROBLEMS=${PROBLEMS:-32} COMPLETIONS=${COMPLETIONS:-16} OUT=${OUT:-runs/diagnosi
 
 python -m openrlhf_shear.cli.make_arithmetic --out "$OUT/data" --train 0 --heldout "$PROBLEMS" --seed 0 >/dev/null
 python -m openrlhf_shear.cli.diagnose --model "$OUT/data/policy" --dataset "$OUT/data/heldout.jsonl" \
-    --task openrlhf_shear/arithmetic/arithmetic.py --prompt-key prompt --label-key answer --prompt-format plain \
+    --task openrlhf_shear/tasks/arithmetic/arithmetic.py --prompt-key prompt --label-key answer --prompt-format plain \
     --samples-per-prompt 8 --completions "$COMPLETIONS" --max-new-tokens 150 --window 16 --stride 4 \
     --enforce-eager --controls --output "$OUT" "$@"
 python -m openrlhf_shear.cli.rollout_page "$OUT/rollouts.parquet" --output "$OUT/rollouts.html"

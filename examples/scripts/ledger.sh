@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The comparison of docs/ledger.md. You can interrupt and restart it at any time; finished runs are kept in
+# The comparison of docs/bookkeeping.md. You can interrupt and restart it at any time; finished runs are kept in
 # benchmarks/results/ledger/lab. A run takes two to two and a half minutes on a core (1.9M parameters; 5.1M: four). All 421
 # runs take about 18 hours on a core. The larger policy, which takes an hour on a core, is unpacked from an archive.
 #
@@ -19,7 +19,7 @@ lab() { # SEEDS RULES [flags]
         --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 32 --workers "$WORKERS" --output "$OUT" "$@"
 }
 
-warmed_up() { # this command made the archive: python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
+warmed_up() { # this command made the archive: python -m openrlhf_shear.cli.warm_up_bookkeeping --size large --out "$LARGE"
     if [ ! -f "$LARGE/model.safetensors" ]; then
         python -m tarfile -e benchmarks/results/ledger/large.tar.xz "$LARGE.partial" # if killed, the next start unpacks again
         mkdir -p "$LARGE"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The gates of docs/ledger.md: runs of the oracles on seeds that no comparison uses, then benchmarks/ledger_gates.py.
+# The gates of docs/bookkeeping.md: runs of the oracles on seeds that no comparison uses, then benchmarks/ledger_gates.py.
 # You can interrupt and restart it. A run takes about four minutes on a core; there are 5 x 5 runs.
 #
 #   examples/scripts/ledger_gates.sh       SEEDS=5 STEPS=40 OUT=runs/ledger/gates WORKERS=1 to change it

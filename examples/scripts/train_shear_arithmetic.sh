@@ -24,7 +24,7 @@ python -m openrlhf_shear.cli.make_arithmetic --out "$RUN/data" --train $((STEPS 
 python -m openrlhf_shear.cli.train_ppo_ray \
     --algo.advantage.estimator "$ESTIMATOR" "${SHEAR_FLAGS[@]}" \
     --actor.model_name_or_path "$RUN/data/policy" \
-    --reward.remote_url openrlhf_shear/arithmetic/arithmetic.py \
+    --reward.remote_url openrlhf_shear/tasks/arithmetic/arithmetic.py \
     --data.prompt_dataset "$RUN/data/train.jsonl" --data.input_key prompt --data.label_key answer \
     --eval.dataset "$RUN/data/heldout.jsonl" --eval.before_train --eval.steps "$STEPS" \
     --eval.temperature 1.0 --eval.n_samples_per_prompt 2 \

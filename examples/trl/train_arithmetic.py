@@ -11,10 +11,10 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, parse_problem
-from openrlhf_shear.arithmetic.sampling import sampled_accuracy
-from openrlhf_shear.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
 from openrlhf_shear.integrations.trl import ShearGRPOTrainer
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems, parse_problem
+from openrlhf_shear.tasks.arithmetic.sampling import sampled_accuracy
+from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
 
 GROUP = 8  # rollouts a problem
 

@@ -5,14 +5,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from openrlhf_shear.preflight.refusal import INSTALL
+from openrlhf_shear.line.prog import prog
+from openrlhf_shear.line.values import INSTALL
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
-
-
-def prog(module: str) -> str:
-    """Return the name that a command was called by: `shear-...` of pyproject.toml, or its module."""
-    script = Path(sys.argv[0]).name
-    return script if script.startswith("shear-") else f"python -m openrlhf_shear.cli.{module}"
 
 
 def _remedy(module: str) -> str:

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
-from openrlhf_shear.preflight.doctor.machine import refused
+from openrlhf_shear.doctor.machine import refused
+from openrlhf_shear.line import frame
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.rewards.attacks import COUNT, try_attacks
 from openrlhf_shear.rewards.jail import find_jail

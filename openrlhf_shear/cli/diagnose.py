@@ -9,9 +9,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
 from openrlhf_shear.cli import sampling_flags as flags
 from openrlhf_shear.config import PrmConfig, SearchConfig, ShearConfig
+from openrlhf_shear.line import frame
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 EPILOG = """\
@@ -105,9 +105,9 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
 
     from openrlhf_shear.diagnosis.run import COMPLETED, SAMPLED, Diagnosis, diagnose
     from openrlhf_shear.evaluation.run import score
-    from openrlhf_shear.fork.diagnosis import Cluster
     from openrlhf_shear.kernels.backends import check_device
     from openrlhf_shear.sampling.store import Store
+    from openrlhf_shear.train.diagnosis import Cluster
 
     check_device(search.backend, "cpu")  # the search runs on CPU cores of the Ray cluster
 

@@ -6,10 +6,10 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
-from openrlhf_shear.preflight import memory_check
-from openrlhf_shear.preflight.doctor.node import check_node
-from openrlhf_shear.preflight.doctor.result import Result, fail, ok, warn
+from openrlhf_shear.doctor.node import check_node
+from openrlhf_shear.doctor.result import Result, fail, ok, warn
+from openrlhf_shear.line import frame
+from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 EPILOG = """\
@@ -49,7 +49,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     overall: list[Result] = []
     if args.cluster:
-        from openrlhf_shear.fork.doctor import check_cluster
+        from openrlhf_shear.train.start.doctor import check_cluster
 
         nodes, overall = check_cluster(args.path, args.deep, args.seconds)
     else:

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
 from openrlhf_shear.cli import sampling_flags as flags
 from openrlhf_shear.evaluation.run import evaluate, print_table, regrade
+from openrlhf_shear.line import frame
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines
@@ -75,8 +75,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _started(plan: Plan, engines: Engines):
-    from openrlhf_shear.fork.engine_sampler import started_engines
-    from openrlhf_shear.fork.launch import connect
+    from openrlhf_shear.train.sampling.engine_sampler import started_engines
+    from openrlhf_shear.train.start.launch import connect
 
     return started_engines(plan, engines, lambda: connect(engines.device, engines.gpus))
 

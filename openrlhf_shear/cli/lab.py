@@ -11,8 +11,8 @@ import traceback
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.line import frame
 
 EPILOG = """\
 what it does, without Ray or vLLM:
@@ -40,7 +40,7 @@ examples:
   {prog} --rules my_module:MyRule,shear --seeds 0 --output runs/lab
   {prog} --rules uniform,shear,shear/matched,my_module:MyRule --seeds 10 --output runs/lab
   {prog} --rules shear,oracle_first_wrong --seeds 10 --start 0.2 --output runs/lab-weak
-  {prog} --task ledger --rules uniform,shear --prompts 8 --steps 20 --window 32 --stride 8 --epsilon-rel 0.015 \
+  {prog} --task bookkeeping --rules uniform,shear --prompts 8 --steps 20 --window 32 --stride 8 --epsilon-rel 0.015 \
       --output runs/ledger/lab
 
 --seeds 0 does only step 1, in seconds, and reports on finished runs. The lab keeps finished runs: the same command

@@ -4,8 +4,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
-from openrlhf_shear.cli import frame
+from openrlhf_shear.line import frame
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
 
 EPILOG = """\
 Each row of the two files is a problem with its answer:
@@ -16,7 +16,7 @@ No problem of heldout.jsonl can occur in train.jsonl, whatever the seeds. The po
 that answers a little under half of the problems when sampled at temperature 1. To train on it, give OpenRLHF
 
   --data.prompt_dataset DIR/train.jsonl --data.input_key prompt --data.label_key answer
-  --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/arithmetic/arithmetic.py
+  --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/tasks/arithmetic/arithmetic.py
 
 The same options always write the same files.
 """
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> None:
     size = sum(file.stat().st_size for file in policy.iterdir())
     print(f"{policy}: the warmed-up policy ({size / 1e6:.1f} MB)")
     if args.prm:
-        from openrlhf_shear.arithmetic.prm import write_prm
+        from openrlhf_shear.tasks.arithmetic.prm import write_prm
 
         print(f"{write_prm(args.out / 'prm', args.seed)}: a process reward model with random weights")
     if args.train:

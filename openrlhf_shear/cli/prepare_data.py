@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.sources import SOURCES
 from openrlhf_shear.data.training_file import NothingKept, Options, Report, write_training_file
+from openrlhf_shear.line import frame
 from openrlhf_shear.report.tables import Table, print_tables
 
 EPILOG = """\

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
+from openrlhf_shear.line import frame
 
 EPILOG = """\
 A run has a method, backbone, task and seed. It is the folder of a training run (run.json and a TensorBoard log with

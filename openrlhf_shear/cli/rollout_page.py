@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
+from openrlhf_shear.line import frame
 
 EPILOG = """\
 FILE holds rollouts with their weights and spans. Two commands write such files:

@@ -7,8 +7,8 @@ import ssl
 import sys
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
 from openrlhf_shear.config.secrets import REWARD_TOKEN
+from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
 from openrlhf_shear.rewards.settings import SERVER_SECONDS
 from openrlhf_shear.rewards.tokens import read_token

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
 from openrlhf_shear.evaluation.run_summary import read_run, write_summary
+from openrlhf_shear.line import frame
 from openrlhf_shear.report.tables import Table, print_tables
 
 

@@ -7,19 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 
-from openrlhf_shear.cli import frame, run_file
-from openrlhf_shear.cli.flags import ESTIMATOR, KNOBS, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES, split, written
 from openrlhf_shear.config.refusal import Findings, LineError, Refusal, Told
 from openrlhf_shear.config.spec import CREDIT
-from openrlhf_shear.fork import attempts, fingerprint, machine, signals, upstream
-from openrlhf_shear.fork.console import Console
-from openrlhf_shear.fork.outcome import RunEndedError
-from openrlhf_shear.fork.story import say
-from openrlhf_shear.preflight import checks, keys, legacy, memory_check, placement, rules
+from openrlhf_shear.line import frame, keys, legacy, placement, run_file
+from openrlhf_shear.line.flags import KNOBS, OF_SEARCHES, PRM_RULES, PROG, add_flags, spec_of
+from openrlhf_shear.line.values import ESTIMATOR
+from openrlhf_shear.preflight import checks, rules
+from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import long_search, traits
+from openrlhf_shear.train import upstream
+from openrlhf_shear.train.start import attempts, fingerprint, machine, signals
+from openrlhf_shear.train.start.console import Console
+from openrlhf_shear.train.start.outcome import RunEndedError
+from openrlhf_shear.train.start.story import say
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -57,6 +60,15 @@ def read(argv: Sequence[str]) -> Line:
     if line is None:
         frame.refuse(parser, findings.shown())
     return line
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return OpenRLHF's parser with the flags of this fork.
+
+    Raises:
+        RuntimeError: OpenRLHF is missing or has an unknown structure (`upstream.parser`).
+    """
+    return add_flags(upstream.parser())
 
 
 def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.ArgumentParser]:
@@ -231,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise SystemExit(attempts.supervise(command, restarts, console))
     try:
         with signals.stopping(vars(args)["train.grace_seconds"]):
-            from openrlhf_shear.fork.launch import launch
+            from openrlhf_shear.train.start.launch import launch
 
             launch(args)
     except RunEndedError as error:

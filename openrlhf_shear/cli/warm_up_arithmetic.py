@@ -2,7 +2,8 @@
 
 import argparse
 
-from openrlhf_shear.cli import frame, warming
+from openrlhf_shear.cli import warming
+from openrlhf_shear.line import frame
 
 TASK = ("operations", "fillers")
 
@@ -10,7 +11,7 @@ EPILOG = """\
 A 0.64M-parameter Qwen2 model learns to write out seven steps (or --operations) of arithmetic modulo 100, a character
 a token, from generated solutions. Every few steps it answers problems, sampled at temperature 1, and training stops
 at --target-accuracy. With 30-50% correct answers most groups hold correct and incorrect rollouts to compare. It takes
-a few minutes on a core. The package ships such a policy (openrlhf_shear/arithmetic/shipped_policy); run this for
+a few minutes on a core. The package ships such a policy (openrlhf_shear/tasks/arithmetic/shipped_policy); run this for
 another seed, accuracy or size.
 
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/policy
@@ -45,7 +46,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     import torch  # late, so that --help is instant
 
-    from openrlhf_shear.arithmetic import warm_up
+    from openrlhf_shear.tasks.arithmetic import warm_up
 
     settings = warm_up.WarmUpSettings(**{name: getattr(args, name) for name in (*warming.ASKED, *TASK)})
     torch.set_num_threads(args.threads)

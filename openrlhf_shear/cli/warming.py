@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from openrlhf_shear.cli import frame
+from openrlhf_shear.line import frame
 
 ASKED = ("seed", "target_accuracy", "max_steps")  # fields of both `WarmUpSettings`
 
@@ -29,7 +29,7 @@ def keep(args: argparse.Namespace, result, readme: str, module: str, others: Ite
 
     Raises Shortfall: the target was not reached.
     """
-    from openrlhf_shear.arithmetic.policy import save
+    from openrlhf_shear.tasks.arithmetic.policy import save
 
     out = save(result.model, result.tokenizer, args.out)
     told = ("seed", "target_accuracy", "threads", *others)

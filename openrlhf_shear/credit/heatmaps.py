@@ -10,7 +10,7 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import CONTROLS, GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.shear import ShearResult, shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, make_distance, search_spans
+from openrlhf_shear.transport import Spans, make_distance, search_spans
 
 SHOWN_SPANS = 32  # spans of a rollout that heatmaps show
 

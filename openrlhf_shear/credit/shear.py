@@ -18,7 +18,7 @@ import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, SpanSearch, joined, make_distance, search_spans, span_starts
+from openrlhf_shear.transport import Spans, SpanSearch, joined, make_distance, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # rows in float64 at a time
 _UNITLESS = ("cosine", "mmd")  # distances without units: `normalize = "none"` has nothing to undo

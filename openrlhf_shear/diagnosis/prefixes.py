@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.columns import CONTROL_COLUMNS
 from openrlhf_shear.rollouts.record import Rollout, float64, read_table, write_table
 from openrlhf_shear.sampling.records import Completion, Question
+from openrlhf_shear.transport import span_starts
 
 KIND = "prefixes"
 

@@ -8,7 +8,7 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
-from openrlhf_shear.fork import contract
+from openrlhf_shear.train import contract
 
 
 def terms_of(package: str) -> dict[str, contract.Term]:

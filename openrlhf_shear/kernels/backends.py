@@ -10,7 +10,7 @@ import logging
 from functools import cache
 
 from openrlhf_shear.config.spec import BACKENDS
-from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
+from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs
 
 logger = logging.getLogger(__name__)
 

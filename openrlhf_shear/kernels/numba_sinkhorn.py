@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from openrlhf_shear.kernels import numba_loops as loops
-from openrlhf_shear.ot.geometry import Tokens
-from openrlhf_shear.ot.sinkhorn import SinkhornResult
-from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
-from openrlhf_shear.ot.tiles import Tile
+from openrlhf_shear.transport.geometry import Tokens
+from openrlhf_shear.transport.sinkhorn import SinkhornResult
+from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
+from openrlhf_shear.transport.tiles import Tile
 
 _LOG_RANGE = 82.0  # log of the largest kernel entry; float32 holds e^88, and a row of 300 adds a factor of e^6
 _LOG_FLOOR = -76.0  # smaller entries become 0: they and their products would be denormal numbers, which are slow

@@ -8,9 +8,9 @@ import triton
 from openrlhf_shear.config.spec import TRITON_WINDOW
 from openrlhf_shear.kernels import triton_kernels as kernels
 from openrlhf_shear.kernels import tuning
-from openrlhf_shear.ot.sinkhorn import SinkhornResult
-from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
-from openrlhf_shear.ot.tiles import Tile
+from openrlhf_shear.transport.sinkhorn import SinkhornResult
+from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
+from openrlhf_shear.transport.tiles import Tile
 
 _SMALLEST_BLOCK = 16
 _COLUMNS_A_PROGRAM = 64  # in `span_log_sums`

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.arithmetic.plain_policy import load_policy
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 from openrlhf_shear.lab.tasks import Task, task_of
+from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 
 BETAS = (0.9, 0.95)  # as in OpenRLHF
 WEIGHTS = "model.safetensors"
@@ -74,7 +74,7 @@ class Policy:
     def _attending(self) -> contextlib.AbstractContextManager:
         if not self._long:
             return contextlib.nullcontext()
-        from openrlhf_shear.arithmetic.attention import attending_in_blocks  # needs transformers
+        from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks  # needs transformers
 
         return attending_in_blocks(self.model)
 
@@ -82,7 +82,7 @@ class Policy:
         """Generate as the model does."""
         if not self._long:
             return self.model.generate(**asked)
-        from openrlhf_shear.arithmetic.attention import generate_long
+        from openrlhf_shear.tasks.arithmetic.attention import generate_long
 
         return generate_long(self.model, **asked)
 
@@ -143,7 +143,7 @@ def _accuracy(text: str) -> float | None:
 
 
 def _warm_up(task: Task, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
-    from openrlhf_shear.arithmetic.policy import save
+    from openrlhf_shear.tasks.arithmetic.policy import save
 
     report(f"warming up a start policy to {accuracy:.0%} ({task.about}); minutes")
     result = task.warm_up(accuracy, report)

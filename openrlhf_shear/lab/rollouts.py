@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.arithmetic.sampling import sample_ids
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import Problem, Task, task_of
+from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

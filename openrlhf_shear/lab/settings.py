@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from openrlhf_shear.config.knobs import knob, positive, require_all
 
 SHIPPED = "shipped"
-TASKS = ("arithmetic", "ledger")
+TASKS = ("arithmetic", "bookkeeping")
+_OLD_NAMES = {"ledger": "bookkeeping"}  # of tasks, in older command lines and in runs
 _NEW = {("task", "arithmetic"), ("eval_samples", 1)}  # newer settings, at the values that older runs had
 # These do not decide a run without its rule: the first three are knobs of rules, the last is of the placement.
 _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
@@ -20,13 +21,15 @@ class LabSettings:
     where a value is out of its range.
     """
 
-    task: str = knob(TASKS[0], "The policy's task: chain arithmetic, or keeping the books of a story.", TASKS)
+    task: str = knob(
+        TASKS[0], "The policy's task: chain arithmetic, or keeping the books of a story.", (*TASKS, *_OLD_NAMES)
+    )
     operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")
     fillers: int = knob(2, "Most random characters before a step of the warm-up's solutions, 0 to 8.")
     start: str = knob(
         SHIPPED,
         "Start policy: shipped (accuracy about 0.45); an accuracy, e.g. 0.2, to warm one up to (takes minutes, kept "
-        "under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic or warm_up_ledger.",
+        "under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic or warm_up_bookkeeping.",
     )
     prompts: int = knob(16, "Problems a training step.")
     samples_per_prompt: int = knob(8, "Rollouts a problem: the group size.")
@@ -49,6 +52,7 @@ class LabSettings:
     placement_prompts: int = knob(64, "Problems whose rollouts by the start policy show where the credit goes.")
 
     def __post_init__(self):
+        object.__setattr__(self, "task", _OLD_NAMES.get(self.task, self.task))
         counts = ("prompts", "steps", "mini_batches", "eval_problems", "eval_samples")
         counts = (*counts, "window", "stride", "placement_prompts")
         floats = ("learning_rate", "clip_low", "clip_high", "max_grad_norm", "epsilon_rel")
@@ -68,9 +72,13 @@ class LabSettings:
         )
 
     def of_a_run(self) -> dict:
-        """Return, by name, the settings that decide a run apart from its rule; `start` is a name, not the content."""
+        """Return, by name, the settings that decide a run apart from its rule; `start` is a name, not the content.
+
+        Tasks have their old names here, as runs are told apart by these settings.
+        """
+        old = {new: name for name, new in _OLD_NAMES.items()}
         return {
             name: value
-            for name, value in asdict(self).items()
+            for name, value in (asdict(self) | {"task": old.get(self.task, self.task)}).items()
             if name not in _NOT_OF_A_RUN and (name, value) not in _NEW
         }

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import torch
 
-from openrlhf_shear.arithmetic.task import ArithmeticTask
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.ledger.task import LedgerTask
+from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
+from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
 
 
 class Problem(Protocol):
@@ -44,4 +44,6 @@ class Task(Protocol):
 
 
 def task_of(settings: LabSettings) -> Task:
-    return LedgerTask() if settings.task == "ledger" else ArithmeticTask(settings.operations, settings.fillers)
+    return (
+        BookkeepingTask() if settings.task == "bookkeeping" else ArithmeticTask(settings.operations, settings.fillers)
+    )

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from openrlhf_shear.config.refusal import Finding, refusal
+from openrlhf_shear.line.values import Values
+from openrlhf_shear.memory.model_shape import config_of
 from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.preflight.model_shape import config_of
-from openrlhf_shear.preflight.refusal import Values
 
 _MERGED = "whose adapters are not merged for vLLM"
 _EMBEDDINGS, _HEADS = {"embed_tokens", "embed_in", "wte", "word_embeddings"}, {"lm_head", "embed_out"}

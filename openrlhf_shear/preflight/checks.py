@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.refusal import Finding, Findings, Refusal, Told, refusal
+from openrlhf_shear.doctor.machine import ADDRESSES
+from openrlhf_shear.line.values import ESTIMATOR, Values, graded
 from openrlhf_shear.preflight.adapters import adapters
-from openrlhf_shear.preflight.doctor.machine import ADDRESSES
 from openrlhf_shear.preflight.inputs import code, models, suite
 from openrlhf_shear.preflight.layout import batches, parallel, placement
-from openrlhf_shear.preflight.memory_check import memory
+from openrlhf_shear.preflight.memory import memory
 from openrlhf_shear.preflight.outputs import checkpoints, folders
 from openrlhf_shear.preflight.ranges import ranges
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded
 from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from openrlhf_shear.config.refusal import Finding, Refusal, caught, refusal, refuse
 from openrlhf_shear.data.files import DataError, looks_local, near_path
-from openrlhf_shear.preflight.model_shape import config_of
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded
+from openrlhf_shear.line.values import ESTIMATOR, Values, graded
+from openrlhf_shear.memory.model_shape import config_of
 from openrlhf_shear.preflight.rewards import graders, jailed
 from openrlhf_shear.preflight.rules import needs_prm
 

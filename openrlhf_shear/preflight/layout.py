@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from openrlhf_shear.config.refusal import Finding, Told, refusal, refuse
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, world
+from openrlhf_shear.line.values import ESTIMATOR, Values, graded, world
 
 
 def placement(values: Values) -> Iterator[Finding]:

@@ -1,224 +1,175 @@
-"""Estimate of a GPU's memory in a training run, by part and by phase, from flags and the models' config.json.
+"""Check whether a run fits into its GPUs: show the estimate, refuse a run that does not fit, name flags to change."""
 
-Units are bytes. P: parameters; N: ranks that ZeRO shards over; t: tokens a pass; d: hidden size; V: vocabulary size.
-Lengths are taken at their limits, so token-dependent parts are upper bounds. docs/memory.md has the sources and the
-measurements.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from openrlhf_shear.config.spec import SEARCH_BYTES
-from openrlhf_shear.preflight.model_shape import ModelShape
-from openrlhf_shear.preflight.refusal import Values, world
+from openrlhf_shear.config.names import is_rule
+from openrlhf_shear.config.refusal import Finding, Told, refusal
+from openrlhf_shear.doctor.gpu import smallest
+from openrlhf_shear.doctor.machine import free_memory
+from openrlhf_shear.line.values import ESTIMATOR, Values, graded, world
+from openrlhf_shear.memory.estimate import ENGINES, GIB, Estimate, Phase, estimate
+from openrlhf_shear.memory.model_shape import ModelShape, model_shape
+from openrlhf_shear.preflight.inputs import model_config
+from openrlhf_shear.preflight.rules import needs_prm, traits
+from openrlhf_shear.report.tables import Cell, Table, print_tables
 
-GIB = 2**30
-ENGINES = "engines' GPUs"  # the phase of GPUs that only engines use
-# Bytes a parameter: bfloat16; float32; Adam's two moments in float32 (ZeRO, arXiv:1910.02054).
-LOW, MASTER, MOMENTS = 2, 4, 8
-# Parameters: in DeepSpeed's reduce bucket, gathered at a time, updated at a time in a step.
-_BUCKET, _LIVE, _SUB_GROUP = 5e8, 1e9, 1e9
-_CONTEXT = GIB  # a process: CUDA context, NCCL's buffers, cuBLAS
-_ASLEEP = {False: GIB, True: 2.5 * GIB}  # a sleeping engine, on one GPU and on several (NeMo-RL issue 223)
-_FRAGMENTS = 0.05  # share of a pass's memory that torch's allocator loses to fragmentation
+_ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # the CPU backend's values
+_ROOM = 0.95  # share of a GPU that advised flags may fill
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Bytes by part that are on a GPU at the same time."""
-
-    name: str
-    parts: Mapping[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
+class UnknownError(Exception):
+    """Memory cannot be estimated; the message says why."""
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Memory of a GPU in each phase of a step."""
+class Plan:
+    """A command line's demand on a GPU."""
 
-    phases: tuple[Phase, ...]
-    host: float  # bytes of a node's main memory that models take: offloaded states, and weights of sleeping engines
-    engine: float  # least bytes that an engine needs on each GPU: weights, the KV cache of one sequence, context
+    values: Values
+    shapes: dict[str, ModelShape]
+    states: bool  # its rule reads hidden states
+    memory: int | None  # bytes of a GPU; None if it is not known, and on the CPU
 
-    @property
-    def peak(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.total)
+    def estimate(self, certain: bool = False, **changes: object) -> Estimate:
+        return estimate(self.values | changes, self.shapes, self.memory, self.states, certain)
 
-
-@dataclass(frozen=True)
-class Trained:
-    """Bytes that a trained model takes on a GPU."""
-
-    weights: float
-    gathered: float  # ZeRO-3: unsharded weights that a pass holds
-    gradients: float  # in an update, with their communication buckets
-    held: float  # the part of `gradients` that stays between updates
-    optimizer: float
-    step: float  # extra bytes of an Adam step
-    offloaded: float  # in the node's memory: always with --ds.adam_offload, between updates with --ds.enable_sleep
-
-    @property
-    def awake(self) -> float:
-        """Bytes between updates, without sleep."""
-        return self.weights + self.held + self.optimizer
+    def excess(self, certain: bool = False, room: float = 1.0, **changes: object) -> float:
+        """Return the bytes that phases take beyond the share `room` of a GPU, plus the bytes that engines lack."""
+        estimated = self.estimate(certain, **changes)
+        share = (self.values | changes)["vllm.gpu_memory_utilization"] * self.memory
+        beyond = sum(max(0.0, phase.total - room * self.memory) for phase in estimated.phases if phase.name != ENGINES)
+        return beyond + max(0.0, estimated.engine - share)
 
 
-def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
-    """Return the memory of a model that DeepSpeed trains. With LoRA only the adapters are trained.
-
-    The formulas follow `zero/stage3.py` and `zero/stage_1_and_2.py` of DeepSpeed 0.19.6.
-    """
-    stage, parallel = values["ds.zero_stage"], values["ds.tensor_parallel_size"]
-    adapters = shape.adapters(values["ds.lora.rank"])
-    parameters, shards = (shape.parameters + adapters) / parallel, ranks / parallel
-    learning = adapters / parallel or parameters
-    own = learning / (shards if stage else 1)  # parameters whose optimizer state this rank holds
-    gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else learning)
-    optimizer = (MASTER + MOMENTS) * own
-    step = MASTER * (min(own, _SUB_GROUP) if stage == 3 else own)  # gradients in float32
-    # Stage 3 keeps its bucket and sends copies of it. Other stages may fill a second bucket meanwhile, and keep none.
-    bucket = LOW * min(_BUCKET, parameters) * bool(stage)
-    buckets = bucket * (2 if stage == 3 or values["ds.overlap_comm"] else 1)
-    weights, gathered = LOW * parameters, 0.0
-    if stage == 3:
-        weights *= 1 / shards + (1 / values["ds.zpg"] if values["ds.zpg"] > 1 else 0)
-        gathered = LOW * min(parameters, _LIVE)
-    if values["ds.adam_offload"]:
-        return Trained(weights, gathered, buckets, bucket * (stage == 3), 0, 0, optimizer + gradients + step)
-    offloaded = (optimizer + gradients) * values["ds.enable_sleep"]
-    held = (gradients + bucket) * (stage == 3)
-    return Trained(weights, gathered, gradients + buckets, held, optimizer, step, offloaded)
+def plan(values: Values) -> Plan:
+    """Return the plan of a command line. Raises UnknownError: a model's sizes are not known."""
+    names = {"actor": values["actor.model_name_or_path"]}
+    if not graded(values):
+        names["reward"] = values["reward.model_name_or_path"]
+    if values[ESTIMATOR] == "gae":  # without a named critic OpenRLHF takes the reward model, or the policy
+        names["critic"] = values["critic.model_name_or_path"] or names.get("reward") or names["actor"]
+    if needs_prm(values[ESTIMATOR]):
+        names["prm"] = values["prm.model_name_or_path"]
+    shapes = {}
+    for model, name in names.items():
+        flag = f"{model}.model_name_or_path"
+        try:
+            path = model_config(flag, name, values["use_ms"])
+            if path is None:
+                raise ValueError("models of ModelScope are not looked up")
+            shapes[model] = model_shape(path)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UnknownError(f"{flag} {name}: {error}") from error
+    states = is_rule(values[ESTIMATOR]) and "hidden_states" in traits(values[ESTIMATOR]).needs
+    on_cpu = values["device"] == "cpu"
+    memory = int(values["device_memory"] * GIB) or (None if on_cpu else smallest())
+    return Plan(values | (_ON_CPU if on_cpu else {}), shapes, states, memory)
 
 
-def frozen(values: Values, shape: ModelShape, ranks: int, offload: bool) -> float:
-    """Return the bytes of the weights of a model that is not trained. Only ZeRO-3 shards and offloads them."""
-    if values["ds.zero_stage"] == 3:
-        return 0.0 if offload else LOW * shape.parameters / ranks
-    return LOW * shape.parameters / values["ds.tensor_parallel_size"]
+def memory(values: Values) -> Iterator[Finding]:
+    """Refuse a run that cannot fit; warn if only micro-batches of the longest rollouts do not fit."""
+    if values["device_memory"] < 0:
+        yield refusal("device_memory", "must be at least 0", values["device_memory"], "a GPU's GiB, e.g. 80")
+        return
+    try:
+        planned = plan(values)
+    except UnknownError:
+        return  # `show` prints the reason
+    if planned.memory is None or not planned.excess():
+        return
+    certain = bool(planned.excess(certain=True))
+    worst = planned.estimate(certain).peak
+    share = values["vllm.gpu_memory_utilization"] * planned.memory
+    lacking = planned.estimate().engine - share
+    size = f"{planned.memory / GIB:.0f} GiB"
+    told = f"{worst.name} takes {_told(worst)} of {size}"
+    if lacking > 0:
+        told = f"an engine needs {(share + lacking) / GIB:.1f} GiB, for its weights and one sequence"
+    changes = _remedy(planned)
+    if not certain:
+        use = f"; {_line(changes)} is safe" if changes else ""
+        yield Told(f"memory: with all rollouts of data.max_len {told}{use}")
+        return
+    flag = next(iter(changes), "actor.num_gpus_per_node")
+    remedy = _line(changes) if changes else "more or larger GPUs, a smaller model or a shorter data.max_len"
+    yield refusal(flag, f"does not fit into a GPU: {told}", values[flag], remedy)
 
 
-def layer_bytes(shape: ModelShape) -> tuple[int, int]:
-    """Return bytes a token: what a decoder layer keeps for its backward pass, and what a layer needs without gradients.
-
-    Assumes bfloat16 with flash attention, and norms in float32. A layer keeps:
-
-    - two norms (a float32 copy, the normed values and the result: 8 d each) and the residual (2 d)
-    - q, k, v and the output of the attention
-    - gate, up, their product and the output of silu (2 f each)
-    """
-    d, mlp, experts = shape.hidden, 8 * shape.mlp, 4 * shape.hidden * shape.copies
-    return 18 * d + 4 * (shape.queries + shape.keys) + mlp + experts, 12 * d + mlp + experts
-
-
-def backward_bytes(values: Values, shape: ModelShape, tokens: float) -> tuple[float, float]:
-    """Return the bytes of activations and of logits in an update's pass over t tokens.
-
-    Logits are three tensors (t, V): float32 logits that the loss keeps, their float32 gradient, and its bfloat16 copy
-    (`Actor.forward`, flash-attn's cross entropy). The current layer also holds gradients of its kept activations.
-    """
-    kept, _ = layer_bytes(shape)
-    boundary = LOW * shape.hidden
-    stored = boundary * shape.layers + kept if values["actor.gradient_checkpointing_enable"] else kept * shape.layers
-    working = 6 * shape.mlp + 8 * shape.hidden
-    return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW)
+def _remedy(planned: Plan) -> dict[str, object]:
+    """Return as few changes of flags as make everything fit; empty if no choice of flags does."""
+    changes: dict[str, object] = {}
+    lacking = partial(planned.excess, room=_ROOM)
+    for flag, value in _possible(planned.values):
+        if lacking(**changes | {flag: value}) < lacking(**changes):
+            changes[flag] = value
+        if not lacking(**changes):
+            break
+    else:
+        return {}
+    for flag in list(changes):
+        rest = {other: value for other, value in changes.items() if other != flag}
+        if not lacking(**rest):
+            changes = rest
+    return changes
 
 
-def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
-    """Return the tokens of the longest log-prob pass and of the longest update pass.
-
-    Args:
-        certain: count what a single rollout of the longest length causes; else assume micro-batches of such rollouts.
-    """
-    longest = values["data.max_len"]
-    ranks = world(values, "actor") / values["ds.ring_attn_size"] / values["ds.tensor_parallel_size"]
-    rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
-    packed = values["ds.packing_samples"] or values["train.dynamic_batch_enable"] or values["ds.ring_attn_size"] > 1
-    tokens = []
-    for stage, batch in (("rollout", rollouts), ("train", values["train.batch_size"])):
-        if values["train.dynamic_batch_enable"]:
-            limit = values[f"{stage}.max_tokens_per_gpu"] or values["train.max_tokens_per_gpu"]
-            most = max(1, -(-batch // ranks)) * longest  # tokens of a rank's rollouts
-            tokens.append(int(max(min(limit, most), longest / values["ds.ring_attn_size"])))
-        else:
-            rows = 1 if certain and packed else values[f"{stage}.micro_batch_size"]
-            tokens.append(int(rows * longest / values["ds.ring_attn_size"]))
-    return tokens[0], tokens[1]
+def _possible(values: Values) -> Iterator[tuple[str, object]]:
+    """Yield the flags that may change with their values, cheapest first."""
+    if values["train.colocate_all"] and not values["train.async_enable"]:
+        yield from (("vllm.enable_sleep", True), ("ds.enable_sleep", True))
+        yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(8, 2, -1))
+    yield "actor.gradient_checkpointing_enable", True
+    for stage in ("rollout", "train"):
+        flag = f"{stage}.{'max_tokens_per_gpu' if values['train.dynamic_batch_enable'] else 'micro_batch_size'}"
+        tokens = values[flag] or values["train.max_tokens_per_gpu"]
+        while tokens > 1:
+            tokens //= 2
+            yield flag, tokens
+    if values["ds.tensor_parallel_size"] == 1:
+        yield "ds.zero_stage", 3
+    yield from (("ref.offload", True), ("ds.adam_offload", True))
+    yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(4, 10))
 
 
-def estimate(
-    values: Values, shapes: Mapping[str, ModelShape], memory: float | None, states: bool, certain: bool = False
-) -> Estimate:
-    """Estimate the phases of a step on an actor rank's GPU, and on GPUs that only a critic or the engines use.
+def _line(changes: dict[str, object]) -> str:
+    return " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in changes.items())
 
-    Args:
-        shapes: of "actor", and of "critic", "reward" and "prm" if they are used.
-        memory: bytes of a GPU; None if it is not known: engines then count with the least that they need.
-        states: the rule reads hidden states.
-        certain: as in `pass_tokens`.
-    """
-    actor, together, ranks = shapes["actor"], values["train.colocate_all"], world(values, "actor")
-    mine, (read, updated) = trained(values, actor, ranks), pass_tokens(values, certain)
-    beside: dict[str, float] = {}  # other models that stay on the GPU
-    if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
-        beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
-    for name, part in (("reward", "reward model"), ("prm", "process reward model")):
-        if name in shapes and together:
-            beside[part] = frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
-    critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
-    in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
-    if critic and together:
-        beside["critic"] = critic.weights if in_turns else critic.awake
-    processes = 1 + len(beside)
-    if values["train.enable_ema"] and values["ds.zero_stage"] < 3:
-        beside["moving average"] = LOW * actor.parameters
 
-    hybrid = together and not values["train.async_enable"]  # the engines share these GPUs
-    parallel = values["vllm.tensor_parallel_size"]
-    cache = 2 * LOW * actor.layers * actor.keys * values["data.max_len"]
-    least = (LOW * actor.parameters + cache) / parallel + 2 * _CONTEXT
-    share = values["vllm.gpu_memory_utilization"] * memory if memory else least
-    dozing = (_ASLEEP[parallel > 1] if values["vllm.enable_sleep"] else share) * hybrid
+def _told(phase: Phase) -> str:
+    largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
+    return f"{phase.total / GIB:.1f} ({', '.join(f'{part} {size / GIB:.1f}' for part, size in largest)})"
 
-    def phase(name: str, vllm: float = dozing, updates: bool = False, whole: float = 0, **parts: float) -> Phase:
-        on = {"weights": mine.weights + whole} | beside
-        if updates or not in_turns:
-            on |= {"gradients": mine.gradients if updates else mine.held, "optimizer": mine.optimizer}
-        reserve = _CONTEXT * processes + _FRAGMENTS * sum(parts.values())
-        named = {part.replace("_", " "): size for part, size in parts.items()}
-        every = on | named | {"vLLM": vllm, "reserve": reserve}
-        return Phase(name, {part: size for part, size in every.items() if size})
 
-    seen = min(values["rollout.max_new_tokens"] or values["data.max_len"], values["data.max_len"])
-    group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
-    activations, logits = backward_bytes(values, actor, updated)
-    forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
-    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, values["credit.max_waiting_bytes"])
-    forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * states
-    theirs: dict[str, float] = {}  # a critic's memory in its update
-    if critic:
-        theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
-        theirs["activations"] = backward_bytes(values, shapes["critic"], updated)[0]
-    at_once = theirs if together and not values["ds.enable_sleep"] else {}
-    mixed = {**at_once, "activations": activations + at_once.get("activations", 0), "logits": logits}
-    phases = [
-        phase("generation", vllm=share * hybrid),
-        phase("log-probs", whole=mine.gathered, **forward),
-        phase("backward", updates=True, whole=mine.gathered, **mixed),
-        phase("step", updates=True, step_of_Adam=mine.step),
-    ]
-    search = values["credit.max_cost_bytes"] or SEARCH_BYTES  # the search adapts to the free memory
-    if states:  # the search copies the group: each of its two sides becomes one contiguous tensor
-        phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
-    if critic and together and not at_once:
-        phases.append(phase("critic", **theirs))
-    elif critic and not together:
-        phases.append(Phase("critic's GPUs", theirs | {"reserve": _CONTEXT}))
-    if not hybrid:
-        phases.append(Phase(ENGINES, {"vLLM": share}))
-    nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
-    host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
-    host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])
-    return Estimate(tuple(phases), host / nodes, least)
+def show(values: Values) -> None:
+    """Print the estimate, or why there is none."""
+    try:
+        print_tables([_table(plan(values))])
+    except UnknownError as error:
+        print(f"memory was not estimated: {error}")
+
+
+def _table(planned: Plan) -> Table:
+    """Return a table of GiB by part and phase, with each phase's total."""
+    shown, values = planned.estimate(), planned.values
+    parts = dict.fromkeys(part for phase in shown.phases for part in phase.parts)
+    rows = [(part, *(_gib(phase.parts.get(part)) for phase in shown.phases)) for part in parts]
+    rows.append([Cell(text, "bold") for text in ("all", *(_gib(phase.total) for phase in shown.phases))])
+    size = "a GPU's size is not known here; --device_memory 80 checks against 80 GiB"
+    if values["device"] == "cpu":
+        needed, free = shown.peak.total * world(values, "actor"), free_memory()[0]
+        size = f"CPU profile: {needed / GIB:.1f} GiB for all ranks at most, {free / GIB:.1f} GiB are free"
+    elif planned.memory:
+        share = shown.peak.total / planned.memory
+        size = f"a GPU has {planned.memory / GIB:.1f} GiB; {shown.peak.name} takes {share:.0%} of it"
+    model = planned.shapes["actor"]
+    title = f"GiB a GPU, {model.parameters / 1e9:.2f}B parameters on {world(values, 'actor')} ranks (an estimate)"
+    notes = [size]
+    if shown.host:
+        notes.append(f"{shown.host / GIB:.0f} GiB of each node's memory: states put aside, weights of engines asleep")
+    return Table(title, ("part", *(phase.name for phase in shown.phases)), rows, notes)
+
+
+def _gib(size: float | None) -> str:
+    return "" if size is None else f"{size / GIB:.1f}"

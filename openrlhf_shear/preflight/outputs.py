@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openrlhf_shear.config.refusal import Finding, refusal
-from openrlhf_shear.preflight.refusal import Values
+from openrlhf_shear.line.values import Values
 
 
 def run_folder(values: Values) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from openrlhf_shear.config.refusal import Finding, Told, refusal, refuse
 from openrlhf_shear.data.files import looks_local, one_line
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
-from openrlhf_shear.preflight.refusal import Values
+from openrlhf_shear.line.values import Values
 
 _MODEL, _CHAT = "actor.model_name_or_path", "data.apply_chat_template"
 

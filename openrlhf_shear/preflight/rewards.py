@@ -8,7 +8,7 @@ from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.refusal import Finding, Refusal, Told, refusal
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values
+from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.rewards import settings
 from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.function_workers import FunctionWorkers

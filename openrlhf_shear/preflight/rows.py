@@ -6,8 +6,8 @@ from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, refusal, refuse
 from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.training_rows import SplitError, training_rows
+from openrlhf_shear.line.values import Values
 from openrlhf_shear.preflight.prompts import Prompts, room
-from openrlhf_shear.preflight.refusal import Values
 from openrlhf_shear.preflight.rewards import try_reward
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.grade import tidy_golds

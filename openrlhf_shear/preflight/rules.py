@@ -7,8 +7,8 @@ from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
 from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.config.rules import ShearConfig, Traits
+from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.preflight.layout import fits_beside_actor
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values
 
 _MANY_PAIRS = 20_000_000  # pairs of spans in a group above which the search is slow
 _SECONDS_A_MILLION = 0.13
@@ -84,7 +84,7 @@ def long_search(values: Values, spec: CreditSpec | None) -> Iterator[Told]:
     wrong = values["rollout.n_samples_per_prompt"] - right
     if right * wrong * (tokens / config.stride) ** 2 <= _MANY_PAIRS:
         return
-    from openrlhf_shear.ot import span_starts  # late: torch
+    from openrlhf_shear.transport import span_starts  # late: torch
 
     spans = len(span_starts(tokens, config))
     if (pairs := right * wrong * spans**2) > _MANY_PAIRS:

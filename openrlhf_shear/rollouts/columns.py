@@ -5,12 +5,12 @@ from itertools import accumulate
 
 import regex as re
 
-from openrlhf_shear.arithmetic.arithmetic import response_text
-from openrlhf_shear.arithmetic.problems import parse_problem
-from openrlhf_shear.arithmetic.solutions import check
 from openrlhf_shear.credit.evidence import CONTROLS, SpanEvidence
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.record import Heatmap
+from openrlhf_shear.tasks.arithmetic.arithmetic import response_text
+from openrlhf_shear.tasks.arithmetic.problems import parse_problem
+from openrlhf_shear.tasks.arithmetic.solutions import check
 
 _UNKNOWN = "\ufffd"  # the text of bytes that make no complete character
 _LONGEST = 32  # after so many tokens that end in no character, their text is taken unfinished

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import openrlhf_shear.arithmetic
+import openrlhf_shear.tasks.arithmetic
 
 from .processes import JOB_SECONDS, ROOT, Jobs, ray_head, wait_until
 
-POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
+POLICY = Path(openrlhf_shear.tasks.arithmetic.__file__).parent / "shipped_policy"
 ARITHMETIC_REWARD = POLICY.parent / "arithmetic.py"
 GROUP_SIZE = 4
 COMMON = (  # flags of every training here
@@ -99,8 +99,9 @@ def cluster(tmp_path_factory):
     """A Ray cluster for these tests, with the CPU backend in every worker."""
     import ray
 
-    from openrlhf_shear.fork import cpu_backend, launch
     from openrlhf_shear.rewards.pool import RewardSettings
+    from openrlhf_shear.train.cpu import backend as cpu_backend
+    from openrlhf_shear.train.start import launch
 
     cpu_backend.install()
     environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1", OPENRLHF_SHEAR_ALL_CORES="0")
@@ -131,8 +132,8 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="session")
 def arguments(tmp_path_factory):
     """A function: extra command-line words -> OpenRLHF's nested namespace, through the fork's real command line."""
-    from openrlhf_shear.arithmetic.problems import write_dataset
     from openrlhf_shear.cli.train_ppo_ray import parse
+    from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
     folder = tmp_path_factory.mktemp("arguments")
     write_dataset(folder / "train.jsonl", 64, seed=0)
@@ -170,8 +171,8 @@ def rollouts(tokenizer):
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-    from openrlhf_shear.arithmetic.problems import make_problems
-    from openrlhf_shear.arithmetic.solutions import write_solution
+    from openrlhf_shear.tasks.arithmetic.problems import make_problems
+    from openrlhf_shear.tasks.arithmetic.solutions import write_solution
 
     def made(problem, right: bool, two_turns: bool, rng):
         prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]
@@ -255,7 +256,7 @@ def maker(tokenizer):
         from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
         from openrlhf_shear.credit.registry import load_rule
-        from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
+        from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker
 
         kind = RemoteExperienceMaker if upstream else CreditExperienceMaker
         if not upstream:
@@ -314,7 +315,7 @@ def train(tmp_path, jobs):
     def run(
         *words, problems: int = 16, again: bool = False, folder: Path = tmp_path
     ) -> tuple[str, dict[str, list[float]]]:
-        from openrlhf_shear.arithmetic.problems import write_dataset
+        from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
         write_dataset(folder / "train.jsonl", problems, seed=0)
         done = jobs.run(

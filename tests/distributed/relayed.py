@@ -10,8 +10,8 @@ import sys
 import psutil
 import ray
 
-from openrlhf_shear.fork import relay
-from openrlhf_shear.fork.story import doing, say
+from openrlhf_shear.train.start import relay
+from openrlhf_shear.train.start.story import doing, say
 
 
 class Trainer:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.arithmetic.problems import write_dataset
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
 from .conftest import COMMON, scalars_of
 from .processes import wait_until
 
 REWARD = """
 import zlib
-from openrlhf_shear.arithmetic.arithmetic import reward_func as graded
+from openrlhf_shear.tasks.arithmetic.arithmetic import reward_func as graded
 
 def reward_func(queries, prompts, labels):
     if zlib.crc32(queries[0].encode()) % 8 == 0 and not queries[0].endswith("I do not know."):

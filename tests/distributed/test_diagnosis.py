@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from openrlhf_shear.arithmetic.problems import write_dataset
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.shear import shear_weights
 from openrlhf_shear.diagnosis.prefixes import read_prefixes
 from openrlhf_shear.rollouts.record import read_rollouts
+from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
 from .conftest import ARITHMETIC_REWARD
 

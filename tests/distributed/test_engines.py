@@ -34,16 +34,16 @@ def stack(cluster, arguments, actor_group):
 @pytest.fixture(scope="module")
 def sampled(stack, tokenizer):
     """Rollouts of eight prompts from both engines, graded by the task's reward."""
-    from openrlhf_shear.arithmetic.problems import make_problems
-    from openrlhf_shear.fork.engines import Engines
-    from openrlhf_shear.fork.order import PromptOrder
-    from openrlhf_shear.fork.samples import LedgerSamplesGenerator
+    from openrlhf_shear.tasks.arithmetic.problems import make_problems
+    from openrlhf_shear.train.sampling.engines import Engines
+    from openrlhf_shear.train.sampling.order import PromptOrder
+    from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
     args, engines, _, strategy = stack
     args.rollout.batch_size = args.rollout.vllm_generate_batch_size = 8
     loader = [(["arithmetic"], [p.prompt], [p.answer], [None]) for p in make_problems(8, seed=5)]
     order = PromptOrder(len(loader), 0)
-    generator = LedgerSamplesGenerator(strategy, loader, None, tokenizer, Engines(engines, lambda: None), order)
+    generator = ShearSamplesGenerator(strategy, loader, None, tokenizer, Engines(engines, lambda: None), order)
     generator.start_episode(0)
     samples, *_ = generator.generate_samples(max_len=256, max_new_tokens=160, temperature=1.0)
     return samples
@@ -136,7 +136,7 @@ def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, m
     """Runs after the previous test, whose policy the engines have. Tokens after the pause are the new policy's."""
     from vllm import SamplingParams
 
-    from openrlhf_shear.fork.engines import Engines
+    from openrlhf_shear.train.sampling.engines import Engines
 
     _, handles, group, strategy = stack
     experiences = maker(group, strategy).make_experience_batch(sampled)
@@ -179,7 +179,7 @@ def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, m
 
 
 def test_an_engine_that_dies_is_not_started_again_where_nobody_can_send_it_weights(cluster):
-    from openrlhf_shear.fork.engines import Engines, EnginesLostError
+    from openrlhf_shear.train.sampling.engines import Engines, EnginesLostError
 
     @cluster.remote(num_cpus=0, max_restarts=1)
     class Engine:

@@ -15,7 +15,7 @@ ROOT_FILES = ("results.json", "generations.jsonl")
 
 @pytest.fixture
 def heldout(tmp_path):
-    from openrlhf_shear.arithmetic.problems import write_dataset
+    from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
     return write_dataset(tmp_path / "heldout.jsonl", 24, seed=1, split="heldout")
 
@@ -56,9 +56,9 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     from vllm.v1.engine.exceptions import EngineDeadError
 
     from openrlhf_shear.data.prompts import PromptFormat
-    from openrlhf_shear.fork.engine_sampler import EngineSampler
     from openrlhf_shear.sampling.records import Question
     from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests
+    from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
 
     @cluster.remote(num_cpus=0)
     class Engine:

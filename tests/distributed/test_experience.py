@@ -79,11 +79,11 @@ def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, make
     from openrlhf.models.loss import PolicyLoss
 
     from openrlhf_shear.credit.rules.shear import ShearRule
-    from openrlhf_shear.fork.fillers import without_fillers
     from openrlhf_shear.lab.credit import credited
     from openrlhf_shear.lab.policy import Policy
     from openrlhf_shear.lab.settings import LabSettings
     from openrlhf_shear.lab.trainer import policy_loss
+    from openrlhf_shear.train.experience.fillers import without_fillers
 
     group, strategy = plain
     base = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))

@@ -28,8 +28,8 @@ def head(tmp_path_factory):
 
 
 def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, tmp_path):
-    from openrlhf_shear.arithmetic.problems import write_dataset
     from openrlhf_shear.evaluation.run_summary import read_run
+    from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
     project = tmp_path / "project"
     (project / "house").mkdir(parents=True)
@@ -96,7 +96,7 @@ while not pathlib.Path(sys.argv[1], "release").exists():
 """
 WAIT = """
 import pathlib, sys
-from openrlhf_shear.fork import cluster
+from openrlhf_shear.train import cluster
 say = cluster.say
 def release(text):
     say(text)

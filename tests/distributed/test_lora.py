@@ -48,7 +48,7 @@ def whole_weights(cluster, group) -> dict[str, torch.Tensor]:
     """The policy's parameters as they are, under PEFT's names."""
 
     def of(actor):
-        from openrlhf_shear.fork.lora import gathering, whole
+        from openrlhf_shear.train.update.lora import gathering, whole
 
         return whole(actor.actor.model.module, gathering(True))
 
@@ -101,7 +101,7 @@ def test_upstreams_way_to_a_gpu_gets_them_too(cluster, trained):
 
         from openrlhf.trainer.ray import ppo_actor
 
-        from openrlhf_shear.fork.lora import merged
+        from openrlhf_shear.train.update.lora import merged
 
         names, values = [], {}
         trainer, get = actor.trainer, ppo_actor.ray.get

@@ -10,10 +10,10 @@ import math
 import pytest
 import torch
 
-from openrlhf_shear.arithmetic.problems import write_dataset
 from openrlhf_shear.credit import CreditRule, shear_weights
 from openrlhf_shear.credit.groups import GroupCollector
 from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
 from .conftest import ARITHMETIC_REWARD, POLICY, advantages_by_rollout, credited_step, reaching_the_loss, weights_of
 

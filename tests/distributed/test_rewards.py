@@ -32,8 +32,8 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
     import asyncio
     import json
 
-    from openrlhf_shear.fork.engine import VERDICT, RewardExecutor
     from openrlhf_shear.rewards.pool import RewardSettings
+    from openrlhf_shear.train.sampling.engine import VERDICT, RewardExecutor
 
     tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
     samples = {
@@ -67,10 +67,10 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
 
     from aiohttp import web
 
-    from openrlhf_shear.fork.engine import VERDICT, RewardExecutor
     from openrlhf_shear.rewards.pool import RewardSettings
     from openrlhf_shear.rewards.server import build_app
     from openrlhf_shear.rewards.verdict import Verdict, of_numbers
+    from openrlhf_shear.train.sampling.engine import VERDICT, RewardExecutor
 
     class Pool:
         async def grade(self, query, prompt, label):
@@ -109,8 +109,8 @@ def reward_func(queries, prompts, labels):
 def test_a_rollout_that_kills_the_pool_fails_alone(cluster, tmp_path):
     import asyncio
 
-    from openrlhf_shear.fork.engine import RewardExecutor
     from openrlhf_shear.rewards.pool import RewardSettings
+    from openrlhf_shear.train.sampling.engine import RewardExecutor
 
     (tmp_path / "kills.py").write_text(KILLS)
     queries = ["kill" if i % 16 == 7 else str(i) for i in range(32)]

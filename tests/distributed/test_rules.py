@@ -77,7 +77,7 @@ def with_rule(cluster, plain, arguments, tiny_prm):
 
 @pytest.fixture(scope="module")
 def tiny_prm(tmp_path_factory):
-    from openrlhf_shear.arithmetic.prm import write_prm
+    from openrlhf_shear.tasks.arithmetic.prm import write_prm
 
     return write_prm(tmp_path_factory.mktemp("prm") / "prm")
 
@@ -88,7 +88,7 @@ def prm(cluster, arguments, tiny_prm):
     import ray
     from openrlhf.utils import get_strategy
 
-    from openrlhf_shear.fork.prm import PrmActor, PrmGroup
+    from openrlhf_shear.train.experience.prm import PrmActor, PrmGroup
 
     group = PrmGroup(1, 2, ray.remote(num_gpus=1)(PrmActor))
     ring = ("--actor.num_gpus_per_node", "2", "--ds.ring_attn_size", "2")  # of the policy, which does not matter here
@@ -101,7 +101,7 @@ def prm(cluster, arguments, tiny_prm):
 
 @pytest.fixture(scope="module")
 def scorer(prm, tokenizer):
-    from openrlhf_shear.fork.prm import StepScorer
+    from openrlhf_shear.train.experience.prm import StepScorer
 
     return StepScorer(prm, PrmConfig(separator=";"), tokenizer, {})
 

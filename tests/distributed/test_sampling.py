@@ -19,7 +19,7 @@ def llama(tmp_path_factory, tokenizer):
     """A random Llama in bfloat16 with the built-in policy's tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from openrlhf_shear.arithmetic.policy import save, seeded
+    from openrlhf_shear.tasks.arithmetic.policy import save, seeded
 
     config = LlamaConfig(
         **{"vocab_size": len(tokenizer), "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 10},
@@ -51,10 +51,10 @@ def draw(args, engine, tokenizer):
     log-probs of one seed's rollouts."""
     from openrlhf.utils import get_strategy
 
-    from openrlhf_shear.arithmetic.problems import make_problems
-    from openrlhf_shear.fork.engines import Engines
-    from openrlhf_shear.fork.order import PromptOrder
-    from openrlhf_shear.fork.samples import LedgerSamplesGenerator
+    from openrlhf_shear.tasks.arithmetic.problems import make_problems
+    from openrlhf_shear.train.sampling.engines import Engines
+    from openrlhf_shear.train.sampling.order import PromptOrder
+    from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
     class Slow:  # here, as Ray's workers cannot import tests
         def __init__(self, seconds: float):
@@ -70,7 +70,7 @@ def draw(args, engine, tokenizer):
     loader = [(["arithmetic"], [p.prompt], [p.answer], [None]) for p in make_problems(PROMPTS, seed=5)]
 
     def rollouts(delay: float, at_once: bool = True) -> list[tuple[list[int], list[float]]]:
-        kind = type("Known", (LedgerSamplesGenerator,), {} if at_once else {"_begins_at_once": False})
+        kind = type("Known", (ShearSamplesGenerator,), {} if at_once else {"_begins_at_once": False})
         order, strategy = PromptOrder(len(loader), 0), get_strategy(args)
         generator = kind(strategy, loader, None, Slow(delay), Engines([engine], None), order)
         generator.start_episode(0)
@@ -90,7 +90,7 @@ def test_a_call_ends_when_the_core_dies_that_should_answer_it(cluster, engine):
     """Also a generation that the engine holds. Keep this test last: it kills the engine."""
     from vllm import SamplingParams
 
-    from openrlhf_shear.fork.engines import is_dead
+    from openrlhf_shear.train.sampling.engines import is_dead
 
     cluster.get(engine.hold.remote(2))
     generation = engine.generate.remote([1, 2, 3], SamplingParams(max_tokens=1))

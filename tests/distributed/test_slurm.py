@@ -175,7 +175,7 @@ def wait_for_line(log: Path, line: str) -> None:
 
 
 def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_again(slurm, project, policy):
-    from openrlhf_shear.arithmetic.problems import write_dataset
+    from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
     write_dataset(project / "train.jsonl", 64, seed=0)
     line = [sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *COMMON, "--reward.remote_url"]

@@ -8,12 +8,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, parse_problem
-from openrlhf_shear.arithmetic.sampling import sample_ids
-from openrlhf_shear.arithmetic.solutions import check
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.integrations.trl import ShearGRPOTrainer
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems, parse_problem
+from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
+from openrlhf_shear.tasks.arithmetic.solutions import check
 
 GROUP = 4
 SHEAR = "shear/window=16/stride=4"

@@ -13,12 +13,12 @@ import upstream_uses
 from known import GROUP, SHEAR, KnownShear, KnownTrl, batch_of, expected_weights, groups_of, policy, right, states_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.checks import CreditRuleError
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
-from openrlhf_shear.fork import contract
 from openrlhf_shear.integrations import versions
+from openrlhf_shear.tasks.arithmetic.problems import make_problems
+from openrlhf_shear.train import contract
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

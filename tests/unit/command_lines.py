@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.train_ppo_ray import main as train
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")

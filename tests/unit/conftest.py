@@ -9,7 +9,7 @@ import browsing
 import pytest
 from command_lines import write_tokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 # No test takes a minute: this limit only ends tests that hang. Set the patience on slower machines.
 LIMIT_SECONDS = 600 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
@@ -116,7 +116,7 @@ def outside(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def prm(tmp_path_factory):
     """The folder of a small process reward model with random weights."""
-    from openrlhf_shear.arithmetic.prm import write_prm
+    from openrlhf_shear.tasks.arithmetic.prm import write_prm
 
     return write_prm(tmp_path_factory.mktemp("prm") / "prm")
 

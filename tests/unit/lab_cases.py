@@ -5,13 +5,13 @@ from dataclasses import asdict
 
 import torch
 
-from openrlhf_shear.arithmetic.problems import parse_problem
-from openrlhf_shear.arithmetic.task import ArithmeticTask
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.worth import Run
+from openrlhf_shear.tasks.arithmetic.problems import parse_problem
+from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 
 SETTINGS = LabSettings(prompts=2, samples_per_prompt=4, steps=2, eval_problems=4, window=4, precision="float32")
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="

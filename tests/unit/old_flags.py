@@ -17,8 +17,8 @@ from pathlib import Path
 from command_lines import ROOT
 from packaging.version import Version
 
-from openrlhf_shear.fork import upstream
-from openrlhf_shear.preflight import legacy
+from openrlhf_shear.line import legacy
+from openrlhf_shear.train import upstream
 
 FLAGS, PAGE = ROOT / "tests" / "data" / "old_flags.json", ROOT / "docs" / "migration.md"
 MARK = "<!-- by tests/unit/old_flags.py -->\n"

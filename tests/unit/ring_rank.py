@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.train.cpu import backend as cpu_backend
 
 cpu_backend.install()  # the modules below import OpenRLHF's
 
@@ -23,9 +23,9 @@ from openrlhf.models.ring_attn_utils import set_ring_attn_group  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states  # noqa: E402
-from openrlhf_shear.fork import hooks  # noqa: E402
-from openrlhf_shear.fork.ring_flash_attn_stand_in import substitute_hf_flash_attn  # noqa: E402
-from openrlhf_shear.fork.states import of_ring  # noqa: E402
+from openrlhf_shear.train import hooks  # noqa: E402
+from openrlhf_shear.train.cpu.ring_flash_attn_stand_in import substitute_hf_flash_attn  # noqa: E402
+from openrlhf_shear.train.experience.states import of_ring  # noqa: E402
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LENGTHS = (9, 5, 12)  # 26 tokens: a ring of 3 pads one

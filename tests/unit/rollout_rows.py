@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from openrlhf_shear.arithmetic.problems import MODULUS, make_problems
-from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.config.spans import SpanCut
-from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import Heatmap, Rollout
+from openrlhf_shear.tasks.arithmetic.problems import MODULUS, make_problems
+from openrlhf_shear.tasks.arithmetic.solutions import check, write_solution
+from openrlhf_shear.transport import span_starts
 
 WINDOW, STRIDE = 16, 4
 SETTINGS = {"rule": "shear", "window": WINDOW, "stride": STRIDE, "step": 40, "model": "arithmetic policy (synthetic)"}

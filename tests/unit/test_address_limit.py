@@ -8,7 +8,7 @@ import sys
 import pytest
 from command_lines import refusal
 
-from openrlhf_shear.preflight.doctor import machine
+from openrlhf_shear.doctor import machine
 from openrlhf_shear.rewards import limits
 
 CHECK = """

@@ -10,9 +10,9 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 from openrlhf.utils.agent import AgentExecutorBase
 
-from openrlhf_shear.arithmetic.policy import build_tokenizer
-from openrlhf_shear.arithmetic.problems import EOS, make_problems
-from openrlhf_shear.arithmetic.solutions import write_solution
+from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer
+from openrlhf_shear.tasks.arithmetic.problems import EOS, make_problems
+from openrlhf_shear.tasks.arithmetic.solutions import write_solution
 
 FILE = Path(__file__).parents[2] / "examples/agents/second_try.py"
 

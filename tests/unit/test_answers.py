@@ -8,11 +8,11 @@ import pytest
 from diagnosis_tables import rollout
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
-from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
 from openrlhf_shear.rollouts.columns import answer_start, first_error_token, token_at, token_texts
 from openrlhf_shear.rollouts.record import Heatmap, TableError, read_rollouts, write_rollouts
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.tasks.arithmetic.solutions import check, write_solution
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from openrlhf_shear.arithmetic import problems as problems_module
-from openrlhf_shear.arithmetic.problems import (
+from openrlhf_shear.cli import make_arithmetic
+from openrlhf_shear.tasks.arithmetic import problems as problems_module
+from openrlhf_shear.tasks.arithmetic.problems import (
     ALPHABET,
     FILLERS,
     alphabet,
@@ -18,8 +19,13 @@ from openrlhf_shear.arithmetic.problems import (
     split_of,
     write_dataset,
 )
-from openrlhf_shear.arithmetic.solutions import MAX_RESPONSE_TOKENS, Check, check, max_response_tokens, write_solution
-from openrlhf_shear.cli import make_arithmetic
+from openrlhf_shear.tasks.arithmetic.solutions import (
+    MAX_RESPONSE_TOKENS,
+    Check,
+    check,
+    max_response_tokens,
+    write_solution,
+)
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"

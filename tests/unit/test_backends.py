@@ -10,7 +10,7 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.spec import BACKENDS
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import SinkhornPairs
+from openrlhf_shear.transport import SinkhornPairs
 
 STATES = [torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])]
 

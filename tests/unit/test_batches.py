@@ -10,9 +10,9 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from processes import wait_until
 
-from openrlhf_shear.fork.batches import Batches, BatchesAhead, _Turns
-from openrlhf_shear.fork.samples import FAILED, is_failed
-from openrlhf_shear.rewards.ledger import Ledger
+from openrlhf_shear.train.accounts.accounts import Accounts
+from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead, _Turns
+from openrlhf_shear.train.sampling.samples import FAILED, is_failed
 
 SIZE, BATCH, SECONDS = 2, 2, 30.0  # rollouts a prompt, prompts a batch; until a test that hangs fails
 
@@ -25,14 +25,14 @@ def rollout(prompt: int) -> Experience:
 
 @dataclass
 class Generator:
-    """As `LedgerSamplesGenerator`, with three prompts sampled for batches of two."""
+    """As `ShearSamplesGenerator`, with three prompts sampled for batches of two."""
 
     prompts: int
     begun: int = 0  # batches
     check_stop: object = staticmethod(lambda: None)
     may_end: object = field(default_factory=lambda: threading.Semaphore(1000))  # batches that may be finished
     kept: list = field(default_factory=list)
-    counts: Ledger = field(default_factory=Ledger)
+    counts: Accounts = field(default_factory=Accounts)
 
     def start_episode(self, episode, consumed):
         self.consumed = consumed
@@ -71,7 +71,7 @@ def trained_on(batches, most=100) -> list[list[int]]:
     seen = []
     while len(seen) < most and (batch := batches.next()):
         seen.append(numbers(batch.samples))
-        batches.ledger.trained += sum(not is_failed(sample) for sample in batch.samples)
+        batches.accounts.trained += sum(not is_failed(sample) for sample in batch.samples)
         metrics = batches.metrics()
         assert metrics["ledger/dispatched"] == sum(metrics[f"ledger/{k}"] for k in ("trained", "failed", "waiting"))
     return seen
@@ -94,7 +94,9 @@ def test_a_resumed_run_trains_on_every_prompt_once(room, stop_after):
     second.restore(states)
     after = trained_on(second)
     assert list(chain(*before, *after)) == list(chain(*whole))
-    assert second.ledger.dispatched == 20 and second.ledger.failed == {"timeout": 4} and second.ledger.trained == 16
+    assert (
+        second.accounts.dispatched == 20 and second.accounts.failed == {"timeout": 4} and second.accounts.trained == 16
+    )
     done = second.state()
     assert (done["episode"], done["consumed"], done["waiting"]) == (2, 0, [])
 

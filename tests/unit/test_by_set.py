@@ -8,8 +8,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
-from openrlhf_shear.fork.samples import FAILED
-from openrlhf_shear.fork.trainer import ShearTrainer
+from openrlhf_shear.train.sampling.samples import FAILED
+from openrlhf_shear.train.trainer import ShearTrainer
 
 LOST = None
 

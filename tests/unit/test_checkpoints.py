@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_shear.fork import checkpoints, contents
+from openrlhf_shear.train.update import checkpoints, contents
 
 
 def write(folder, tag, size=10, metric=None, commit=True, latest=True):

@@ -9,13 +9,13 @@ import pytest
 import yaml
 from command_lines import run_fresh
 
-from openrlhf_shear.cli.flags import build_parser, spec_of
-from openrlhf_shear.cli.train_ppo_ray import main, parse
+from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.spec import OutcomeConfig
-from openrlhf_shear.fork import upstream
-from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.line.flags import spec_of
 from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.train import upstream
+from openrlhf_shear.train.start.outcome import RefusedError
 
 
 def test_every_upstream_flag_is_still_there():
@@ -197,7 +197,7 @@ def test_a_run_that_ends_on_purpose_is_one_line_and_its_exit_code(job, capsys, m
     def launch(args):
         raise RefusedError("16 GPUs are needed")
 
-    monkeypatch.setitem(sys.modules, "openrlhf_shear.fork.launch", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(sys.modules, "openrlhf_shear.train.start.launch", SimpleNamespace(launch=launch))
     with pytest.raises(SystemExit) as ended:
         main([*job(), "--verbose"])
     assert ended.value.code == 2 and capsys.readouterr().out.endswith("the run ended: 16 GPUs are needed\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import upstream_uses
 
-from openrlhf_shear.fork import contract, hooks, upstream
+from openrlhf_shear.train import contract, hooks, upstream
 
 RENEW = (
     "\nread what has changed and adapt the fork to it, then write the contract anew: python tests/unit/upstream_uses.py"
@@ -89,8 +89,8 @@ def test_a_package_that_is_not_installed_is_passed_over():
 
 
 def test_a_new_override_or_call_is_found(tmp_path):
-    folder = Path(shutil.copytree(upstream_uses.FORK, tmp_path / "fork"))
-    file = folder / "strategy.py"
+    folder = Path(shutil.copytree(upstream_uses.TRAIN, tmp_path / "train"))
+    file = folder / "update/strategy.py"
     added = "    def load_model(self, *args):\n        self.all_gather(1)\n\n    def prepare("
     file.write_text(file.read_text().replace("    def prepare(", added))
     new = set(upstream_uses.uses(folder)) - set(contract.read())
@@ -186,7 +186,7 @@ def patched(source: str) -> list[str]:
 
 
 def test_only_the_hooks_replace_names_of_others():
-    package = upstream_uses.FORK.parent
+    package = upstream_uses.TRAIN.parent
     files = [path for path in package.rglob("*.py") if path.name != "hooks.py" and path.parent.name != "inside"]
     offered = {"sys.excepthook", "os.environ['NUMBA_NUM_THREADS']"}  # Python's, to be set by anybody
     assert {path.name: names for path in files if (names := set(patched(path.read_text())) - offered)} == {}
@@ -230,31 +230,37 @@ UPSTREAMS_OWN = {  # what upstream itself would set: its own state, restored, an
 }
 # What is set on objects from outside, or in a constructor that upstream's class inherits: where our code does it.
 ELSEWHERE = {
-    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step": ("update", "_trainer.training_step = self"),
-    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step": ("update", "_trainer.training_step = self"),
-    "openrlhf.utils.logging_utils:TensorboardLogger().writer": ("tracking", "tracker.writer = "),
-    "peft:PeftModel().named_parameters": ("lora", "model.named_parameters = "),
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step": (
+        "update/update",
+        "_trainer.training_step = self",
+    ),
+    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step": (
+        "update/update",
+        "_trainer.training_step = self",
+    ),
+    "openrlhf.utils.logging_utils:TensorboardLogger().writer": ("accounts/tracking", "tracker.writer = "),
+    "peft:PeftModel().named_parameters": ("update/lora", "model.named_parameters = "),
 }
 
 
 def test_what_is_set_on_objects_is_listed():
     listed = {patch.place for patch in hooks.ON_OBJECTS}
-    assert listed == (set_again(upstream_uses.FORK) - UPSTREAMS_OWN) | ELSEWHERE.keys()
+    assert listed == (set_again(upstream_uses.TRAIN) - UPSTREAMS_OWN) | ELSEWHERE.keys()
     for patch in hooks.ON_OBJECTS:
         owner, _, name = patch.place.partition("().")
         module, _, kind = owner.partition(":")
         if patch.place in ELSEWHERE:
             file, setting = ELSEWHERE[patch.place]
-            assert setting in (upstream_uses.FORK / f"{file}.py").read_text(), patch.place
+            assert setting in (upstream_uses.TRAIN / f"{file}.py").read_text(), patch.place
         source = (Path(find_spec(module).origin)).read_text()
         assert module == "peft" or (name in source and f"class {kind}" in source), patch.place
 
 
 def test_an_attribute_that_is_set_again_is_seen(tmp_path):
-    folder = Path(shutil.copytree(upstream_uses.FORK, tmp_path / "fork"))
+    folder = Path(shutil.copytree(upstream_uses.TRAIN, tmp_path / "train"))
     file = folder / "trainer.py"
     file.write_text(file.read_text().replace("self._save_due = False\n", "self.strategy = self._save_due = False\n", 1))
-    assert set_again(folder) - set_again(upstream_uses.FORK) == {"openrlhf.trainer.ppo_trainer:PPOTrainer().strategy"}
+    assert set_again(folder) - set_again(upstream_uses.TRAIN) == {"openrlhf.trainer.ppo_trainer:PPOTrainer().strategy"}
 
 
 def test_the_operators_of_bfloat16_are_listed():

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
-from openrlhf_shear.fork import attempts, cluster, own_ray
-from openrlhf_shear.fork.outcome import RefusedError
-from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
+from openrlhf_shear.doctor.gpu import Gpu, Gpus
+from openrlhf_shear.train.start import attempts, cluster, own_ray
+from openrlhf_shear.train.start.outcome import RefusedError
 
 TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LAUNCHES = """
 import sys, types, torch
 from openrlhf_shear.config import CreditSpec, SearchConfig
-from openrlhf_shear.fork import cluster, launch
+from openrlhf_shear.train import cluster, launch
 
 launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
 launch.run_main = lambda args: print("ran")
@@ -43,7 +43,7 @@ before = torch.cuda.current_device
 start("auto", True), start("cuda", True)
 start("auto", True, **{"ds.ring_attn_size": 2})
 start("cpu", True, credit=CreditSpec("shear", search=SearchConfig(backend="triton")))
-assert not {"openrlhf_shear.fork.cpu_backend", "flash_attn"} & set(sys.modules)
+assert not {"openrlhf_shear.train.cpu.backend", "flash_attn"} & set(sys.modules)
 assert torch.cuda.current_device is before
 start("auto", False), start("cpu", True)
 from flash_attn.bert_padding import unpad_input
@@ -66,7 +66,7 @@ def test_the_cpu_backend_is_installed_without_cuda_or_where_asked_and_never_impo
 
 
 def test_flash_attn_stand_in_unpads_and_pads():
-    from openrlhf_shear.fork.flash_attn_stand_in import pad_input, unpad_input
+    from openrlhf_shear.train.cpu.flash_attn_stand_in import pad_input, unpad_input
 
     mask = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
     tensor = torch.arange(9.0).view(3, 3, 1)
@@ -231,7 +231,7 @@ def test_a_cluster_that_asks_for_a_token_is_named(monkeypatch, kind):
 def test_a_store_of_one_node_listens_on_loopback(kept):
     code = """
 import datetime, psutil, socket, sys, torch.distributed as distributed
-from openrlhf_shear.fork.loopback import keep_stores_there
+from openrlhf_shear.train.start.loopback import keep_stores_there
 if int(sys.argv[1]):
     keep_stores_there()
     keep_stores_there()

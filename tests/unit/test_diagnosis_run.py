@@ -13,8 +13,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
-from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import PrmConfig, ShearConfig
 from openrlhf_shear.credit.heatmaps import shear_evidence
@@ -24,16 +22,18 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.diagnosis.scores import read_steps
-from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import read_rollouts, write_rollouts
 from openrlhf_shear.sampling import grading
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import DIED, Failure, Output, Sampling
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.tasks.arithmetic.solutions import write_solution
+from openrlhf_shear.transport import span_starts
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 ROOT = Path(__file__).parents[2]
-REWARD = str(ROOT / "openrlhf_shear" / "arithmetic" / "arithmetic.py")
+REWARD = str(ROOT / "openrlhf_shear" / "tasks" / "arithmetic" / "arithmetic.py")
 PROBLEMS = make_problems(3, seed=1)
 TOKENIZER = AutoTokenizer.from_pretrained(POLICY_DIR)
 CONFIG = ShearConfig(window=16, stride=8)

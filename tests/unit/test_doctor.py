@@ -16,10 +16,10 @@ from command_lines import run_fresh
 from packaging.specifiers import SpecifierSet
 
 from openrlhf_shear.cli import doctor as cli
-from openrlhf_shear.preflight.doctor import gpu, machine, versions
-from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
-from openrlhf_shear.preflight.doctor.node import check_node, differences
-from openrlhf_shear.preflight.doctor.result import GIB, Result, fail, ok, warn
+from openrlhf_shear.doctor import gpu, machine, versions
+from openrlhf_shear.doctor.gpu import Gpu, Gpus
+from openrlhf_shear.doctor.node import check_node, differences
+from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
 from openrlhf_shear.rewards.jail import JailError
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +163,7 @@ def test_an_old_driver_is_asked_through_its_library(tmp_path, monkeypatch):
 
 
 def test_a_machine_without_bubblewrap(tmp_path):
-    code = "from openrlhf_shear.preflight.doctor.machine import *\nprint([jail(), escapes()])"
+    code = "from openrlhf_shear.doctor.machine import *\nprint([jail(), escapes()])"
     environment = os.environ | {"PATH": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     here, tried = eval(run.stdout)
@@ -295,8 +295,8 @@ def test_deep_imports_are_asked_for(monkeypatch, tmp_path):
 
 
 def test_a_cluster_that_is_gone_is_told_of_at_once(monkeypatch, tmp_path):
-    from openrlhf_shear.fork.cluster import cluster_address
-    from openrlhf_shear.fork.doctor import unreachable
+    from openrlhf_shear.train.start.cluster import cluster_address
+    from openrlhf_shear.train.start.doctor import unreachable
 
     def problem() -> Result | None:
         return unreachable(*cluster_address())

@@ -11,9 +11,9 @@ from command_lines import HEAVY, refusal, run_fresh
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.data.training_rows import training_rows
-from openrlhf_shear.fork import upstream
 from openrlhf_shear.preflight import rows
 from openrlhf_shear.rewards.jail import JailError
+from openrlhf_shear.train import upstream
 
 ROWS = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
 

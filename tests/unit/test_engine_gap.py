@@ -10,9 +10,9 @@ from openrlhf.models.utils import log_probs_from_logits
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, log_probs_mode, measure
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
-from openrlhf_shear.fork.samples import LedgerSamplesGenerator, Prompt
+from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker
+from openrlhf_shear.train.sampling.engine_gap import ENGINE, OLDER, log_probs_mode, measure
+from openrlhf_shear.train.sampling.samples import Prompt, ShearSamplesGenerator
 
 VOCABULARY, DRAWS = 24, 4000
 
@@ -156,7 +156,7 @@ def test_log_probs_of_drawn_tokens_are_asked_for_in_training(level, unasked, tem
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level=level)),
     )
     engines = Engines()
-    generator = LedgerSamplesGenerator(SimpleNamespace(args=args), None, None, None, engines, order=None)
+    generator = ShearSamplesGenerator(SimpleNamespace(args=args), None, None, None, engines, order=None)
     generator._evaluates = evaluates
     generator._dispatch([Prompt((0,), "1+1", "2", None)], [], {"temperature": temperature, "top_p": top_p})
     (asked,) = engines.asked
@@ -169,7 +169,7 @@ def test_rollouts_that_waited_are_of_older_weights():
         vllm=SimpleNamespace(no_logprobs=False, enable_sleep=False),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
     )
-    generator = LedgerSamplesGenerator(SimpleNamespace(args=args), None, None, None, Engines(), order=range(0))
+    generator = ShearSamplesGenerator(SimpleNamespace(args=args), None, None, None, Engines(), order=range(0))
     generator.consumed = 0
     generator.kept = [
         Experience(info={ENGINE: torch.tensor([0.0])}),

@@ -8,8 +8,8 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork import contract
 from openrlhf_shear.rewards.extra_logs import renamed
+from openrlhf_shear.train import contract
 
 UPSTREAM = contract.Sources().folder("openrlhf") / "trainer"
 FILES = (

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from command_lines import refusal
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.train_ppo_ray import main, parse
 from openrlhf_shear.data.order import CONTENTS, COUNT, of_rows
-from openrlhf_shear.fork import checkpoints, contents, fingerprint
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
+from openrlhf_shear.train.start import fingerprint
+from openrlhf_shear.train.update import checkpoints, contents
 
 ROWS = [{"question": f"{number} + 1?", "answer": str(number + 1)} for number in range(6)]
 # (changed flags of a resume, the refusal's text, the topic that accepts it; "" for none)
@@ -174,8 +175,8 @@ def test_what_is_taken_must_be_known(line, capsys):
 
 
 def test_what_is_taken_is_not_kept_for_the_next_start(line):
-    from openrlhf_shear.cli import run_file
     from openrlhf_shear.cli.train_ppo_ray import read
+    from openrlhf_shear.line import run_file
 
     asked = read([*resume(line, "--train.seed 7"), f"--{fingerprint.FLAG}", "seed"])
     assert fingerprint.FLAG.partition(".")[2] not in run_file.write(Path("run"), asked.args, asked.parser).read_text()

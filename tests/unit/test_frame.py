@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from openrlhf_shear import cli
-from openrlhf_shear.cli import frame
-from openrlhf_shear.preflight.refusal import INSTALL
+from openrlhf_shear.line import frame
+from openrlhf_shear.line.values import INSTALL
 from openrlhf_shear.rewards.jail import JailError
 
 ROOT = Path(__file__).parents[2]

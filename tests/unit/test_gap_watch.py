@@ -8,10 +8,10 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork import gap_watch
-from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, EngineFacts, measure
-from openrlhf_shear.fork.gap_watch import STEPS, GapWatch
-from openrlhf_shear.fork.outcome import ENGINE_GAP, EngineGapError
+from openrlhf_shear.train.sampling import gap_watch
+from openrlhf_shear.train.sampling.engine_gap import ENGINE, OLDER, EngineFacts, measure
+from openrlhf_shear.train.sampling.gap_watch import STEPS, GapWatch
+from openrlhf_shear.train.start.outcome import ENGINE_GAP, EngineGapError
 
 WORDS, ROLLOUTS, PROMPT, TOKENS = 12, 6, 2, 30
 ROUNDING = 0.003  # nats a token

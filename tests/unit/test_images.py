@@ -14,9 +14,9 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
-from openrlhf_shear.fork import launch
-from openrlhf_shear.fork.fillers import shared_out
-from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.train.experience.fillers import shared_out
+from openrlhf_shear.train.start import launch
+from openrlhf_shear.train.start.outcome import RefusedError
 
 PAD, IMAGE, START = 0, 5, 6
 PATCHES = 16  # of an image; four of them are one token

@@ -10,9 +10,9 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.checks import CreditRuleError
-from openrlhf_shear.fork import contract
 from openrlhf_shear.integrations import versions
 from openrlhf_shear.integrations.rows import Row, credited_groups, failed_of, made_rule, of_responses, outcomes
+from openrlhf_shear.train import contract
 
 CONFIG = ShearConfig(window=4, stride=2)
 

@@ -10,12 +10,12 @@ import torch
 from command_lines import ROOT, run_fresh
 from lab_cases import write_run
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.lab import main
 from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 TINY = {"placement_prompts": 4, "samples_per_prompt": 6, "steps": 2, "eval_problems": 2, "precision": "float32"}
 HEAVY = ("torch", "numpy", "transformers", "matplotlib", "rich", "ray", "openrlhf")

@@ -12,13 +12,13 @@ import torch
 from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, tokens
 from transformers import AutoModelForCausalLM
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
-from openrlhf_shear.arithmetic.task import ArithmeticTask
 from openrlhf_shear.lab import trainer
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded, sample
 from openrlhf_shear.lab.trainer import policy_loss
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 
 CLIP = SETTINGS.clip_low, SETTINGS.clip_high
 

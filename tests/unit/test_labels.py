@@ -12,9 +12,9 @@ from test_prompts import Strategy, arguments
 from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.evaluation.suite import suite_plan
-from openrlhf_shear.fork import fingerprint
-from openrlhf_shear.fork.prompt_data import prepare_datasets
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
+from openrlhf_shear.train.sampling.prompt_data import prepare_datasets
+from openrlhf_shear.train.start import fingerprint
 
 # Of four of these OpenRLHF's reader makes something else (datasets 5.2): datetimes, 1.0 of 1, 9.2e18 of 2**63.
 COLUMNS = {

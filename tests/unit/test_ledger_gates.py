@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from lab_cases import write_run
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 
 def chance(above, below):
@@ -35,7 +35,7 @@ def test_the_surprisal_gate_pools_problems_and_counts_slips():
 
 
 def test_the_other_gates_are_paired_differences_of_runs(tmp_path):
-    settings = LabSettings(task="ledger", steps=2)
+    settings = LabSettings(task="bookkeeping", steps=2)
     accuracy = {"uniform": 0.5, "oracle_first_wrong": 0.56, ledger_gates.DOSE: 0.53, ledger_gates.SPREAD: 0.54}
     for job in jobs(
         settings, parse_rules(",".join(accuracy)), [900, 901], POLICY_DIR, fingerprint(POLICY_DIR), tmp_path
@@ -48,7 +48,7 @@ def test_the_other_gates_are_paired_differences_of_runs(tmp_path):
 
 
 def test_the_first_steps_of_longer_runs_can_be_judged(tmp_path):
-    settings = LabSettings(task="ledger", steps=2)
+    settings = LabSettings(task="bookkeeping", steps=2)
     accuracy, known = {"uniform": (0.5, 0.9), "oracle_first_wrong": (0.6, 0.7)}, fingerprint(POLICY_DIR)
     for job in jobs(settings, parse_rules(",".join(accuracy)), [900, 901], POLICY_DIR, known, tmp_path):
         write_run(job, *accuracy[job.variant.name])

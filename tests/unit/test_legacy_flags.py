@@ -9,10 +9,10 @@ import pytest
 from command_lines import ROOT
 from packaging.version import Version
 
-from openrlhf_shear.cli import frame, train_ppo_ray
-from openrlhf_shear.cli.flags import build_parser
-from openrlhf_shear.fork import upstream
-from openrlhf_shear.preflight import legacy
+from openrlhf_shear.cli import train_ppo_ray
+from openrlhf_shear.cli.train_ppo_ray import build_parser
+from openrlhf_shear.line import frame, legacy
+from openrlhf_shear.train import upstream
 
 # What 0.11 has and no older version had under a flat name.
 NEW_IN_0_11 = """
@@ -249,9 +249,9 @@ def test_a_missing_value_is_reported_under_the_new_spelling(capsys):
 
 
 MOVED = [
-    ("openrlhf_shear/rewards/arithmetic.py", "openrlhf_shear/arithmetic/arithmetic.py"),
-    ("/a/clone/openrlhf_shear/rewards/arithmetic.py", "/a/clone/openrlhf_shear/arithmetic/arithmetic.py"),
-    ("../openrlhf_shear/data/arithmetic_policy/", "../openrlhf_shear/arithmetic/shipped_policy"),
+    ("openrlhf_shear/rewards/arithmetic.py", "openrlhf_shear/tasks/arithmetic/arithmetic.py"),
+    ("/a/clone/openrlhf_shear/rewards/arithmetic.py", "/a/clone/openrlhf_shear/tasks/arithmetic/arithmetic.py"),
+    ("../openrlhf_shear/data/arithmetic_policy/", "../openrlhf_shear/tasks/arithmetic/shipped_policy"),
 ]
 
 

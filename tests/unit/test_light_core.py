@@ -18,11 +18,11 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from openrlhf_shear.arithmetic.plain_policy import PlainPolicy, load_plain, load_policy
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
-from openrlhf_shear.arithmetic.sampling import sample_ids
 from openrlhf_shear.report.estimates import _edge, _noncentrality
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
+from openrlhf_shear.tasks.arithmetic.plain_policy import PlainPolicy, load_plain, load_policy
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 
 ROOT = Path(__file__).parents[2]
 # What `pip install torch numba regex tqdm` brings; torch imports some of it, and these some of the others.
@@ -61,7 +61,7 @@ def alone(tmp_path):
 RULES = f"""
 import sys
 from importlib.util import find_spec
-import openrlhf_shear.arithmetic.arithmetic, openrlhf_shear.rewards.last_number
+import openrlhf_shear.tasks.arithmetic.arithmetic, openrlhf_shear.rewards.last_number
 print(sorted({{"torch", "sympy"}} & set(sys.modules)))
 print([n for n in {[*TOOLS, *NEVER]!r} if find_spec(n)])
 import torch, openrlhf_shear.credit.registry

@@ -10,9 +10,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from test_saved_model import strategy  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openrlhf_shear.arithmetic.policy import build_tokenizer, seeded
-from openrlhf_shear.fork import lora
-from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer, seeded
+from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.update import lora
 
 ALL = "all-linear"
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}

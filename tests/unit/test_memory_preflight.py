@@ -12,11 +12,11 @@ from test_recipes import MODELS, command, grid
 
 from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main, read
+from openrlhf_shear.doctor import gpu
+from openrlhf_shear.memory.estimate import GIB
+from openrlhf_shear.memory.model_shape import model_shape
 from openrlhf_shear.preflight import checks, inputs
-from openrlhf_shear.preflight.doctor import gpu
-from openrlhf_shear.preflight.memory import GIB
-from openrlhf_shear.preflight.memory_check import memory, plan
-from openrlhf_shear.preflight.model_shape import model_shape
+from openrlhf_shear.preflight.memory import memory, plan
 
 NAMES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 NAMES = (*NAMES, "intermediate_size", "vocab_size")

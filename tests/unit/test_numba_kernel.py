@@ -10,8 +10,8 @@ from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels import numba_loops as loops
 from openrlhf_shear.kernels import numba_sinkhorn
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.ot import SinkhornPairs, Spans
-from openrlhf_shear.ot.tiles import tiles
+from openrlhf_shear.transport import SinkhornPairs, Spans
+from openrlhf_shear.transport.tiles import tiles
 
 EPS = np.finfo(np.float32).eps
 

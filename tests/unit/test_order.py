@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf_shear.fork.order import PromptOrder, seed_of
+from openrlhf_shear.train.sampling.order import PromptOrder, seed_of
 
 
 @given(size=st.integers(0, 50), seed=st.integers(0, 9), episode=st.integers(0, 3), consumed=st.integers(0, 60))

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, Qwen2Tokenizer
 
-from openrlhf_shear.arithmetic.prm import build_tokenizer, write_prm
 from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit.prm.conversation import ConversationEncoder, load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
+from openrlhf_shear.tasks.arithmetic.prm import build_tokenizer, write_prm
 
 # as in the model card of Qwen/Qwen2.5-Math-PRM-7B
 CARD_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."

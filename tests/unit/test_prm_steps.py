@@ -83,7 +83,7 @@ def test_a_step_ends_with_the_token_that_holds_the_last_line_break():
 
 
 def test_separators_of_the_user():
-    policy = AutoTokenizer.from_pretrained(ROOT / "openrlhf_shear" / "arithmetic" / "shipped_policy")
+    policy = AutoTokenizer.from_pretrained(ROOT / "openrlhf_shear" / "tasks" / "arithmetic" / "shipped_policy")
     assert split(policy, f"1+2=3;3+4=7;;7{EOS}", ";") == Steps(("1+2=3;", "3+4=7;;", "7"), (5, 12, 14))
     assert split(policy, "12.3.4;", ".") == Steps(("12.", "3.", "4;"), (2, 4, 6))
     assert split(policy, "1+2=3;7").texts == ("1+2=3;7",)

@@ -12,14 +12,14 @@ from command_lines import refusal
 from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.diagnosis.sampled import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
-from openrlhf_shear.fork.prompt_data import prepare_datasets
 from openrlhf_shear.preflight.prompts import may_begin
 from openrlhf_shear.sampling.records import Completion, Verdict
 from openrlhf_shear.sampling.sampler import question_ids
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.train.sampling.prompt_data import prepare_datasets
 
 TEMPLATE = "Q: {} A:"
 QUESTIONS = ["1 + 1?", " Why\n\nnot? ", "<image>How many?", "Zoe's 3-4", "{}"]

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_shear.cli.flags import ESTIMATOR
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.fork import fingerprint
-from openrlhf_shear.preflight import checks, memory_check
+from openrlhf_shear.line.flags import ESTIMATOR
+from openrlhf_shear.preflight import checks
 from openrlhf_shear.preflight import inputs as check_inputs
+from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.prompts import Prompts
+from openrlhf_shear.train.start import fingerprint
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "tail", "epsilon")

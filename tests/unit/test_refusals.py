@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from command_lines import ROOT, refusal
 
-from openrlhf_shear.arithmetic import arithmetic
 from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main as train
 from openrlhf_shear.config.refusal import Findings
@@ -16,6 +15,7 @@ from openrlhf_shear.config.refusal import refusal as refusal_of
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.lab import placement
 from openrlhf_shear.rollouts.record import write_rollouts
+from openrlhf_shear.tasks.arithmetic import arithmetic
 
 USUAL = {  # beside those of training
     "evaluate": {"model": "model", "output": "out"},

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.train.cpu import backend as cpu_backend
 
 cpu_backend.install()  # tests import OpenRLHF's modules
 
-from openrlhf_shear.fork import relay, story  # noqa: E402
+from openrlhf_shear.train.start import relay, story  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

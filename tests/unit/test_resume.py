@@ -7,13 +7,14 @@ import pytest
 import ray
 
 from openrlhf_shear.data.order import COUNT
-from openrlhf_shear.fork import fingerprint, trainer
-from openrlhf_shear.fork.batches import Batches
-from openrlhf_shear.fork.books import Books
-from openrlhf_shear.fork.checkpoints import NotSavedError
-from openrlhf_shear.fork.order import PromptOrder
-from openrlhf_shear.fork.outcome import RefusedError
-from openrlhf_shear.rewards.ledger import Ledger
+from openrlhf_shear.train import trainer
+from openrlhf_shear.train.accounts.accounts import Accounts
+from openrlhf_shear.train.accounts.books import Books
+from openrlhf_shear.train.sampling.batches import Batches
+from openrlhf_shear.train.sampling.order import PromptOrder
+from openrlhf_shear.train.start import fingerprint
+from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.update.checkpoints import NotSavedError
 
 SEED, SIZE, BATCH = 42, 40, 8
 
@@ -39,8 +40,8 @@ class Generator:
         self.consumed += len(batch)
         return [], None
 
-    def take_counts(self) -> Ledger:
-        return Ledger()
+    def take_counts(self) -> Accounts:
+        return Accounts()
 
 
 def topics(seed: int = SEED, size: int = SIZE) -> dict:
@@ -59,7 +60,7 @@ def resumed(monkeypatch, seed=SEED, size=SIZE, accepted=None, target=None, **kep
         train=SimpleNamespace(num_episodes=3),
     )
     place = {"episode": 1, "consumed": 16, "global_step": 7, "total_consumed_prompts": SIZE + 16}
-    states = place | {"kl": 0.3, "ledger": Ledger(dispatched=9, trained=9).state(0), "waiting": []} | kept
+    states = place | {"kl": 0.3, "ledger": Accounts(dispatched=9, trained=9).state(0), "waiting": []} | kept
     made.actor_model_group = SimpleNamespace(async_run_method=lambda name: [states])
     monkeypatch.setattr(trainer.ray, "get", lambda refs: refs)
     monkeypatch.setattr(trainer.ShearTrainer, "restore_best_checkpoint_state", lambda self, states: None)

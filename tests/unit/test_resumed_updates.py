@@ -12,8 +12,8 @@ import torch
 from command_lines import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from openrlhf_shear.arithmetic.policy import save, seeded
-from openrlhf_shear.arithmetic.problems import write_dataset
+from openrlhf_shear.tasks.arithmetic.policy import save, seeded
+from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
 UPDATES, BATCH = 5, 4
 STEPS = 10  # of the schedule, as the worker says

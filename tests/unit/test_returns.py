@@ -5,7 +5,7 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
+from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

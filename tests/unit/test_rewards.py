@@ -4,9 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from openrlhf_shear.arithmetic import arithmetic as arithmetic_reward
 from openrlhf_shear.rewards import last_number
 from openrlhf_shear.rewards.responses import response_of
+from openrlhf_shear.tasks.arithmetic import arithmetic as arithmetic_reward
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"

@@ -10,17 +10,17 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import CreditSpec, ShearConfig
 from openrlhf_shear.credit.apply import TokenCredit
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.heatmaps import SHOWN_SPANS, shear_evidence
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
-from openrlhf_shear.fork import rollout_dump
-from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import read_rollouts
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
+from openrlhf_shear.train.accounts import dump as rollout_dump
+from openrlhf_shear.train.accounts.dump import RolloutDump
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 RIGHT = "a37+45=82;b7x82=74;c-12+74=62;d62+08=70;e70x3=10;f-31+10=79;g79+77=56;#56"

@@ -14,22 +14,22 @@ from openrlhf.trainer.ppo_utils.experience import (
 )
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 
-from openrlhf_shear.arithmetic.policy import build_tokenizer
-from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator
-from openrlhf_shear.fork.shaping import shape_rewards
-from openrlhf_shear.rewards.ledger import Ledger
+from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer
+from openrlhf_shear.train.accounts.accounts import Accounts
+from openrlhf_shear.train.experience.shaping import shape_rewards
+from openrlhf_shear.train.sampling.samples import FAILED, ShearSamplesGenerator
 
 EOS_ID = build_tokenizer().eos_token_id
 
 
-def generator(filtering=(0, 1), remote="agent") -> LedgerSamplesGenerator:
-    made = object.__new__(LedgerSamplesGenerator)
+def generator(filtering=(0, 1), remote="agent") -> ShearSamplesGenerator:
+    made = object.__new__(ShearSamplesGenerator)
     made.args = SimpleNamespace(
         reward=SimpleNamespace(remote_url=remote),
         algo=SimpleNamespace(dynamic_filtering_range=filtering),
         rollout=SimpleNamespace(batch_size=2),
     )
-    made.tokenizer, made._counts, made._evaluates, made._rejected = build_tokenizer(), Ledger(), False, []
+    made.tokenizer, made._counts, made._evaluates, made._rejected = build_tokenizer(), Accounts(), False, []
     return made
 
 

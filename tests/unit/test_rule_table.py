@@ -50,7 +50,7 @@ rules.RULES["late"] = entry
 USES = """
 import argparse, json, sys, types
 import new_entry
-from openrlhf_shear.cli.flags import build_parser
+from openrlhf_shear.cli.train_ppo_ray import build_parser
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.evaluation.comparison.cells import method_of

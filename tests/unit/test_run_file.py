@@ -4,11 +4,9 @@ import pytest
 import yaml
 from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
-from openrlhf_shear.cli import run_file
-from openrlhf_shear.cli.flags import build_parser
-from openrlhf_shear.cli.train_ppo_ray import read
-from openrlhf_shear.fork import machine
-from openrlhf_shear.preflight import placement
+from openrlhf_shear.cli.train_ppo_ray import build_parser, read
+from openrlhf_shear.line import placement, run_file
+from openrlhf_shear.train.start import machine
 
 
 @pytest.fixture(scope="module")

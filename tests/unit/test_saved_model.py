@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openrlhf_shear.arithmetic.policy import build_tokenizer, seeded
-from openrlhf_shear.fork.outcome import RefusedError
-from openrlhf_shear.fork.saveable import refuse_unsaveable
-from openrlhf_shear.fork.strategy import ShearStrategy
+from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer, seeded
+from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.update.saveable import refuse_unsaveable
+from openrlhf_shear.train.update.strategy import ShearStrategy
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_the_configuration_and_the_tokenizer_are_tried_too_and_nothing_is_left(t
 
 
 def test_a_policy_asks_as_soon_as_it_is_loaded(tmp_path, monkeypatch):
-    from openrlhf_shear.fork.actor import ShearPolicyActor
+    from openrlhf_shear.train.update.actor import ShearPolicyActor
 
     model, tokenizer = small_policy(tmp_path / "base", {"length_penalty": 2.0})
 

@@ -11,9 +11,9 @@ from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.ot import SinkhornPairs, SinkhornResult, Spans, make_distance, search_bytes, search_spans
-from openrlhf_shear.ot.distances import transport_bounds
-from openrlhf_shear.ot.tiles import tiles
+from openrlhf_shear.transport import SinkhornPairs, SinkhornResult, Spans, make_distance, search_bytes, search_spans
+from openrlhf_shear.transport.distances import transport_bounds
+from openrlhf_shear.transport.tiles import tiles
 
 EPSILON = 0.015
 # Two solves of one problem differ by their tolerance: at most 0.001 eps was measured, 0.002 eps is allowed.

@@ -14,7 +14,7 @@ import pytest
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.config import secrets
 from openrlhf_shear.config.secrets import Secret, hidden
-from openrlhf_shear.fork import launch
+from openrlhf_shear.train.start import launch
 
 PASSWORD, QUERY, KEY = "url-password-0123456789", "url-query-0123456789", "0123456789abcdef" * 2 + "wandbkey"
 HELD = {name: f"held-in-{name.lower()}-0123456789" for name in secrets.VARIABLES}
@@ -78,8 +78,8 @@ def test_the_facts_of_a_run_have_none(args, tmp_path):
     from openrlhf.utils.logging_utils import TensorboardLogger
 
     from openrlhf_shear.evaluation.run_facts import write_run_facts
-    from openrlhf_shear.fork.rollout_dump import RolloutDump
-    from openrlhf_shear.fork.tracking import Tracking
+    from openrlhf_shear.train.accounts.dump import RolloutDump
+    from openrlhf_shear.train.accounts.tracking import Tracking
 
     write_run_facts(args)
     Tracking(args)

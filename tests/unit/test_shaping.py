@@ -13,10 +13,10 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.uniform import UniformRule
-from openrlhf_shear.fork.experience_maker import CreditExperienceMaker, Step
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError
-from openrlhf_shear.fork.samples import FAILED
-from openrlhf_shear.fork.trainer import ShearTrainer
+from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker, Step
+from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, NothingToTrainError
+from openrlhf_shear.train.sampling.samples import FAILED
+from openrlhf_shear.train.trainer import ShearTrainer
 
 SIZE, KL = 4, 0.05  # rollouts a prompt; the KL coefficient
 

@@ -24,8 +24,8 @@ from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.shear import search_part
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.ot import SinkhornPairs, Spans, span_starts
-from openrlhf_shear.ot.tiles import tiles
+from openrlhf_shear.transport import SinkhornPairs, Spans, span_starts
+from openrlhf_shear.transport.tiles import tiles
 
 EPSILONS = (0.05, 0.02, 0.015, 0.01)
 ACCURACY = 0.01  # of eps

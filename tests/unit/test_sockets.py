@@ -7,9 +7,9 @@ import tempfile
 import pytest
 from command_lines import refusal
 
-from openrlhf_shear.fork import cluster
-from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.preflight.sockets import socket_problem
+from openrlhf_shear.train.start import cluster
+from openrlhf_shear.train.start.outcome import RefusedError
 
 NAMES = ("RAY_TMPDIR", "TMPDIR", "TEMP", "TMP", "VLLM_RPC_BASE_PATH", "RAY_ADDRESS")
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openrlhf_shear.arithmetic import problems as problems_module
-from openrlhf_shear.arithmetic import warm_up as module
-from openrlhf_shear.arithmetic.policy import MAX_POSITIONS, build_tokenizer
-from openrlhf_shear.arithmetic.problems import LETTERS, POLICY_DIR, alphabet, make_problems
-from openrlhf_shear.arithmetic.sampling import response_text, sample_ids, sampled_accuracy
-from openrlhf_shear.arithmetic.solutions import MAX_RESPONSE_TOKENS, max_response_tokens, write_solution
-from openrlhf_shear.arithmetic.warm_up import IGNORED, MAX_FILLERS, WarmUpSettings, encode_batch, warm_up
 from openrlhf_shear.cli import warm_up_arithmetic
+from openrlhf_shear.tasks.arithmetic import problems as problems_module
+from openrlhf_shear.tasks.arithmetic import warm_up as module
+from openrlhf_shear.tasks.arithmetic.policy import MAX_POSITIONS, build_tokenizer
+from openrlhf_shear.tasks.arithmetic.problems import LETTERS, POLICY_DIR, alphabet, make_problems
+from openrlhf_shear.tasks.arithmetic.sampling import response_text, sample_ids, sampled_accuracy
+from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, max_response_tokens, write_solution
+from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MAX_FILLERS, WarmUpSettings, encode_batch, warm_up
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"

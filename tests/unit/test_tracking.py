@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.train.cpu import backend as cpu_backend
 
 cpu_backend.install()  # tests import OpenRLHF's modules
 
-from openrlhf_shear.fork import curves, hooks, tracking  # noqa: E402
+from openrlhf_shear.train import hooks  # noqa: E402
+from openrlhf_shear.train.accounts import curves, tracking  # noqa: E402
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ triton = pytest.importorskip("triton", reason="the Triton backend needs triton, 
 from openrlhf_shear.config.spans import SpanCut  # noqa: E402
 from openrlhf_shear.kernels import triton_kernels as kernels  # noqa: E402
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn, launch  # noqa: E402
-from openrlhf_shear.ot import SinkhornPairs, Spans, search_spans  # noqa: E402
-from openrlhf_shear.ot.sinkhorn import log_domain_potentials  # noqa: E402
-from openrlhf_shear.ot.tiles import Tile, tiles  # noqa: E402
+from openrlhf_shear.transport import SinkhornPairs, Spans, search_spans  # noqa: E402
+from openrlhf_shear.transport.sinkhorn import log_domain_potentials  # noqa: E402
+from openrlhf_shear.transport.tiles import Tile, tiles  # noqa: E402
 
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 if IN_INTERPRETER and "__bool__" not in vars(triton.language.condition):

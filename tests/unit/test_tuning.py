@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from openrlhf_shear.kernels import tuning
-from openrlhf_shear.ot import SinkhornPairs
-from openrlhf_shear.ot.tiles import tiles
+from openrlhf_shear.transport import SinkhornPairs
+from openrlhf_shear.transport.tiles import tiles
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,14 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.fork import attempts, samples, trainer
-from openrlhf_shear.fork.batches import Batch
-from openrlhf_shear.fork.books import Books
-from openrlhf_shear.fork.fingerprint import Fingerprint
-from openrlhf_shear.fork.outcome import RewardsLostError
-from openrlhf_shear.rewards.ledger import Ledger
+from openrlhf_shear.train import trainer
+from openrlhf_shear.train.accounts.accounts import Accounts
+from openrlhf_shear.train.accounts.books import Books
+from openrlhf_shear.train.sampling import samples
+from openrlhf_shear.train.sampling.batches import Batch
+from openrlhf_shear.train.start import attempts
+from openrlhf_shear.train.start.fingerprint import Fingerprint
+from openrlhf_shear.train.start.outcome import RewardsLostError
 
 MET = {"timing/ppo_train": 1.0}
 
@@ -31,9 +33,9 @@ class Story:
 
 def a_run(monkeypatch, batches: list[Batch], kept: dict | None = None):
     """A `ShearTrainer` that has everything but models and engines; each batch with rollouts is an optimizer step."""
-    ledger, left = Ledger(), list(batches)
+    ledger, left = Accounts(), list(batches)
     if kept:
-        ledger = Ledger.resumed(kept["ledger"], 0)
+        ledger = Accounts.resumed(kept["ledger"], 0)
 
     def taken():
         batch = left.pop(0) if left else None
@@ -70,7 +72,7 @@ def a_run(monkeypatch, batches: list[Batch], kept: dict | None = None):
 
 
 def batch(trained: int, filtered: int, last: bool = False) -> Batch:
-    counts = Ledger(dispatched=trained + filtered, filtered=filtered)
+    counts = Accounts(dispatched=trained + filtered, filtered=filtered)
     if filtered:
         counts.details["filtered"] = "their mean scores are -1 to -0.5"
     rollouts = [Experience(info={}) for _ in range(trained)]
@@ -94,7 +96,7 @@ def test_a_run_with_a_step_is_finished(monkeypatch, batches):
 
 @pytest.mark.parametrize("left", [[], [batch(0, 32, last=True)]])
 def test_a_resumed_run_that_has_trained_is_finished_also_with_nothing_left(monkeypatch, left):
-    kept = {"ledger": Ledger(dispatched=8, trained=8, failed=Counter()).state(0), "global_step": 2}
+    kept = {"ledger": Accounts(dispatched=8, trained=8, failed=Counter()).state(0), "global_step": 2}
     run = a_run(monkeypatch, left, kept)
     run.fit()
     assert run._story.whole is True
@@ -103,7 +105,7 @@ def test_a_resumed_run_that_has_trained_is_finished_also_with_nothing_left(monke
 @pytest.mark.parametrize("trained", [0, 4])
 def test_the_best_checkpoint_is_of_a_trained_model(monkeypatch, trained):
     run, saved = a_run(monkeypatch, []), []
-    run._books.ledger.trained, run.best_eval_metric_value = trained, 0.0
+    run._books.accounts.trained, run.best_eval_metric_value = trained, 0.0
     monkeypatch.setattr(trainer.ShearTrainer.__base__, "save_best_checkpoint", lambda self, *given: saved.append(given))
     run.save_best_checkpoint({"eval_math_pass1": 0.5}, 1, {})
     assert len(saved) == bool(trained)
@@ -119,8 +121,8 @@ def group(*scores: float) -> list[Experience]:
 def test_prompts_filtered_in_a_row_are_warned_of_with_their_scores(monkeypatch):
     told = []
     monkeypatch.setattr(samples.logger, "warning", told.append)
-    made = object.__new__(samples.LedgerSamplesGenerator)
-    made._counts, made._rejected = Ledger(), []
+    made = object.__new__(samples.ShearSamplesGenerator)
+    made._counts, made._rejected = Accounts(), []
     made.args = SimpleNamespace(
         algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)), rollout=SimpleNamespace(batch_size=3)
     )

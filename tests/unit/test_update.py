@@ -8,10 +8,10 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork.arrival import arrivals
-from openrlhf_shear.fork.fillers import FILLER, shared_out, without_fillers
-from openrlhf_shear.fork.meter import Meter
-from openrlhf_shear.fork.update import ActorSteps, first_not_finite
+from openrlhf_shear.train.experience.fillers import FILLER, shared_out, without_fillers
+from openrlhf_shear.train.update.arrival import arrivals
+from openrlhf_shear.train.update.meter import Meter
+from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 
 
 class Engine:

@@ -4,7 +4,7 @@ For the fork these are functions of OpenRLHF, DeepSpeed, vLLM and Ray, for the i
 
     python tests/unit/upstream_uses.py
 
-writes anew openrlhf_shear/fork/contract.json, integrations/trl.json and verl.json, each in an environment that has its
+writes anew openrlhf_shear/train/contract.json, integrations/trl.json and verl.json, each in an environment that has its
 packages. Do it after reading what has changed there, and what that means here.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from openrlhf_shear.fork import contract, hooks
-from openrlhf_shear.fork.contract import package
 from openrlhf_shear.integrations import versions
+from openrlhf_shear.train import contract, hooks
+from openrlhf_shear.train.contract import package
 
-FORK = Path(contract.__file__).parent
+TRAIN = Path(contract.__file__).parent
 INTEGRATIONS = Path(versions.__file__).parent
 PACKAGES = ("openrlhf", "deepspeed", "vllm", "ray")
 OTHERS = ("trl", "verl")  # of one integration each, whose file is called as the package
@@ -85,9 +85,9 @@ ALSO_OF = {
 }
 
 
-def uses(folder: Path = FORK) -> dict[str, str]:
+def uses(folder: Path = TRAIN) -> dict[str, str]:
     """Return every function or class that the files of the fork rely on, and how which file uses it."""
-    return _uses(sorted(folder.glob("*.py")), PACKAGES, ALSO, hooks.patches())
+    return _uses(sorted(folder.rglob("*.py"), key=lambda path: path.stem), PACKAGES, ALSO, hooks.patches())
 
 
 def uses_of(other: str) -> dict[str, str]:
@@ -168,7 +168,9 @@ def methods(files: dict[str, ast.Module]) -> Iterator[tuple[str, str, str]]:
 
 def subclasses(folder: Path) -> Iterator[tuple[ast.ClassDef, list[str]]]:
     """Every class of the fork and the classes of upstream that it derives from."""
-    nodes, bases_of = _classes({path.stem: ast.parse(path.read_text()) for path in sorted(folder.glob("*.py"))})
+    nodes, bases_of = _classes(
+        {path.stem: ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"), key=lambda path: path.stem)}
+    )
     return ((node, _ancestry(name, bases_of)[1]) for name, node in nodes.items())
 
 
@@ -194,7 +196,7 @@ def _bases(node: ast.ClassDef, names: dict[str, str]) -> list[str]:
 
 def _mixins(files: dict[str, ast.Module]) -> dict[str, str]:
     """Of the CPU backend's mixins, which class of upstream each is put in front of."""
-    for node in files["cpu_backend"].body if "cpu_backend" in files else ():
+    for node in files["backend"].body if "backend" in files else ():
         if isinstance(node, ast.Assign) and node.targets[0].id == "MIXINS":
             pairs = zip(node.value.keys, node.value.values, strict=True)
             return {mixin.id: getattr(hooks, patch.attr).place for patch, mixin in pairs}

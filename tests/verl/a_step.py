@@ -14,8 +14,8 @@ from test_verl import expected_weights, protocol
 from transformers import AutoModelForCausalLM
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.integrations.verl import ShearTrainer
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 torch.set_num_threads(1)
 store = Path(tempfile.mkdtemp()) / "store"

@@ -63,10 +63,10 @@ from verl.workers.config import HFModelConfig, TrainingWorkerConfig  # noqa: E40
 from verl.workers.config.engine import FSDPEngineConfig  # noqa: E402
 from verl.workers.engine_workers import TrainingWorker  # noqa: E402
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems  # noqa: E402
-from openrlhf_shear.arithmetic.sampling import response_text, sample_ids  # noqa: E402
-from openrlhf_shear.arithmetic.solutions import check  # noqa: E402
 from openrlhf_shear.integrations.verl import ShearWorker  # noqa: E402
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems  # noqa: E402
+from openrlhf_shear.tasks.arithmetic.sampling import response_text, sample_ids  # noqa: E402
+from openrlhf_shear.tasks.arithmetic.solutions import check  # noqa: E402
 
 
 def worker(strategy: str = "fsdp2", packed: bool = True, dynamic: bool = False, lora: int = 0) -> ShearWorker:

@@ -23,12 +23,12 @@ from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
-from openrlhf_shear.fork import contract
 from openrlhf_shear.integrations import versions
 from openrlhf_shear.integrations.verl import FIELDS, Asked, ShearTrainer, ShearWorker, refuse_unfit, weighed
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
+from openrlhf_shear.train import contract
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ASKED = Asked("shear/window=8/stride=4", 0.5, 1)

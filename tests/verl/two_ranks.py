@@ -8,7 +8,7 @@ from test_verl import ASKED, expected_weights
 from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")

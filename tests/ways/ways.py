@@ -17,10 +17,10 @@ from types import SimpleNamespace
 
 import torch
 
-from openrlhf_shear.arithmetic.plain_policy import load_policy
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 
 FILE = Path(__file__).parents[1] / "data/same_rollouts.json"
 SIZE = 4
@@ -60,7 +60,7 @@ def by_itself(given: list[dict]) -> list[torch.Tensor]:
 
 def by_the_fork(given: list[dict]) -> list[torch.Tensor]:
     """Through the policy actor's forward pass and collector, without Ray and DeepSpeed around them."""
-    from openrlhf_shear.fork import cpu_backend
+    from openrlhf_shear.train.cpu import backend as cpu_backend
 
     if not torch.cuda.is_available():
         cpu_backend.install()
@@ -71,7 +71,7 @@ def by_the_fork(given: list[dict]) -> list[torch.Tensor]:
     from openrlhf_shear.credit.apply import token_advantages
     from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
     from openrlhf_shear.credit.registry import load_rule
-    from openrlhf_shear.fork.actor import ShearPolicyActor
+    from openrlhf_shear.train.update.actor import ShearPolicyActor
 
     class Engine(torch.nn.Module):  # in DeepSpeed's place
         def __init__(self, module):
@@ -174,8 +174,8 @@ def _padded(values: list[list[int]]) -> torch.Tensor:
 
 
 def _write() -> None:
-    from openrlhf_shear.arithmetic.sampling import response_text, sample_ids
-    from openrlhf_shear.arithmetic.solutions import check
+    from openrlhf_shear.tasks.arithmetic.sampling import response_text, sample_ids
+    from openrlhf_shear.tasks.arithmetic.solutions import check
 
     model, tokenizer = load_policy(POLICY_DIR)
     asked = [problem for problem in make_problems(4, 10_000) for _ in range(SIZE)]

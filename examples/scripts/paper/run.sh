@@ -98,7 +98,7 @@ if [ -n "$SMOKE" ]; then
     SMOKE_FLAGS=(--device cpu --actor.model_name_or_path "$RUN/smoke/policy" --vllm.enforce_eager
         --rollout.max_new_tokens 128 --data.max_len 320 --eval.steps 2 --eval.k 1 --ckpt.best_metric_key none)
     # The policy knows arithmetic in a special format. It solves no code problem, but the graders run.
-    [ "$TASK" = code ] || SMOKE_FLAGS+=(--reward.remote_url openrlhf_shear/arithmetic/arithmetic.py)
+    [ "$TASK" = code ] || SMOKE_FLAGS+=(--reward.remote_url openrlhf_shear/tasks/arithmetic/arithmetic.py)
     [ "$METHOD" != shear ] || SMOKE_FLAGS+=(--shear.window 16 --shear.stride 4) # responses have ~75 tokens here
     [[ $METHOD != p* ]] || SMOKE_FLAGS+=(--prm.separator ';') # responses have no blank lines
     PRM=$RUN/smoke/prm

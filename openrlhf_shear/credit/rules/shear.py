@@ -9,7 +9,7 @@ from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup
 from openrlhf_shear.credit.shear import search_part, shear_weights
-from openrlhf_shear.ot import SpanSearch
+from openrlhf_shear.transport import SpanSearch
 
 
 class ShearRule(CreditRule):

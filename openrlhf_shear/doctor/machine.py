@@ -1,0 +1,201 @@
+"""Checks of the jail for graded programs, memory, disk, open files, ports and the hub."""
+
+import os
+import resource
+import shutil
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
+from openrlhf_shear.rewards.jail import Jail, JailError, find_jail
+from openrlhf_shear.rewards.jail.escapes import try_escapes
+from openrlhf_shear.rewards.limits import address_limit
+
+# Recommended and minimum values. Memory and disk are those of the built-in task on the CPU. A 7B actor with ZeRO-3 and
+# checkpoints takes hundreds of GiB; Ray, vLLM and DeepSpeed report such needs better than a guess here could.
+MEMORY = (8 * GIB, 2 * GIB)
+SHARED_MEMORY = (2 * GIB, GIB // 4)
+DISK = (20 * GIB, GIB)
+OPEN_FILES = (8192, 1024)  # Ray itself advises 8192
+ADDRESSES = 8 * GIB  # address space that an idle Ray worker reserves
+# The default user of each port, and the flag of `ray start` that changes the port.
+PORTS = {
+    6379: ("Ray's head", "--port"),
+    8265: ("Ray's dashboard and jobs", "--dashboard-port"),
+    10001: ("Ray's clients", "--ray-client-server-port"),
+}
+_RAY = ("gcs_server", "raylet", "ray::", "ray/dashboard", "ray.util.client")
+_HUB_SECONDS = 5
+
+
+def jail(find: Callable[[], Jail] = find_jail) -> Result:
+    """Check that a jail works on this machine."""
+    try:
+        mechanisms = find().mechanisms
+    except JailError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return fail("jail", problem, f"{remedy}; only rewards math and code, and benchmarks, need it")
+    return ok("jail", f"bubblewrap and seccomp, {len(mechanisms)} mechanisms")
+
+
+def escapes(attempt: Callable[[Jail], list[tuple[str, str, str]]] = try_escapes) -> Result:
+    """Try every known escape from the jail against this machine."""
+    name = "jail, escapes"
+    try:
+        attempts = attempt(find_jail())
+    except JailError:
+        return fail(name, "not tried: there is no jail", "see the jail above")
+    if worked := [f"{what} ({said})" for what, _, said in attempts if not refused(said)]:
+        return fail(name, "; ".join(worked), "grade nothing that you do not trust here, and please report it")
+    return ok(name, f"{len(attempts)} tried, all refused")
+
+
+def refused(said: str) -> bool:
+    """Return whether the result of an attempt in `try_escapes` means that the jail held."""
+    return said.startswith("refused")
+
+
+def free_memory(root: Path = Path("/")) -> tuple[int, int]:
+    """Return the available and the total memory of this machine or container [bytes].
+
+    Args:
+        root: folder that holds /proc and /sys.
+    """
+    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    kib = {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
+    free, total = kib["MemAvailable"] << 10, kib["MemTotal"] << 10
+    for names in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            most, now = ((root / "sys/fs/cgroup" / name).read_text().strip() for name in names)
+        except OSError:
+            continue
+        if most.isdecimal() and int(most) < total:
+            free, total = min(free, int(most) - int(now)), int(most)
+    return free, total
+
+
+def memory(free: int, total: int) -> Result:
+    return _room("memory", free, total, "", MEMORY, "stop what uses it; Ray kills workers when it runs out")
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Result:
+    """Check /dev/shm, which holds Ray's object store and NCCL's buffers between the GPUs of a node."""
+    name, remedy = "shared memory", "a container needs more: docker run --shm-size 16g, or --ipc host"
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        return fail(name, f"{folder}: {error.strerror}", remedy)
+    return _room(name, usage.free, usage.total, f" in {folder}", SHARED_MEMORY, remedy)
+
+
+def disk(folder: Path) -> Result:
+    """Check that the folder of runs is writable and has free space."""
+    there = folder.resolve()
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK):
+        return fail("disk", f"{there} cannot be written to", "use a folder that you can write to: --path DIR")
+    usage = shutil.disk_usage(there)
+    remedy = "free some space, or use --path DIR, --ckpt.output_dir and --ckpt.path on a larger disk"
+    return _room("disk", usage.free, usage.total, f" in {there}", DISK, remedy)
+
+
+def open_files(limit: int | None = None) -> Result:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
+    if soft == resource.RLIM_INFINITY:
+        soft = 2**63
+    remedy = f"ulimit -n {8 * OPEN_FILES[0]} before ray start; each node of a cluster opens thousands"
+    return _at_least("open files", soft, f"at most {soft}", OPEN_FILES, remedy)
+
+
+def addresses() -> Result:
+    """Check that `ulimit -v` leaves processes enough address space."""
+    name, limit = "addresses", address_limit()
+    if limit is None:
+        return ok(name, "no limit")
+    remedy = "ulimit -v unlimited before ray start; CUDA, vLLM and the jails of graders reserve far more than they use"
+    return (warn if limit >= ADDRESSES else fail)(name, f"ulimit -v is {limit >> 10} ({limit / GIB:.1f} GiB)", remedy)
+
+
+def _room(name: str, free: int, total: int, where: str, limits: tuple[int, int], remedy: str) -> Result:
+    return _at_least(name, free, f"{free / GIB:.1f} of {total / GIB:.1f} GiB free{where}", limits, remedy)
+
+
+def _at_least(name: str, value: int, seen: str, limits: tuple[int, int], remedy: str) -> Result:
+    """Return ok from the first limit upwards, a warning from the second limit upwards, else a failure."""
+    wanted, needed = limits
+    if value >= wanted:
+        return ok(name, seen)
+    return (warn if value >= needed else fail)(name, seen, remedy)
+
+
+def port(number: int, used_for: str, flag: str) -> Result:
+    name = f"port {number}"
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", number))
+            return ok(name, f"free, for {used_for}")
+        except OSError:
+            holder = _holder(number)
+    if any(part in holder for part in _RAY):
+        return ok(name, f"used by Ray itself ({used_for}): a cluster runs here")
+    seen = f"taken by {holder}, needed for {used_for}"
+    return warn(name, seen, f"stop that process, or ray start {flag} with another port")
+
+
+def _holder(number: int) -> str:
+    """Describe the process that listens on a port."""
+    unknown = "a process of another user"
+    try:
+        import psutil
+    except ImportError:
+        return unknown
+    try:
+        for connection in psutil.net_connections("tcp"):
+            here = connection.laddr and connection.laddr.port == number and connection.status == psutil.CONN_LISTEN
+            if here and connection.pid is not None:
+                return f"process {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:200]})"
+    except psutil.Error:
+        pass
+    return unknown
+
+
+def hub(reach: Callable[[], str | None] | None = None) -> Result:
+    """Check that models and data sets can be fetched; `reach` returns the problem, or None."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    cached = [folder.name for folder in cache.iterdir() if "--" in folder.name] if cache.is_dir() else []
+    held = f"{len(cached)} models and data sets in {cache}"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return ok("hub", f"HF_HUB_OFFLINE is set; {held}")
+    problem = (reach or (lambda: _reach(constants.ENDPOINT)))()
+    if problem is None:
+        return ok("hub", f"{constants.ENDPOINT} answers; {held}")
+    remedy = "use local folders or the cache, and set HF_HUB_OFFLINE=1 so that nothing waits for the hub"
+    return warn("hub", f"{constants.ENDPOINT} does not answer ({problem}); {held}", remedy)
+
+
+def _reach(address: str) -> str | None:
+    """Return the problem with an address, or None. Runs in a thread, because name lookup has no timeout."""
+    answers: list[str | None] = [f"no answer in {2 * _HUB_SECONDS} seconds"]
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
+        except urllib.error.HTTPError:
+            answers.append(None)  # an HTTP error is an answer too
+        except (OSError, ValueError) as error:
+            answers.append(str(getattr(error, "reason", error)))
+        else:
+            answers.append(None)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(2 * _HUB_SECONDS)
+    return answers[-1]

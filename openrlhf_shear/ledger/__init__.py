@@ -1,1 +1,0 @@
-"""The ledger task: stories of transfers between accounts; wrong entries are as fluent as right ones."""

@@ -1,0 +1,21 @@
+"""--ckpt.accept_changes: what a resumed run may change."""
+
+from openrlhf_shear.config.refusal import refuse
+
+FLAG = "ckpt.accept_changes"
+TAKEN = {  # topics that may change, with the effect of a change
+    "data": "the current episode starts again from its first prompt: no prompt is left out, some are trained on twice",
+    "seed": "the same as for data, in the order of the new seed",
+    "rule": "later steps use the new credit rule",
+    "batch": "later steps have the new sizes, and the learning rate's schedule has another length",
+    "model": "training goes on with the checkpoint's weights, and the new model's reference, tokenizer and settings",
+}
+
+
+def accepted_topics(given: str | None) -> list[str]:
+    """Return the topics that the flag's value names. Raises LineError: a topic is unknown."""
+    topics = [topic.strip() for topic in given.split(",")] if given else []
+    for topic in topics:
+        if topic not in TAKEN:
+            refuse(FLAG, "must name what may differ", topic, f"some of {','.join(TAKEN)}")
+    return topics

@@ -1,0 +1,269 @@
+"""The parser of training: every flag of OpenRLHF's `train_ppo_ray`, and the flags of this fork."""
+
+import argparse
+from dataclasses import fields
+
+from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
+from openrlhf_shear.config.names import ALIASES, is_rule, names_file, parse_rule
+from openrlhf_shear.config.secrets import REWARD_TOKEN
+from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, credit_spec
+from openrlhf_shear.line import accepted, frame, run_file
+from openrlhf_shear.line.prog import prog
+from openrlhf_shear.line.values import ESTIMATOR, FORCE
+from openrlhf_shear.rewards import settings
+
+PROG = prog("train_ppo_ray")
+DUMP = f"--{CREDIT}.dump_rollouts_every"
+OF_SEARCHES = {f"--{CREDIT}.{knob.name}" for knob in fields(SearchConfig)}
+PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
+# Knobs by the first part of their flags.
+KNOBS: dict[str, tuple[type, ...]] = {rule.name: (rule.config,) for rule in RULES.values() if rule.config} | {
+    CREDIT: (OutcomeConfig, SearchConfig),
+    "prm": (PrmConfig,),
+}
+ABOUT = {name: f"for --{ESTIMATOR} {name}: {RULES[name].about}" for name in KNOBS if name in RULES} | {
+    CREDIT: "for every credit rule: which rollouts are correct, how the span search runs, which rollouts are written",
+    "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of your rules that need it",
+}
+
+_DESCRIPTION = """\
+OpenRLHF's train_ppo_ray with SHEAR: GRPO whose credit within a rollout comes from the actor's hidden states.
+
+SHEAR cuts every response into overlapping spans. It measures the distance (by optimal transport) between the hidden
+states of each span and those of the opposing rollouts: correct against incorrect rollouts of the same prompt. It then
+multiplies the group advantage of each token by that distance, so the tokens where correct and incorrect rollouts
+diverge get the credit. Turn it on with --algo.advantage.estimator shear; it needs --rollout.n_samples_per_prompt > 1
+and a verifiable reward.
+"""
+
+_EPILOG = """\
+example (one machine, 8 GPUs):
+  python -m openrlhf_shear.cli.train_ppo_ray \\
+    --algo.advantage.estimator shear --rollout.n_samples_per_prompt 8 \\
+    --actor.model_name_or_path Qwen/Qwen2.5-Math-7B --reward.remote_url math \\
+    --data.prompt_dataset prompts.jsonl --data.input_key question --data.label_key answer \\
+    --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --vllm.num_engines 8 \\
+    --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
+
+The flags of OpenRLHF 0.8 to 0.11.1 (--pretrain, --prompt_max_len, ...) are accepted too, and the new flags are printed.
+Wrong or missing models, data sets and columns, and impossible combinations, are reported before Ray starts.
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the fork's flags to OpenRLHF's parser; destinations are dotted ("shear.window"), as in OpenRLHF."""
+    parser.prog = PROG
+    parser.usage = "%(prog)s --actor.model_name_or_path MODEL --data.prompt_dataset DATA [flags; --help lists them]"
+    parser.description = _DESCRIPTION
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    frame.plainly(parser)
+    _add_estimator(parser)
+    for section, kinds in KNOBS.items():
+        group = parser.add_argument_group(section, ABOUT[section])
+        for kind in kinds:
+            for knob in fields(kind):
+                frame.add_knob(group, kind, knob, f"--{section}.{knob.name}")
+    _add_reward(parser)
+    _add_run(parser)
+    return parser
+
+
+def spec_of(values: dict) -> CreditSpec | None:
+    """Return the `CreditSpec` of parsed flags, `values` by destination; None for an estimator of OpenRLHF.
+
+    Raises:
+        ValueError: a value is out of its range, or the rule has no such knob.
+    """
+
+    rule = values[ESTIMATOR].partition("/")[0]
+
+    def read(section: str, kind: type) -> dict:
+        given = {}
+        for knob in fields(kind):
+            value, fallback = values[f"{section}.{knob.name}"], knob.metadata["fallback"]
+            given[knob.name] = values[fallback] if value is None and fallback and section == rule else value
+        return given
+
+    made = {(section, kind): kind(**read(section, kind)) for section, kinds in KNOBS.items() for kind in kinds}
+    if not (is_rule(values[ESTIMATOR]) or names_file(values[ESTIMATOR])):
+        return None
+    try:
+        name = parse_rule(values[ESTIMATOR])
+        entry = name.built_in
+        knobs = read(name.rule, entry.config) if entry and entry.config else {}
+        others = {"outcome": made[CREDIT, OutcomeConfig], "prm": made["prm", PrmConfig]}
+        return credit_spec(name, knobs, made[CREDIT, SearchConfig], **others)
+    except ValueError as error:
+        raise ValueError(f"{ESTIMATOR} {values[ESTIMATOR]}: {error}") from error
+
+
+def _add_estimator(parser: argparse.ArgumentParser) -> None:
+    action = next(action for action in parser._actions if action.dest == ESTIMATOR)
+    action.choices = _Estimators([*action.choices, *RULES, *ALIASES])
+    action.metavar = "ESTIMATOR"
+    rules = "; ".join(
+        f"{rule.name}, {rule.about}" + (f" (--{rule.name}.*)" if rule.config else "") for rule in RULES.values()
+    )
+    action.help = (
+        f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. This fork adds credit "
+        f"rules, which start from group_norm's advantages and weight them token by token: {rules}; and a rule of "
+        "yours, a CreditRule (openrlhf_shear/credit/rule.py) that every node can import. Knobs can also follow the "
+        "rule's name: shear/window=50/stride=10, my_module:MyRule/power=2"
+    )
+
+
+class _Estimators(list):
+    """Known names, plus every possible name of a user's rule; `spec_of` and `checks` find out whether it loads."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and bool(is_rule(name) or names_file(name)))
+
+
+def _add_reward(parser: argparse.ArgumentParser) -> None:
+    action = next(action for action in parser._actions if action.dest == "reward.remote_url")
+    action.help = (
+        "Source of rewards. math: compares the answer in the last \\boxed{} with the label. code: runs the response's "
+        "program on the label's tests, in a jail. FILE.py: calls its reward_func(queries, prompts, labels), in "
+        "processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote reward protocol, "
+        "e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
+    )
+    key = next(action for action in parser._actions if action.dest == "logger.wandb.key")
+    key.help = (
+        "Log to W&B. env: use the key in WANDB_API_KEY. FILE: use the key in this file. Any other text is the key "
+        "itself, which others can then see in the list of processes; a short word uses the node's `wandb login`"
+    )
+    group = parser.add_argument_group("rewards", "how rewards are made, and what happens when a reward fails")
+    waits = f"{settings.DEFAULT_SECONDS['math']:g}, {settings.DEFAULT_SECONDS['code']:g}, {settings.FUNCTION_SECONDS:g}"
+    timeout = (
+        "Time limit in seconds of a maths grade, a test of a program, a reward_func call, or a whole call of a reward "
+        f"server (each try). 0 means {waits} and {settings.SERVER_SECONDS:g} seconds"
+    )
+    _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
+    _add(group, "--reward.retries", settings.RETRIES, "Retries of a failed call of a reward server", metavar="N")
+    failed = "Count a step as failed if more than this share of its rollouts has no reward; 1 means never"
+    _add(group, "--reward.max_failed", settings.MAX_FAILED, failed, metavar="SHARE")
+    _add(
+        group,
+        "--reward.max_failed_steps",
+        settings.MAX_FAILED_STEPS,
+        "Stop training after this many failed steps in a row",
+        metavar="N",
+    )
+    token = "File with the token for reward servers whose URL has none (default: the environment's"
+    group.add_argument("--reward.token_file", metavar="FILE", help=f"{token} {REWARD_TOKEN})")
+    cores = "Number of parallel grades on each node with rollout engines; 0 means half of the node's cores"
+    _add(group, "--reward.cores", 0, cores, metavar="N")
+    _add(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory limit of a graded program, in MB", metavar="MB")
+    _add(
+        group,
+        "--reward.allow_unsandboxed",
+        False,
+        "If bubblewrap does not work, run the policy's programs without a jail. They can then read, change and send "
+        "everything that you can",
+    )
+
+
+def _add(group: argparse._ArgumentGroup, flag: str, default: object, about: str, **how) -> None:
+    """Add a flag of its default's type, and append the default to its help."""
+    kind = {"action": "store_true"} if default is False else {"type": type(default)}
+    shown = f"{default:g}" if isinstance(default, float) else default
+    group.add_argument(flag, default=default, help=f"{about} (default: {shown})", **kind, **how)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("openrlhf_shear", "how a run of this fork starts, logs, stops and resumes")
+    _add(
+        group,
+        "--device",
+        "auto",
+        "Hardware of the training. auto: cuda if there is a GPU, else cpu. cpu: the CPU profile, in which the same "
+        "actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and trying "
+        "out the pipeline",
+        choices=("auto", "cuda", "cpu"),
+    )
+    _add(group, "--trust_remote_code", False, "Run Python code that comes with a model (auto_map in its config.json)")
+    size = (
+        "Check that the run fits into GPUs with this memory in GiB (docs/memory.md), e.g. 80 to plan for other "
+        "machines; 0 means the smallest GPU of this machine"
+    )
+    _add(group, "--device_memory", 0.0, size, metavar="GIB")
+    group.add_argument(
+        "--config",
+        nargs="+",
+        metavar="FILE",
+        help="Read flags from YAML files, or from presets of this package "
+        f"({', '.join(run_file.presets_there())}). Later files win, and flags on the command line win over all files. "
+        "A run writes RUN/run.yaml (RUN is the parent folder of --ckpt.path), which starts the same run again",
+    )
+    verbose = "Print all output of Ray, DeepSpeed and vLLM; without it this output goes only to RUN/logs/train.log"
+    _add(group, "--verbose", False, verbose)
+    tried = "Check the command line, show the memory that the run takes, and start nothing"
+    _add(group, "--dry_run", False, tried)
+    listed = "With --dry_run: print all problems and warnings as JSON (refusals, told); exit code 0 or 2"
+    _add(group, "--json", False, listed)
+    forced = "Continue with an OpenRLHF that the fork's hooks may not fit; its changes are listed"
+    _add(group, FORCE, False, forced)
+    _add(
+        group,
+        DUMP,
+        0,
+        "Write all rollouts of the first step and of every N-th step to CKPT_PATH/rollouts/step000020.parquet; 0 means "
+        "never. The file has tokens, weights and advantages. With shear it also has the spans, the nearest opposing "
+        "span of each span, and the distances between the spans of every two rollouts of a prompt. Works for every "
+        "credit rule that acts before the update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page "
+        "from a file",
+        dest="dump_rollouts_every",
+        metavar="N",
+    )
+    before = "Also evaluate on --eval.dataset before the first step, so that curves start at the base model"
+    _add(group, "--eval.before_train", False, before)
+    best = "For the best evaluation save only the model (CKPT_PATH/best_global_stepN_hf), without optimizer state"
+    _add(group, "--ckpt.best_weights_only", False, best)
+    means = "; ".join(f"{topic}: {meaning}" for topic, meaning in accepted.TAKEN.items())
+    group.add_argument(
+        f"--{accepted.FLAG}",
+        metavar="TOPICS",
+        help="With --ckpt.load_enable, resume from a checkpoint of another run that differs in these topics, separated "
+        f"by commas (default: none). {means}",
+    )
+    restarts = (
+        "Restart a failed run (an actor or a node died, the driver was killed) from its last checkpoint, at most this "
+        "many times"
+    )
+    _add(group, "--train.max_restarts", 0, restarts, metavar="N")
+    gap = (
+        "Stop if in three steps in a row the mean gap between an engine's log-probs and the policy's exceeds this, in "
+        "nats a token. A smaller gap stops the run too if the engine demonstrably has old weights or no adapters; 0 "
+        "means never"
+    )
+    _add(group, "--vllm.max_gap", 0.3, gap, metavar="NATS")
+    unasked = (
+        "Do not ask the engines for log-probs; then there is no vllm_kl, and wrong weights in engines go unnoticed"
+    )
+    _add(group, "--vllm.no_logprobs", False, unasked)
+    wait = (
+        "If the cluster has fewer GPUs than the run needs (an autoscaler may add some), wait this many seconds before "
+        "the run is refused. Restarts by --train.max_restarts wait 600 s for a node to come back"
+    )
+    _add(group, "--train.wait_for_gpus", 0.0, wait, metavar="SECONDS")
+    skipped = "Stop after this many steps in a row without a finite gradient"
+    _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
+    grace = "Seconds after SIGTERM or SIGINT in which the run ends its update and saves; generation is cancelled"
+    _add(group, "--train.grace_seconds", 120.0, grace, metavar="SECONDS")
+    group = parser.add_argument_group(
+        "benchmarks during training",
+        "run every --eval.steps steps at --eval.temperature, on the training engines; logged as eval/suite/..., and "
+        "the checkpoint with the best average is kept",
+    )
+    group.add_argument(
+        "--eval.suite",
+        metavar="NAMES",
+        help="Benchmarks to run (default: none). math or code: the paper's five. Names separated by commas: "
+        "openrlhf_shear.cli.evaluate --help lists them. A .jsonl file with the --data.input_key and --data.label_key "
+        "columns: --reward.remote_url grades it",
+    )
+    group.add_argument("--eval.data_dir", metavar="DIR", help="Folder with the benchmarks' files (default: the hub)")
+    each = "Completions a problem; 0 means the benchmark's standard number, e.g. 32 for AIME24"
+    _add(group, "--eval.k", 0, each, metavar="K")
+    _add(group, "--eval.limit", 0, "Use only the first N problems of each benchmark; 0 means all", metavar="N")

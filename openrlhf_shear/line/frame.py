@@ -1,0 +1,172 @@
+"""Shared parts of the commands: the parser, the exit codes, and progress bars.
+
+A command is its flags and a function of the parsed arguments; `command` joins the two. Exit codes:
+
+    0    success
+    1    the machine lacks something (a jail, a free port), or the outcome is bad
+    2    the command line cannot be used, or a file, model or data set that it names
+    130  interrupted
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field
+from pathlib import Path
+from typing import NoReturn, get_args, get_type_hints
+
+from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.refusal import LineError, Refusal
+from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.line import legacy
+from openrlhf_shear.line.prog import prog as called
+from openrlhf_shear.rewards.jail import JailError
+
+
+class Shortfall(Exception):
+    """The machine lacks something, or the outcome is bad."""
+
+
+def command(
+    flags: Callable[[argparse.ArgumentParser], None],
+    about: str | None,
+    epilog: str = "",
+    usage: str | None = None,
+    refused: tuple[type[Exception], ...] = (),
+    interrupted: str = "interrupted",
+) -> Callable[[Callable[[argparse.Namespace], None]], Callable[..., None]]:
+    """Return a decorator that turns a function of parsed arguments into a command, a function of `argv`.
+
+    Without `argv` the command parses the program's arguments. It raises SystemExit if the exit code is not 0; stderr
+    then has a single line `PROG: error: ...`, without the usage.
+
+    Args:
+        flags: adds the command's flags to a parser.
+        about, epilog, usage: texts of its help; `{prog}` in them is the command. A usage replaces the list of flags.
+        refused: exceptions, besides ValueError and OSError, that mean exit code 2.
+        interrupted: message after Ctrl-C.
+    """
+
+    def made(work: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
+        prog = called(Path(work.__code__.co_filename).stem)
+
+        def new_parser() -> argparse.ArgumentParser:
+            shown = {"epilog": epilog.replace("{prog}", prog), "usage": usage and usage.replace("{prog}", prog)}
+            raw = argparse.RawDescriptionHelpFormatter
+            parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=raw, **shown)
+            flags(parser)
+            return plainly(parser)
+
+        def main(argv: Sequence[str] | None = None) -> None:
+            parser = new_parser()
+            args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
+            try:
+                work(args)
+            except KeyboardInterrupt:
+                parser.exit(130, f"{prog}: {interrupted}\n")
+            except (Shortfall, JailError) as error:
+                sys.exit(f"{prog}: error: {error}")
+            except (ValueError, OSError, *refused) as error:
+                refuse(parser, str(error))
+
+        main.parser = new_parser
+        return main
+
+    return made
+
+
+def plainly(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Return the parser with errors in a single line: no usage, but the flag or choice that was probably meant."""
+    parser.error = lambda message: refuse(parser, f"{message}{_meant(parser, message)}; see --help")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, list[Refusal]]:
+    """Parse a command line and refuse every flag that cannot be parsed, so that all of them are reported at once."""
+    words, refused = list(words), []
+    parser.exit_on_error = False
+    while True:
+        try:
+            args, unknown = parser.parse_known_args(words)
+            break
+        except argparse.ArgumentError as error:
+            names = error.argument_name.split("/") if error.argument_name else []
+            said = f"{error.message}{_meant(parser, error.message)}; see --help"
+            refused.append(Refusal(names[-1].removeprefix("--") if names else "", said))
+            shorter = _without(parser, words, names)
+            if shorter == words:
+                raise LineError(*refused) from error
+            words = shorter
+    for word in unknown:
+        if word.startswith("--") or not refused or not unknown[0].startswith("--"):
+            flag = word.partition("=")[0].removeprefix("--")
+            refused.append(Refusal(flag, f"is no flag{_meant(parser, f'unrecognized arguments: {word}')}; see --help"))
+    return args, refused
+
+
+def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the words without a flag and its values; the flag may be abbreviated."""
+    kept, dropping = [], False
+    for word in words:
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+            known = flag in parser._option_string_actions
+            dropping = flag in names if known else any(name.startswith(flag) for name in names)
+        if not dropping:
+            kept.append(word)
+    return kept
+
+
+def refuse(parser: argparse.ArgumentParser, problem: str) -> NoReturn:
+    """Exit with code 2 and the problem as error message."""
+    parser.exit(2, f"{parser.prog}: error: {hidden(problem)}\n")
+
+
+def _meant(parser: argparse.ArgumentParser, message: str) -> str:
+    """Return a hint for argparse's error message, or "".
+
+    >>> parser = argparse.ArgumentParser()
+    >>> _meant(parser, "unrecognized arguments: --hlep"), _meant(parser, "invalid choice: 'mx' (choose from 'max')")
+    (' (did you mean --help?)', ' (did you mean max?)')
+    """
+    if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+        return did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2]))
+    if flag := re.match(r"unrecognized arguments: --([^= ]+)", message):
+        known = [name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")]
+        ends = [name for name in known if name.endswith(f".{flag[1]}")]
+        return f" (did you mean --{ends[0]}?)" if ends else did_you_mean(flag[1], known, " (did you mean --{}?)")
+    return ""
+
+
+def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: str) -> None:
+    """Add a flag for a knob of the dataclass `config`, with the knob's type, choices, default and help."""
+    default = "unset" if knob.default is None else knob.default
+    about = f"{knob.metadata['help']} (default: {default})".replace("%", "%%")
+    hint = get_type_hints(config)[knob.name]
+    if hint is bool:
+        group.add_argument(flag, action="store_true", default=knob.default, help=about)
+    else:
+        (kind,) = set(get_args(hint) or (hint,)) - {type(None)}
+        assert kind in (int, float, str), f"no flag can be made of {hint}"
+        group.add_argument(flag, type=kind, default=knob.default, choices=knob.metadata["choices"], help=about)
+
+
+def progress(items: Iterable, doing: str, total: int | None = None, unit: str = "it") -> Iterable:
+    """Iterate over `items`, with a progress bar if stderr is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, doing, total, file=sys.stderr, disable=None, leave=False, unit=unit)
+
+
+def write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=True))
+    print(f"{path}: written")
+
+
+def at_least(args: argparse.Namespace, **least: int) -> None:
+    """Raise ValueError if an argument is below its minimum."""
+    for name, low in least.items():
+        if getattr(args, name) < low:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")

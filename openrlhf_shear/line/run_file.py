@@ -1,0 +1,115 @@
+"""Flags from YAML files (`--config`), and the file in a run's folder that starts the same run again.
+
+Keys are the flags without dashes, nested or not; flags without a value take true or false:
+
+    actor:
+      model_name_or_path: Qwen/Qwen2.5-Math-7B
+      adam.lr: 1.0e-6
+    train.colocate_all: true
+"""
+
+import argparse
+import difflib
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.line import legacy
+
+NAME = "run.yaml"
+PRESETS = Path(__file__).parent / "presets"
+_OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
+_NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
+
+
+def expand(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return `argv` with the flags of its `--config` files in front, so that flags on the command line win.
+
+    Raises:
+        ValueError: a file is missing, is not a YAML mapping, or has a key that is not a flag.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="+", action="extend", default=[])
+    found, rest = finder.parse_known_args(list(argv))
+    values: dict[str, object] = {}
+    for name in found.config:  # later files win
+        values |= {key: (name, value) for key, value in _flat(_read(name))}
+    return [word for key, (name, value) in values.items() for word in _words(key, value, name, parser)] + rest
+
+
+def presets_there() -> list[str]:
+    return sorted(file.stem for file in PRESETS.glob("*.yaml"))
+
+
+def _read(name: str) -> dict:
+    file = PRESETS / f"{name}.yaml" if name in presets_there() else Path(name)
+    if not file.exists() or file.is_dir():
+        raise ValueError(f"--config {name} is not there; use a YAML file, or one of {', '.join(presets_there())}")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {name} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"--config {name} must hold KEY: VALUE lines: got {type(content).__name__}")
+    return content
+
+
+def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) -> list[str]:
+    flag = f"--{key}"
+    action = parser._option_string_actions.get(legacy.OF_EVERY_RULE.get(flag, flag))
+    if action is None:
+        near = difflib.get_close_matches(flag, parser._option_string_actions, 1)
+        raise ValueError(f"--config {file}: {key} is no flag{f'; did you mean {near[0][2:]}?' if near else ''}")
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError(f"--config {file}: {key} must be true or false: got {value!r}")
+        return [flag] if value == action.const else []
+    if value is None:
+        return []
+    if action.nargs is not None:
+        return [flag, *map(str, value if isinstance(value, list) else [value])]
+    if isinstance(value, list):
+        raise ValueError(f"--config {file}: {key} takes one value: got {value!r}")
+    return [f"{flag}={value}"]
+
+
+def write(folder: Path, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Path:
+    """Write the flags that differ from their defaults, nested by section and without secrets; return the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    kept, left_out = {}, []
+    for action in parser._actions:
+        name = action.option_strings[0].removeprefix("--")
+        value = getattr(args, action.dest, action.default)
+        if name in _NOT_KEPT or value == action.default:
+            continue
+        if hidden(value) != value:
+            left_out.append(name)
+            continue
+        section, dot, knob = name.partition(".")
+        (kept.setdefault(section, {}) if dot else kept)[knob if dot else section] = value
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / NAME
+    again = shlex.join([*parser.prog.split(), "--config", str(file)])
+    lines = [f"# The same run again, from {Path.cwd()}:  {again}"]
+    lines += [f"# Secret, to be given again: {name}" for name in left_out]
+    file.write_text("\n".join(lines) + "\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+    return file
+
+
+def flags_of(words: Sequence[str]) -> set[str]:
+    """Return the dotted names of the flags among `words`."""
+    return {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}

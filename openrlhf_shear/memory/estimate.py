@@ -1,0 +1,224 @@
+"""Estimate of a GPU's memory in a training run, by part and by phase, from flags and the models' config.json.
+
+Units are bytes. P: parameters; N: ranks that ZeRO shards over; t: tokens a pass; d: hidden size; V: vocabulary size.
+Lengths are taken at their limits, so token-dependent parts are upper bounds. docs/memory.md has the sources and the
+measurements.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from openrlhf_shear.config.spec import SEARCH_BYTES
+from openrlhf_shear.line.values import Values, world
+from openrlhf_shear.memory.model_shape import ModelShape
+
+GIB = 2**30
+ENGINES = "engines' GPUs"  # the phase of GPUs that only engines use
+# Bytes a parameter: bfloat16; float32; Adam's two moments in float32 (ZeRO, arXiv:1910.02054).
+LOW, MASTER, MOMENTS = 2, 4, 8
+# Parameters: in DeepSpeed's reduce bucket, gathered at a time, updated at a time in a step.
+_BUCKET, _LIVE, _SUB_GROUP = 5e8, 1e9, 1e9
+_CONTEXT = GIB  # a process: CUDA context, NCCL's buffers, cuBLAS
+_ASLEEP = {False: GIB, True: 2.5 * GIB}  # a sleeping engine, on one GPU and on several (NeMo-RL issue 223)
+_FRAGMENTS = 0.05  # share of a pass's memory that torch's allocator loses to fragmentation
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes by part that are on a GPU at the same time."""
+
+    name: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory of a GPU in each phase of a step."""
+
+    phases: tuple[Phase, ...]
+    host: float  # bytes of a node's main memory that models take: offloaded states, and weights of sleeping engines
+    engine: float  # least bytes that an engine needs on each GPU: weights, the KV cache of one sequence, context
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.total)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Bytes that a trained model takes on a GPU."""
+
+    weights: float
+    gathered: float  # ZeRO-3: unsharded weights that a pass holds
+    gradients: float  # in an update, with their communication buckets
+    held: float  # the part of `gradients` that stays between updates
+    optimizer: float
+    step: float  # extra bytes of an Adam step
+    offloaded: float  # in the node's memory: always with --ds.adam_offload, between updates with --ds.enable_sleep
+
+    @property
+    def awake(self) -> float:
+        """Bytes between updates, without sleep."""
+        return self.weights + self.held + self.optimizer
+
+
+def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
+    """Return the memory of a model that DeepSpeed trains. With LoRA only the adapters are trained.
+
+    The formulas follow `zero/stage3.py` and `zero/stage_1_and_2.py` of DeepSpeed 0.19.6.
+    """
+    stage, parallel = values["ds.zero_stage"], values["ds.tensor_parallel_size"]
+    adapters = shape.adapters(values["ds.lora.rank"])
+    parameters, shards = (shape.parameters + adapters) / parallel, ranks / parallel
+    learning = adapters / parallel or parameters
+    own = learning / (shards if stage else 1)  # parameters whose optimizer state this rank holds
+    gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else learning)
+    optimizer = (MASTER + MOMENTS) * own
+    step = MASTER * (min(own, _SUB_GROUP) if stage == 3 else own)  # gradients in float32
+    # Stage 3 keeps its bucket and sends copies of it. Other stages may fill a second bucket meanwhile, and keep none.
+    bucket = LOW * min(_BUCKET, parameters) * bool(stage)
+    buckets = bucket * (2 if stage == 3 or values["ds.overlap_comm"] else 1)
+    weights, gathered = LOW * parameters, 0.0
+    if stage == 3:
+        weights *= 1 / shards + (1 / values["ds.zpg"] if values["ds.zpg"] > 1 else 0)
+        gathered = LOW * min(parameters, _LIVE)
+    if values["ds.adam_offload"]:
+        return Trained(weights, gathered, buckets, bucket * (stage == 3), 0, 0, optimizer + gradients + step)
+    offloaded = (optimizer + gradients) * values["ds.enable_sleep"]
+    held = (gradients + bucket) * (stage == 3)
+    return Trained(weights, gathered, gradients + buckets, held, optimizer, step, offloaded)
+
+
+def frozen(values: Values, shape: ModelShape, ranks: int, offload: bool) -> float:
+    """Return the bytes of the weights of a model that is not trained. Only ZeRO-3 shards and offloads them."""
+    if values["ds.zero_stage"] == 3:
+        return 0.0 if offload else LOW * shape.parameters / ranks
+    return LOW * shape.parameters / values["ds.tensor_parallel_size"]
+
+
+def layer_bytes(shape: ModelShape) -> tuple[int, int]:
+    """Return bytes a token: what a decoder layer keeps for its backward pass, and what a layer needs without gradients.
+
+    Assumes bfloat16 with flash attention, and norms in float32. A layer keeps:
+
+    - two norms (a float32 copy, the normed values and the result: 8 d each) and the residual (2 d)
+    - q, k, v and the output of the attention
+    - gate, up, their product and the output of silu (2 f each)
+    """
+    d, mlp, experts = shape.hidden, 8 * shape.mlp, 4 * shape.hidden * shape.copies
+    return 18 * d + 4 * (shape.queries + shape.keys) + mlp + experts, 12 * d + mlp + experts
+
+
+def backward_bytes(values: Values, shape: ModelShape, tokens: float) -> tuple[float, float]:
+    """Return the bytes of activations and of logits in an update's pass over t tokens.
+
+    Logits are three tensors (t, V): float32 logits that the loss keeps, their float32 gradient, and its bfloat16 copy
+    (`Actor.forward`, flash-attn's cross entropy). The current layer also holds gradients of its kept activations.
+    """
+    kept, _ = layer_bytes(shape)
+    boundary = LOW * shape.hidden
+    stored = boundary * shape.layers + kept if values["actor.gradient_checkpointing_enable"] else kept * shape.layers
+    working = 6 * shape.mlp + 8 * shape.hidden
+    return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW)
+
+
+def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
+    """Return the tokens of the longest log-prob pass and of the longest update pass.
+
+    Args:
+        certain: count what a single rollout of the longest length causes; else assume micro-batches of such rollouts.
+    """
+    longest = values["data.max_len"]
+    ranks = world(values, "actor") / values["ds.ring_attn_size"] / values["ds.tensor_parallel_size"]
+    rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
+    packed = values["ds.packing_samples"] or values["train.dynamic_batch_enable"] or values["ds.ring_attn_size"] > 1
+    tokens = []
+    for stage, batch in (("rollout", rollouts), ("train", values["train.batch_size"])):
+        if values["train.dynamic_batch_enable"]:
+            limit = values[f"{stage}.max_tokens_per_gpu"] or values["train.max_tokens_per_gpu"]
+            most = max(1, -(-batch // ranks)) * longest  # tokens of a rank's rollouts
+            tokens.append(int(max(min(limit, most), longest / values["ds.ring_attn_size"])))
+        else:
+            rows = 1 if certain and packed else values[f"{stage}.micro_batch_size"]
+            tokens.append(int(rows * longest / values["ds.ring_attn_size"]))
+    return tokens[0], tokens[1]
+
+
+def estimate(
+    values: Values, shapes: Mapping[str, ModelShape], memory: float | None, states: bool, certain: bool = False
+) -> Estimate:
+    """Estimate the phases of a step on an actor rank's GPU, and on GPUs that only a critic or the engines use.
+
+    Args:
+        shapes: of "actor", and of "critic", "reward" and "prm" if they are used.
+        memory: bytes of a GPU; None if it is not known: engines then count with the least that they need.
+        states: the rule reads hidden states.
+        certain: as in `pass_tokens`.
+    """
+    actor, together, ranks = shapes["actor"], values["train.colocate_all"], world(values, "actor")
+    mine, (read, updated) = trained(values, actor, ranks), pass_tokens(values, certain)
+    beside: dict[str, float] = {}  # other models that stay on the GPU
+    if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
+        beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
+    for name, part in (("reward", "reward model"), ("prm", "process reward model")):
+        if name in shapes and together:
+            beside[part] = frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
+    critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
+    in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
+    if critic and together:
+        beside["critic"] = critic.weights if in_turns else critic.awake
+    processes = 1 + len(beside)
+    if values["train.enable_ema"] and values["ds.zero_stage"] < 3:
+        beside["moving average"] = LOW * actor.parameters
+
+    hybrid = together and not values["train.async_enable"]  # the engines share these GPUs
+    parallel = values["vllm.tensor_parallel_size"]
+    cache = 2 * LOW * actor.layers * actor.keys * values["data.max_len"]
+    least = (LOW * actor.parameters + cache) / parallel + 2 * _CONTEXT
+    share = values["vllm.gpu_memory_utilization"] * memory if memory else least
+    dozing = (_ASLEEP[parallel > 1] if values["vllm.enable_sleep"] else share) * hybrid
+
+    def phase(name: str, vllm: float = dozing, updates: bool = False, whole: float = 0, **parts: float) -> Phase:
+        on = {"weights": mine.weights + whole} | beside
+        if updates or not in_turns:
+            on |= {"gradients": mine.gradients if updates else mine.held, "optimizer": mine.optimizer}
+        reserve = _CONTEXT * processes + _FRAGMENTS * sum(parts.values())
+        named = {part.replace("_", " "): size for part, size in parts.items()}
+        every = on | named | {"vLLM": vllm, "reserve": reserve}
+        return Phase(name, {part: size for part, size in every.items() if size})
+
+    seen = min(values["rollout.max_new_tokens"] or values["data.max_len"], values["data.max_len"])
+    group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
+    activations, logits = backward_bytes(values, actor, updated)
+    forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
+    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, values["credit.max_waiting_bytes"])
+    forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * states
+    theirs: dict[str, float] = {}  # a critic's memory in its update
+    if critic:
+        theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
+        theirs["activations"] = backward_bytes(values, shapes["critic"], updated)[0]
+    at_once = theirs if together and not values["ds.enable_sleep"] else {}
+    mixed = {**at_once, "activations": activations + at_once.get("activations", 0), "logits": logits}
+    phases = [
+        phase("generation", vllm=share * hybrid),
+        phase("log-probs", whole=mine.gathered, **forward),
+        phase("backward", updates=True, whole=mine.gathered, **mixed),
+        phase("step", updates=True, step_of_Adam=mine.step),
+    ]
+    search = values["credit.max_cost_bytes"] or SEARCH_BYTES  # the search adapts to the free memory
+    if states:  # the search copies the group: each of its two sides becomes one contiguous tensor
+        phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
+    if critic and together and not at_once:
+        phases.append(phase("critic", **theirs))
+    elif critic and not together:
+        phases.append(Phase("critic's GPUs", theirs | {"reserve": _CONTEXT}))
+    if not hybrid:
+        phases.append(Phase(ENGINES, {"vLLM": share}))
+    nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
+    host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
+    host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])
+    return Estimate(tuple(phases), host / nodes, least)

@@ -1,0 +1,88 @@
+"""Sampling the arithmetic task's small policy in process, and its accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from openrlhf_shear.tasks.arithmetic.problems import Problem
+from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
+
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Sampled responses, one a problem: the fraction of right responses, and the fraction of lucky ones among them."""
+
+    correct: float
+    lucky: float
+    problems: int
+
+    @classmethod
+    def of(cls, checks: Sequence) -> Self:
+        """Return the accuracy of checked responses, each with `correct` and `lucky`."""
+        correct, lucky = sum(check.correct for check in checks), sum(check.lucky for check in checks)
+        return cls(correct / len(checks), lucky / max(correct, 1), len(checks))
+
+
+@torch.no_grad()
+def sample_ids(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    prompts: list[str],
+    seed: int,
+    batch_size: int = 256,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+) -> list[torch.Tensor]:
+    """Sample one response a prompt at temperature 1, and return its token ids, `(T_i,)` int64.
+
+    They end with the first `<eos>`, or after `max_new_tokens`. The model needs only `generate`. torch's random state is
+    unchanged.
+    """
+    responses = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for at in range(0, len(prompts), batch_size):
+            some = prompts[at : at + batch_size]
+            batch = tokenizer(some, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+            ids = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=max_new_tokens,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+            )
+            for row in ids[:, batch["input_ids"].shape[1] :]:
+                ends = (row == tokenizer.eos_token_id).nonzero()
+                # After <eos> the row is padding. A copy, unlike a view, does not keep the batch in memory.
+                responses.append(row[: ends[0].item() + 1 if len(ends) else len(row)].clone())
+    return responses
+
+
+def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) -> str:
+    """Return the text of a response, `(T_i,)` token ids, one character a token, without a final `<eos>`.
+
+    Any other special token becomes "\N{REPLACEMENT CHARACTER}".
+    """
+    ids = torch.as_tensor(ids, dtype=torch.int64).tolist()
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        ids.pop()
+    special = set(tokenizer.all_special_ids)
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    return "".join("\N{REPLACEMENT CHARACTER}" if i in special else t for i, t in zip(ids, tokens, strict=True))
+
+
+def sampled_accuracy(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int, max_new_tokens: int
+) -> Accuracy:
+    """Sample one response a problem and return their accuracy."""
+    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=max_new_tokens)
+    responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return Accuracy.of([check(problem, response) for problem, response in zip(problems, responses, strict=True)])

@@ -1,0 +1,57 @@
+"""Chain arithmetic as a task of the lab (`lab.tasks`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, STEPS, Problem, make_problems
+from openrlhf_shear.tasks.arithmetic.sampling import response_text
+from openrlhf_shear.tasks.arithmetic.solutions import Check, check, max_response_tokens
+
+SHIPPED_FILLERS = 2
+
+
+@dataclass(frozen=True)
+class ArithmeticTask:
+    """The lab's task of problems with `operations`, and solutions with at most `fillers` before each step."""
+
+    operations: int = STEPS
+    fillers: int = SHIPPED_FILLERS
+    warm_up_command = "openrlhf_shear.cli.warm_up_arithmetic"
+    long_responses = False
+
+    @property
+    def place(self) -> str:
+        return f"operations{self.operations}"
+
+    @property
+    def policy_place(self) -> str:
+        return f"operations{self.operations}-fillers{self.fillers}"
+
+    @property
+    def about(self) -> str:
+        return f"{self.operations} operations"
+
+    @property
+    def budget(self) -> int:
+        return max_response_tokens(self.operations, self.fillers)
+
+    def problems(self, n: int, seed: int, split: str = "train") -> list[Problem]:
+        return make_problems(n, seed, split, self.operations)
+
+    def check(self, tokenizer, problem: Problem, ids) -> Check:
+        return check(problem, response_text(tokenizer, ids))
+
+    def shipped(self) -> Path:
+        if (self.operations, self.fillers) != (STEPS, SHIPPED_FILLERS):
+            raise ValueError(
+                f"lab.start: the shipped policy knows {STEPS} operations with {SHIPPED_FILLERS} fillers: got "
+                f"{self.operations} with {self.fillers}; use --start 0.4, or another accuracy, to warm one up"
+            )
+        return POLICY_DIR
+
+    def warm_up(self, accuracy: float, report: Callable[[str], None]):
+        from openrlhf_shear.tasks.arithmetic.warm_up import WarmUpSettings, warm_up
+
+        wanted = WarmUpSettings(target_accuracy=accuracy, operations=self.operations, fillers=self.fillers)
+        return warm_up(wanted, report)

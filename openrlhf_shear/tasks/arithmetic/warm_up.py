@@ -1,0 +1,137 @@
+"""Warm-up of the small policy: supervised training on written solutions, until *sampled* responses are often right.
+
+Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
+from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer
+from openrlhf_shear.tasks.arithmetic.problems import STEPS, Problem, check_knobs, different_problems, make_problems
+from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_accuracy
+from openrlhf_shear.tasks.arithmetic.solutions import max_response_tokens, write_solution
+
+MAX_FILLERS = 8
+IGNORED = -100  # the label that the cross-entropy ignores
+MAYBE_RIGHT = 0.4  # nats a token; at a higher loss hardly any response is right, and sampling costs seconds
+
+
+@dataclass(frozen=True)
+class WarmUpSettings:
+    """Settings of the warm-up, on problems with `operations` and at most `fillers` before each step.
+
+    The learning rate rises over the first 50 steps and then stays constant. A policy cooled down at a lower rate sits
+    in a sharp minimum, from which reinforcement learning hardly moves it.
+    """
+
+    seed: int = 0
+    target_accuracy: float = 0.4
+    batch_size: int = 48
+    learning_rate: float = 1.5e-3
+    max_steps: int = 4000
+    evaluate_every: int = 20
+    evaluation_problems: int = 512
+    final_problems: int = 1024
+    operations: int = STEPS
+    fillers: int = 2
+
+    def __post_init__(self):
+        check_knobs(self.operations)
+        if not 0 <= self.fillers <= MAX_FILLERS:
+            raise ValueError(f"fillers must be between 0 and {MAX_FILLERS}: got {self.fillers}; use e.g. 2")
+        if not 0 < self.target_accuracy < 1:
+            raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.4")
+        sizes = (self.batch_size, self.max_steps, self.evaluation_problems, self.final_problems)
+        if min(sizes) < 1 or self.evaluate_every < 4:
+            raise ValueError(f"sizes and step counts must be at least 1, evaluate_every at least 4: got {self}")
+
+
+@dataclass(frozen=True)
+class WarmUpResult:
+    """Warmed-up policy in bfloat16, and its `accuracy`, on other problems than those that ended the training."""
+
+    model: Qwen2ForCausalLM
+    tokenizer: PreTrainedTokenizerBase
+    accuracy: Accuracy
+    steps: int
+    seconds: float
+    reached_target: bool
+
+
+def encode_batch(
+    tokenizer: Qwen2Tokenizer, prompts: list[str], responses: list[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `input_ids` and `labels`, `(B, L)` int64, padded on the right; labels on the response and `<eos>` only."""
+    inputs, labels = [], []
+    for prompt, response in zip(prompts, responses, strict=True):
+        ids = torch.tensor([*tokenizer.encode(prompt + response, add_special_tokens=False), tokenizer.eos_token_id])
+        inputs.append(ids)
+        labels.append(torch.cat([torch.full((len(prompt),), IGNORED), ids[len(prompt) :]]))
+    return (
+        pad_sequence(inputs, batch_first=True, padding_value=tokenizer.pad_token_id),
+        pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+    )
+
+
+def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> WarmUpResult:
+    """Train on fresh solutions until the sampled accuracy reaches the target, then round to bfloat16 and measure again.
+
+    The same settings and the same number of threads give the same weights on one machine. With one operation there may
+    be fewer problems than the training needs; they are then repeated.
+    """
+    multiply_in_float32()
+    operations, budget = settings.operations, max_response_tokens(settings.operations, settings.fillers)
+    tokenizer = build_tokenizer(operations)
+    model = build_model(tokenizer, settings.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+    needed = min(settings.max_steps * settings.batch_size, different_problems(operations) * 3 // 4)
+    problems = itertools.cycle(make_problems(needed, settings.seed, operations=operations))
+    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1, operations=operations)
+    final_problems = make_problems(settings.final_problems, settings.seed, "heldout", operations)
+    rng = random.Random(settings.seed)
+    started = time.perf_counter()
+    reached, rising, step = False, False, 0
+    with tqdm(total=settings.max_steps, desc="warm-up", unit="step") as bar:
+        while step < settings.max_steps and not reached:
+            batch = [next(problems) for _ in range(settings.batch_size)]
+            step += 1
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * min(1.0, step / 50)
+            loss = _train_step(model, tokenizer, optimizer, batch, rng, settings.fillers)
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.3f}")
+            every = settings.evaluate_every // 4 if rising else settings.evaluate_every  # it rises steeply
+            if step % every == 0 and loss < MAYBE_RIGHT:
+                accuracy = sampled_accuracy(model, tokenizer, stop_problems, settings.seed, budget)
+                report(f"step {step}: loss {loss:.3f}, sampled accuracy {accuracy.correct:.3f}")
+                reached = accuracy.correct >= settings.target_accuracy
+                rising = rising or accuracy.correct >= settings.target_accuracy / 8
+    seconds = time.perf_counter() - started
+    model = model.to(torch.bfloat16).eval()
+    final = sampled_accuracy(model, tokenizer, final_problems, settings.seed + 1, budget)
+    return WarmUpResult(model, tokenizer, final, step, seconds, reached)
+
+
+def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, fillers: int) -> float:
+    responses = [write_solution(problem, rng, fillers) for problem in problems]
+    input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
+    # Padding is on the right, so with causal attention no token that has a label sees it.
+    return learn(model(input_ids=input_ids, labels=labels).loss, model, optimizer)
+
+
+def learn(loss: torch.Tensor, model, optimizer) -> float:
+    """Take one optimizer step on the loss, and return its value."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()

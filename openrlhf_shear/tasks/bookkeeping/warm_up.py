@@ -1,0 +1,181 @@
+"""Warm-up of a bookkeeping policy: supervised training on written entries, their misconceptions included.
+
+It ends when *sampled* responses are right nearly as often as the written entries. The remaining errors are then
+misconceptions, and hardly ever slips.
+
+Stories begin with one transfer, and grow by a transfer whenever the loss is low. A policy learns from single transfers
+within a minute that words can be copied from the story; from stories of eight transfers this takes an hour.
+
+Legend: B stories a batch, L tokens of the prompt, the response and <eos>.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
+
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
+from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks
+from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sample_ids
+from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, WarmUpResult, learn
+from openrlhf_shear.tasks.bookkeeping.entries import (
+    BUDGET,
+    ENTRY_TOKENS,
+    Check,
+    Q,
+    check,
+    response_words,
+    write_entries,
+)
+from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer
+from openrlhf_shear.tasks.bookkeeping.stories import ACCOUNTS, PROMPT_TOKENS, TRANSFERS, Problem, make_problems
+
+RISE = 50  # steps over which the learning rate rises
+LEAST_RATE = 0.03  # fraction of the learning rate at the end of its decay
+GROWS = 0.1  # nats a token, mean over about `MEMORY` steps: below it stories grow; random choices alone cost 0.055
+MEMORY = 20  # steps
+
+
+@dataclass(frozen=True)
+class WarmUpSettings:
+    """Settings of the warm-up.
+
+    The learning rate stays high until stories have their full length, and then falls: with a high rate, slips remain.
+    Only after its fall are responses sampled, and compared with the target.
+    """
+
+    seed: int = 0
+    size: str = "small"
+    target_accuracy: float = 0.34
+    start: Path | None = None  # policy to start from, with stories of full length at once; None: random weights
+    batch_size: int = 12  # stories of full length, or shorter stories with as many tokens
+    learning_rate: float = 1e-3
+    decay_steps: int = 3000  # steps over which the learning rate falls linearly
+    max_steps: int = 10_000
+    evaluate_every: int = 100
+    evaluation_problems: int = 256
+    final_problems: int = 1024
+
+    def __post_init__(self):
+        if self.size not in SIZES:
+            raise ValueError(f"size must be one of {', '.join(SIZES)}: got {self.size!r}")
+        if self.start and not (self.start / "config.json").is_file():
+            raise ValueError(f"start must be the folder of a policy: {self.start} has no config.json")
+        if not 0 < self.target_accuracy < 1:
+            raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.34")
+        if min(self.batch_size, self.max_steps, self.decay_steps, self.evaluation_problems, self.final_problems) < 1:
+            raise ValueError(f"sizes and step counts must be at least 1: got {self}")
+
+
+@dataclass(frozen=True)
+class BookkeepingResult(WarmUpResult):
+    """Result of a warm-up, with the errors of the sampled responses."""
+
+    slips: float = 0.0  # fraction of the first errors that are not misconceptions
+
+
+def encode_batch(
+    tokenizer: PreTrainedTokenizerFast, prompts: list[str], responses: list[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `input_ids` and `labels`, (B, L) int64, of stories of equal length.
+
+    Only the response and `<eos>` have labels.
+    """
+    asked, told = (torch.tensor([tokenizer.encode(text) for text in texts]) for texts in (prompts, responses))
+    ids = torch.cat([asked, told, torch.full((len(asked), 1), tokenizer.eos_token_id)], 1)
+    labels = ids.clone()
+    labels[:, : asked.shape[1]] = IGNORED
+    return ids, labels
+
+
+def story_tokens(transfers: int) -> int:
+    """Return the number of tokens of a prompt and its response, with `<eos>`."""
+    return 2 * ACCOUNTS + 1 + transfers * (PROMPT_TOKENS + ENTRY_TOKENS) + 1
+
+
+def sampled_checks(model, tokenizer, problems: list[Problem], seed: int) -> list[Check]:
+    """Sample one response a problem, and check the responses."""
+    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=BUDGET)
+    return [check(problem, response_words(tokenizer, row)) for problem, row in zip(problems, ids, strict=True)]
+
+
+def warm_up(
+    settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write, state: Path | None = None
+) -> BookkeepingResult:
+    """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure.
+
+    The file `state`, if given, keeps the state of the training; an interrupted warm-up resumes from it.
+    """
+    multiply_in_float32()
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, settings.seed, settings.size)
+    if settings.start:
+        model.load_state_dict(load_policy(settings.start)[0].state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
+    rng, began, before = random.Random(settings.seed), time.perf_counter(), 0.0
+    reached, step, smooth = False, 0, 1.0
+    longest, grown = (TRANSFERS, 0) if settings.start else (1, math.inf)
+    if state and state.is_file():
+        weights, adam, drawn, step, longest, smooth, grown, before = torch.load(state, weights_only=False)
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(adam)
+        rng.setstate(drawn)
+    with tqdm(total=settings.max_steps, desc="warm-up", unit="step", initial=step) as bar:
+        while step < settings.max_steps and not reached:
+            step += 1
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * _rate(step, step - grown, settings.decay_steps)
+            transfers = longest if longest == TRANSFERS or rng.random() < 0.5 else rng.randint(1, longest)
+            count = settings.batch_size * story_tokens(TRANSFERS) // story_tokens(transfers)
+            problems = make_problems(count, rng.getrandbits(60), transfers=transfers)
+            smooth += (_train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
+            if smooth < GROWS and longest < TRANSFERS:
+                longest, smooth = longest + 1, 2 * GROWS  # so that stories do not grow again for some steps
+                grown = step if longest == TRANSFERS else grown
+            bar.update()
+            if step % settings.evaluate_every == 0:
+                seconds = before + time.perf_counter() - began
+                if state:
+                    models = model.state_dict(), optimizer.state_dict()
+                    kept = (*models, rng.getstate(), step, longest, smooth, grown, seconds)
+                    torch.save(kept, state.with_suffix(".partial"))
+                    state.with_suffix(".partial").replace(state)
+                report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
+                if step - grown >= settings.decay_steps:
+                    accuracy, slips = _measured(sampled_checks(model, tokenizer, stop_problems, settings.seed))
+                    report(f"step {step}: sampled accuracy {accuracy.correct:.3f}, {slips:.0%} of the errors are slips")
+                    reached = accuracy.correct >= settings.target_accuracy
+    seconds = before + time.perf_counter() - began
+    model = model.to(torch.bfloat16).eval()
+    heldout = make_problems(settings.final_problems, settings.seed, "heldout")
+    accuracy, slips = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1))
+    return BookkeepingResult(model, tokenizer, accuracy, step, seconds, reached, slips)
+
+
+def _rate(step: int, since: float, decay_steps: int) -> float:
+    """Return the fraction of the learning rate; `since` counts steps since stories reached their full length."""
+    return min(1.0, step / RISE) * max(LEAST_RATE, 1 - max(0, since) / decay_steps)
+
+
+def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
+    """Return the accuracy, and the fraction of the first errors that are slips."""
+    errors = [result for result in checks if result.first_error is not None]
+    slips = sum(not result.misconceived for result in errors)
+    return Accuracy.of(checks), slips / max(len(errors), 1)
+
+
+def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
+    responses = [write_entries(problem, rng, Q) for problem in problems]
+    input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
+    with attending_in_blocks(model):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=input_ids, labels=labels).loss
+        return learn(loss, model, optimizer)

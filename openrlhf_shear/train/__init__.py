@@ -1,0 +1,1 @@
+"""Training on OpenRLHF: the only package here that imports openrlhf, vllm or deepspeed."""

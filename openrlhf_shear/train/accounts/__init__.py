@@ -1,0 +1,1 @@
+"""Accounts of rollouts, curves, dumps and benchmarks during training."""

@@ -1,0 +1,1 @@
+"""The CPU profile: OpenRLHF's CUDA code on processor cores."""

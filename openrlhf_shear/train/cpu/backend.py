@@ -1,0 +1,254 @@
+"""CPU backend, which lets OpenRLHF's CUDA code train on a machine without a GPU.
+
+A CUDA machine never imports this file. `install` runs in the driver and, as Ray's `worker_process_setup_hook`, at the
+start of every worker. `launch` mixes the classes below into the fork's actors. The imports stay light, because vLLM's
+engine process imports this file for `CpuWorkerExtension`.
+
+Limits: a single machine (weights travel through shared memory), and no sleep mode, Adam offload or Liger kernels, which
+save GPU memory or need CUDA.
+"""
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+
+import torch
+
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
+from openrlhf_shear.train import hooks
+from openrlhf_shear.train.cpu import flash_attn_stand_in, ring_flash_attn_stand_in
+from openrlhf_shear.train.start.loopback import keep_stores_there
+from openrlhf_shear.train.start.story import say
+
+WORKER_SETUP_HOOK = "openrlhf_shear.train.cpu.backend.install"
+SHARED_MEMORY = "/dev/shm"
+_ALL_CORES = "OPENRLHF_SHEAR_ALL_CORES"  # 1: the credit stage uses all cores; 0: the user has set the threads
+_IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+ENVIRONMENT = {  # defaults: the user's own settings win
+    "DS_ACCELERATOR": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Actor, engine and trainer share the cores, and their threads wait for each other: each gets half of the cores.
+    _ALL_CORES: str(int("OMP_NUM_THREADS" not in os.environ)),
+    "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)),
+    "TOKENIZERS_PARALLELISM": "false",
+    # Zero-copy tensors are views of shared memory. A move to a GPU copies them, a move to the CPU does not: an in-place
+    # operation would overwrite data that other processes read.
+    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def install() -> None:
+    """Prepare this process for CPU training.
+
+    Set the environment, install stand-ins for flash-attn, redirect `torch.cuda` calls, and speed up matrix products.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    flash_attn_stand_in.install()
+    ring_flash_attn_stand_in.install()
+    multiply_in_float32()
+    _redirect_cuda_calls()
+    keep_stores_there()
+
+
+def adapt(args) -> None:
+    """Replace settings in OpenRLHF's nested namespace `args` that only make sense with CUDA, and print the changes."""
+    # sdpa derives the mask of packed sequences from the restarts of position ids.
+    attention = "sdpa" if "flash" in args.ds.attn_implementation else args.ds.attn_implementation
+    wanted = [(args.ds, "attn_implementation", attention), (args.vllm, "enable_sleep", False)]
+    wanted += [(args.ds, name, False) for name in ("enable_sleep", "adam_offload", "use_liger_kernel")]
+    changes = []
+    for section, name, value in wanted:
+        if getattr(section, name) != value:
+            changes.append(f"{name} {getattr(section, name)} -> {value}")
+            setattr(section, name, value)
+    say("CPU backend: " + ("; ".join(changes) or "no setting had to be changed"))
+
+
+class CpuStrategy:
+    """Mixin for `DeepspeedStrategy`: gloo, torch's AdamW, and no kernels that DeepSpeed would compile at the start.
+
+    The strategy is the first object that OpenRLHF builds from its arguments, so it also adapts them.
+    """
+
+    def __init__(self, *positional, args=None, **kwargs):
+        adapt(args)
+        super().__init__(*positional, args=args, **kwargs)
+
+    def setup_distributed(self, *args, **kwargs) -> None:
+        hooks.SHM_OP.put(False)
+        _complete_collectives_at_once()
+        super().setup_distributed(*args, **kwargs)
+
+    def get_ds_train_config(self, optim_dict=None, **kwargs) -> dict:
+        if optim_dict is not None and optim_dict["type"] == "AdamW":
+            optim_dict = {**optim_dict, "params": {**optim_dict["params"], "torch_adam": True}}
+        return super().get_ds_train_config(optim_dict, **kwargs)
+
+    def moving_average(self, model, model_ema, beta=0.992, device="cpu") -> None:
+        super().moving_average(model, model_ema, beta, "cpu")
+
+
+def _complete_collectives_at_once() -> None:
+    """Make every collective of DeepSpeed's torch backend finish before it returns, asynchronous calls included.
+
+    DeepSpeed waits only for the last of several, which is enough on a CUDA stream. Gloo runs collectives on several
+    threads, so an earlier one may still be writing.
+    """
+    from deepspeed.comm.torch import TorchBackend
+
+    def completed(collective):
+        @functools.wraps(collective)
+        def call(*args, **kwargs):
+            work = collective(*args, **kwargs)
+            if work is not None:
+                work.wait()
+            return work
+
+        return call
+
+    def all_gather_coalesced(self, output_tensors, input_tensors, group=None, async_op=False):
+        works = [
+            self.all_gather_into_tensor(output, source, group=group, async_op=True)
+            for output, source in zip(output_tensors, input_tensors, strict=True)
+        ]
+        return works[-1] if async_op else None
+
+    if hasattr(TorchBackend.all_gather_into_tensor, "__wrapped__"):
+        return
+    for patch in hooks.COLLECTIVES:
+        patch.put(completed(patch.get()))
+    hooks.ALL_GATHER_COALESCED.put(all_gather_coalesced)
+
+
+class CpuPolicy:
+    """Mixin for the policy actor: sends weights to vLLM as a safetensors file in shared memory.
+
+    Upstream's two ways, CUDA IPC and NCCL, need CUDA. The credit stage uses all cores, because the engines wait then.
+    """
+
+    def init_model_from_pretrained(self, strategy, pretrain, max_steps=None, vllm_engines=None):
+        # Without engines upstream does not set up its NCCL group; _send_weights below uses our own reference.
+        super().init_model_from_pretrained(strategy, pretrain, max_steps, None)
+        self.vllm_engines = vllm_engines
+
+    def _send_weights(self) -> None:
+        import ray
+        from safetensors.torch import save_file
+
+        from openrlhf_shear.train.update.lora import whole
+
+        is_first_rank = torch.distributed.get_rank() == 0
+        # A tied LM head is also sent under its second name: vLLM's reload unties it, and would keep the old head.
+        weights = whole(self.actor.model.module, self._whole, remove_duplicate=False)
+        if is_first_rank:
+            folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
+            with tempfile.NamedTemporaryFile(dir=folder, prefix="openrlhf_shear_", suffix=".safetensors") as file:
+                save_file(weights, file.name)
+                refs = [engine.load_actor_weights.remote(file.name) for engine in self.vllm_engines]
+                if self.strategy.args.vllm.enable_prefix_caching:
+                    refs += [engine.reset_prefix_cache.remote() for engine in self.vllm_engines]
+                ray.wait(refs, num_returns=len(refs))  # not get: an error would delete a file in use
+        torch.distributed.barrier()  # before ray.get, so that no rank waits for a rank that raised
+        if is_first_rank:
+            ray.get(refs)
+
+    def work_on_groups(self, *args):
+        with self._all_cores():
+            return super().work_on_groups(*args)
+
+    def take_group_credits(self, *args):
+        with self._all_cores():
+            return super().take_group_credits(*args)
+
+    @contextlib.contextmanager
+    def _all_cores(self) -> Iterator[None]:
+        """Give torch this rank's share of all cores inside the context.
+
+        Not if engines sample meanwhile, nor if the user has set the number of threads.
+        """
+        threads = torch.get_num_threads()
+        if os.environ[_ALL_CORES] == "1" and not self.strategy.args.train.async_enable:
+            torch.set_num_threads(max(threads, (os.cpu_count() or 1) // torch.distributed.get_world_size()))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def _whole(self, parameter: torch.nn.Parameter):
+        """Gather a parameter from all ranks inside the returned context, as upstream does."""
+        import deepspeed
+        from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+        if self.strategy.args.ds.tensor_parallel_size > 1:
+            return GatherReplacedLayerParams([parameter], self.actor.model.module)
+        return deepspeed.zero.GatheredParameters([parameter], enabled=self.strategy.args.ds.zero_stage == 3)
+
+
+class CpuRollout:
+    """Mixin for the rollout actor: gives vLLM's worker the extension that reads weights from a file.
+
+    The worker runs in the core's process, as on a GPU. For the name "uni" on a CPU, vLLM would start a worker process
+    to pin its threads, although "nobind" disables pinning. That process would import vLLM again, and keep a core busy
+    for a second after each batch while it waits for the next.
+
+    Prompts are prefilled whole. With chunked prefill vLLM rewinds a seeded request's generator by setting an offset.
+    CPU generators have no offset, and the engine would die.
+    """
+
+    async def __init__(self, *args, **kwargs):
+        kwargs["worker_extension_cls"] = f"{__name__}.{CpuWorkerExtension.__name__}"
+        if kwargs["distributed_executor_backend"] == "uni":
+            kwargs["distributed_executor_backend"] = _IN_THE_CORE
+        kwargs["enable_chunked_prefill"] = False
+        kwargs["max_num_batched_tokens"] = max(kwargs["max_model_len"], 4096)
+        await super().__init__(*args, **kwargs)
+
+    async def load_actor_weights(self, path: str) -> None:
+        await self.llm.collective_rpc("load_actor_weights", args=(path,))
+        self._stale = False
+
+
+class CpuWorkerExtension:
+    """Extension of vLLM's worker: methods that vLLM adds to it, in the engine's process."""
+
+    def load_actor_weights(self, path: str) -> None:
+        from safetensors.torch import load_file
+
+        # vLLM's CPU linear layers repack their weights and drop the originals, so `model.load_weights` works only
+        # once; `reload_weights` restores the layout first.
+        self.model_runner.reload_weights(weights_iterator=iter(load_file(path).items()))
+
+
+MIXINS = {hooks.STRATEGY: CpuStrategy, hooks.POLICY: CpuPolicy, hooks.ENGINE: CpuRollout}
+
+
+class _CpuDevice(str):
+    """Result of `torch.cuda.current_device()`: the device "cpu" for `.to(...)` and `device=...`.
+
+    Upstream's replay buffer also builds `torch.device(f"cuda:{current_device()}")`, which it never uses. Formatted,
+    this is the index 0, so that the device name is valid.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def _current_device() -> _CpuDevice:
+    return _CpuDevice("cpu")
+
+
+def _redirect_cuda_calls() -> None:
+    if hooks.CUDA_DEVICE.get() is _current_device:
+        return
+    hooks.CUDA_DEVICE.put(_current_device)
+    for patch in hooks.CUDA_CALLS:
+        patch.put(lambda *args, **kwargs: None)
+    upstream = hooks.DEVICE_MESH[0].get()
+    for patch in hooks.DEVICE_MESH:
+        patch.put(lambda device_type, *args, **kwargs: upstream("cpu", *args, **kwargs))

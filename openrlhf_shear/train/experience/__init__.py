@@ -1,0 +1,1 @@
+"""From rollouts to experiences: log-probs, hidden states, credit, advantages."""

@@ -1,0 +1,287 @@
+"""List of all monkey patches: every name of OpenRLHF, or of a package below it, that this fork replaces.
+
+No other file replaces a name of another package: code that needs to calls the `Patch` here. A place that upstream no
+longer has raises an error at once. `ON_OBJECTS` and `OPERATORS` only list places, which code elsewhere sets;
+`tests/unit/test_contract.py` compares them with that code. `contract.json` lists functions that are overridden in a
+subclass, or only called. `credit/` only observes upstream's modules (`Actor`, `PolicyLoss`, the LM head) by torch's
+forward hooks, which are removed after the pass or the update: `hidden_states`, `entropies`, `in_update`.
+"""
+
+import importlib
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Replacement of an upstream name: its place, the new value in words, and the reason."""
+
+    place: str  # "module:name" or "module:Class.name"; "module:mapping[key]" for an entry
+    by: str  # the new value
+    why: str  # what would be wrong or missing without the patch
+    optional: bool = False  # whether upstream may lack the place
+
+    def put(self, value: object) -> None:
+        """Put `value` in the place, until the process ends.
+
+        Raises:
+            RuntimeError: upstream has no such place.
+        """
+        owner, name = self._owner()
+        there = name in owner if isinstance(owner, MutableMapping) else hasattr(owner, name)
+        if not there and not self.optional:
+            raise RuntimeError(f"there is no {self.place} to replace by {self.by}: another version than the fork knows")
+        if isinstance(owner, MutableMapping):
+            owner[name] = value
+        else:
+            setattr(owner, name, value)
+
+    def get(self) -> object:
+        """Return the current value."""
+        owner, name = self._owner()
+        return owner[name] if isinstance(owner, MutableMapping) else getattr(owner, name)
+
+    @contextmanager
+    def held(self, value: object) -> Iterator[object]:
+        """Put `value` in the place inside the context; yield the former value, and restore it at the end."""
+        before = self.get()
+        self.put(value)
+        try:
+            yield before
+        finally:
+            self.put(before)
+
+    def _owner(self) -> tuple[object, str]:
+        module, _, path = self.place.partition(":")
+        path, _, key = path.removesuffix("]").partition("[")
+        *owners, name = path.split(".")
+        owner: object = importlib.import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        return (getattr(owner, name), key) if key else (owner, name)
+
+
+# ── OpenRLHF's classes, replaced before its main imports them (launch.install_hooks) ──
+
+POLICY = Patch(
+    "openrlhf.trainer.ray.ppo_actor:PolicyModelActor",
+    "actor.ShearPolicyActor",
+    "credit rules run where the hidden states are, and only weights travel",
+)
+ACTOR_GROUP = Patch(
+    "openrlhf.trainer.ray.launcher:RayActorGroup",
+    "states.ShearActorGroup",
+    "hidden states are handed out as references, and a process reward model goes into the policy's placement group",
+)
+TRAINER = Patch(
+    "openrlhf.trainer.ppo_trainer:PPOTrainer",
+    "trainer.ShearTrainer",
+    "adds the experience maker with credit, the accounts, benchmarks during training, rollouts written to disk",
+)
+ASYNC_TRAINER = Patch(
+    "openrlhf.trainer.ppo_trainer_async:PPOTrainerAsync",
+    "trainer.ShearTrainer",
+    "upstream's keeps no accounts, and loses queued rollouts when a run is killed; ours is the synchronous trainer too",
+)
+ENGINE = Patch(
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
+    "engine.RewardRolloutActor",
+    "rewards are graded outside the engine's process, and a failed reward costs only its rollout",
+)
+STRATEGY = Patch(
+    "openrlhf.utils.deepspeed:DeepspeedStrategy",
+    "strategy.ShearStrategy",
+    "ZeRO-3 loads rotary frequencies in bfloat16, and upstream deletes old checkpoints before it writes the new one",
+)
+CRITIC = Patch(
+    "openrlhf.trainer.ray.ppo_critic:CriticModelActor",
+    "critic.ShearCriticActor",
+    "a resumed run shuffles as the first run would have, and means leave out fillers",
+)
+
+# ── In a rollout engine's actor, and in vLLM's core below it (engine_process) ──
+
+ENGINE_CORE = Patch(
+    "vllm.v1.engine.core:EngineCoreProc.run_engine_core",
+    "engine_process.run_engine_core",
+    "vLLM's core outlives a killed actor and keeps the GPU's memory",
+)
+
+# ── In every process of a Ray that a run starts, and in vLLM's core (loopback) ──
+
+STORE = Patch(
+    "torch.distributed.rendezvous:_create_c10d_store",
+    "loopback.keep_stores_there: the same, but a store for loopback listens there alone",
+    "torch's stores listen on every address, without authentication",
+)
+
+# ── Temporary patches ──
+
+NODE_ADDRESS = Patch(
+    "ray._private.services:resolve_ip_for_localhost",
+    "own_ray.start: the address that was asked for",
+    "Ray turns 127.0.0.1 into this machine's network address, and then listens on every address",
+)
+
+PARSER = Patch(
+    "argparse:ArgumentParser",
+    "launch.run_main: a parser that returns parsed arguments",
+    "OpenRLHF's main parses under `if __name__`, without the fork's flags",
+)
+DATA = Patch(
+    "openrlhf.trainer.ppo_trainer:prepare_datasets",
+    "prompt_data.prepare_datasets",
+    "upstream's changes the types of labels, drops <image> from a text model's prompt, and does not handle BOS",
+)
+WANDB = Patch(
+    "openrlhf.trainer.ppo_trainer:WandbLogger",
+    "tracking: curves.Curves of it",
+    "upstream's ends the run when the network or the service fails",
+)
+TENSORBOARD = Patch(
+    "openrlhf.trainer.ppo_trainer:TensorboardLogger",
+    "tracking: curves.Curves of it",
+    "upstream's ends the run when the disk is full",
+)
+LENGTH_PENALTIES = Patch(
+    "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",
+    "graded_experience: nothing is done",
+    "shaping.shape_rewards has applied them, to lengths without tool output, with the room that the prompt leaves",
+)
+TOKEN_REWARDS = Patch(
+    "openrlhf.trainer.ppo_utils.experience_maker:compute_reward",
+    "shaping.token_rewards",
+    "upstream clips rewards after the baseline, and adds the KL of the prompt's tokens to the return",
+)
+GATHERED = Patch(
+    "deepspeed.runtime.zero:GatheredParameters",
+    "lora.merged: the same, where a base weight comes with its adapters in it",
+    "vLLM and saved models need merged weights, and upstream reads each weight inside this context",
+)
+
+# ── Attributes that a subclass of ours replaces after upstream's constructor, and a method of an object ──
+
+_OWN_CLASS = "upstream's constructor names upstream's class"
+_REWARDS = "upstream requests a reward only if this or its sibling is set"
+_TRAINER = "openrlhf.trainer.ppo_trainer:PPOTrainer()"
+ON_OBJECTS = (
+    Patch(f"{_TRAINER}.experience_maker", "trainer: CreditExperienceMaker or GradedExperienceMaker", _OWN_CLASS),
+    Patch(f"{_TRAINER}.samples_generator", "trainer: ShearSamplesGenerator", _OWN_CLASS),
+    Patch(
+        f"{_TRAINER}.eval_dataloader",
+        "trainer: a placeholder without prompts, with --eval.suite alone",
+        "upstream evaluates only with an evaluation data loader",
+    ),
+    Patch(
+        f"{_TRAINER}.prompts_dataloader",
+        "trainer: the same, in an order that the seed determines",
+        "upstream's order has no seed",
+    ),
+    Patch(
+        f"{_TRAINER}.max_steps",
+        "trainer: the number of steps, with the last, smaller batch of an episode",
+        "upstream's learning-rate schedule ends too early",
+    ),
+    Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
+    Patch(
+        "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm",
+        "engine: Watched, which wraps it",
+        "a call to a dead core never returns, and requests start in the order of their arrival",
+    ),
+    Patch(
+        "openrlhf.utils.agent:SingleTurnAgentExecutor().reward_endpoints",
+        "engine: the address or the file of rewards",
+        _REWARDS,
+    ),
+    Patch(
+        "openrlhf.utils.agent:SingleTurnAgentExecutor().reward_func",
+        "engine: the pool that grades",
+        _REWARDS,
+    ),
+    Patch(
+        "openrlhf.utils.logging_utils:TensorboardLogger().writer",
+        "tracking: a writer that hides the steps that a resumed run repeats",
+        "upstream's writer shows the steps of both attempts",
+    ),
+    Patch(
+        "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
+        "update: the same, watched, during an update",
+        "with dynamic batches DeepSpeed must know where an optimizer step ends; the accounts count applied steps",
+    ),
+    Patch(
+        "peft:PeftModel().named_parameters",
+        "lora.merged: the names of the model without adapters, temporarily",
+        "upstream sends vLLM the model's parameter names, and vLLM refuses PEFT's names",
+    ),
+    Patch(
+        "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step",
+        "update: the same, watched, during an update",
+        "the same as for the actor",
+    ),
+)
+
+# ── On CPUs without instructions for bfloat16 (kernels.bfloat16) ──
+
+_SLOW = "without such instructions torch takes some ten times as long for bfloat16 as for float32"
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+OPERATORS = tuple(
+    Patch(f"torch:ops.aten.{name}", "kernels.bfloat16: the same, computed in float32 and rounded", _SLOW)
+    for name in (*("mm", "addmm", "bmm", "baddbmm"), _ATTENTION, f"{_ATTENTION}_backward")
+)
+
+# ── Only on a machine without CUDA (cpu.backend.install in every process, CpuStrategy) ──
+
+_NO_CUDA = "OpenRLHF calls it without checking for CUDA"
+CUDA_DEVICE = Patch("torch.cuda:current_device", 'the device "cpu"', _NO_CUDA)
+CUDA_CALLS = tuple(
+    Patch(f"torch.cuda:{name}", "does nothing", _NO_CUDA)
+    for name in ("set_device", "synchronize", "empty_cache", "current_stream")
+)
+DEVICE_MESH = tuple(
+    Patch(f"{module}:init_device_mesh", "the same, over gloo", 'OpenRLHF requests a mesh of "cuda"')
+    for module in ("torch.distributed.device_mesh", "torch.distributed")
+)
+FLASH_ATTN = {
+    name: Patch(f"sys:modules[{name}]", "flash_attn_stand_in", "OpenRLHF imports it, and it needs CUDA", optional=True)
+    for name in ("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed")
+}
+RING_FLASH_ATTN = Patch(
+    "sys:modules[ring_flash_attn]",
+    "ring_flash_attn_stand_in",
+    "OpenRLHF imports it for ring attention, and it needs CUDA",
+    optional=True,
+)
+RING_ATTENTION = Patch(
+    "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS[sdpa]",
+    "ring_flash_attn_stand_in: the same, over all ranks' keys and values",
+    "on the CPU it runs instead of flash attention, which ring_flash_attn would replace",
+)
+SHM_OP = Patch(
+    "deepspeed.ops:__compatible_ops__[deepspeed_shm_comm]",
+    "False",
+    "an all-reduce for tensor-parallel inference, which is never used here; its build needs the Python headers",
+    optional=True,
+)
+COLLECTIVES = tuple(
+    Patch(
+        f"deepspeed.comm.torch:TorchBackend.{name}",
+        "the same, finished when it returns",
+        "DeepSpeed waits only for the last of several; gloo uses several threads, so ZeRO-3 weights become NaN",
+    )
+    for name in (
+        *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"),
+        *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+    )
+)
+ALL_GATHER_COALESCED = Patch(
+    "deepspeed.comm.torch:TorchBackend.all_gather_coalesced",
+    "one all_gather_into_tensor after the other",
+    "upstream's bypasses the calls above, and waits for the last alone",
+)
+
+
+def patches() -> list[Patch]:
+    """Return all patches of this file."""
+    alone = [value for value in globals().values() if isinstance(value, Patch)]
+    return [*alone, *ON_OBJECTS, *OPERATORS, *CUDA_CALLS, *DEVICE_MESH, *FLASH_ATTN.values(), *COLLECTIVES]

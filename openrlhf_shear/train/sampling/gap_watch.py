@@ -1,0 +1,155 @@
+"""Watch over the gap between engines and policy, which ends a run if the engines sample from another policy.
+
+A healthy gap (`engine_gap`) shrinks with every weight synchronization. If a gap persists, the watch looks for the
+cause: engines and policy score the same tokens at two steps, and the engines report their settings.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.train.sampling.engine_gap import EngineFacts, Gap
+from openrlhf_shear.train.sampling.engines import Engines
+from openrlhf_shear.train.start.outcome import EngineGapError
+
+logger = init_logger(__name__)
+STEPS = 3  # steps in a row with a large gap, each after a weight synchronization, before the search for a cause
+_TIMES = 3.0  # a gap is large above this multiple of the first step's gap,
+_LEAST, _MOST = 0.01, 0.1  # never below the first, always above the second (nats per token)
+_PROBE = 128  # tokens that engines and policy score
+_SAME, _OTHER = 1e-6, 1e-3  # nats, summed over the probe: most for equal weights, least for different weights
+_DTYPE = "torch.bfloat16"  # the policy's: preflight accepts no other --ds.param_dtype
+_CAUSES = "stale weights, adapters not merged, sampling settings, a kept prefix cache, another dtype"
+
+
+class Policy(Protocol):
+    """Interface of the trained policy, before its update."""
+
+    def score(self, token_ids: list[int]) -> torch.Tensor:
+        """Return the log-probs of all tokens but the first, each given the tokens before it."""
+
+    def gap_without_adapters(self, experiences: Sequence[Experience]) -> Gap:
+        """Return the gap between the engines and the model without LoRA's adapters."""
+
+
+class GapWatch:
+    """Judge of every step's gap in synchronous training, where the engines have the trained weights.
+
+    A gap is large above three times the first step's gap (at least 0.01, at most 0.1 nats per token). After three
+    large gaps in a row the watch looks for the cause. It ends the run if it finds a cause, or if the gap is above
+    `--vllm.max_gap`. Otherwise it warns, and searches again at twice that gap.
+    """
+
+    def __init__(self, args: Namespace, engines: Engines):
+        self._args, self._engines = args, engines
+        self._limit = 0.0 if args.train.async_enable else args.vllm.max_gap
+        self._alarm: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._steps = 0  # steps in a row with a large gap
+        self._probe: list[int] = []  # tokens that engines and policy score
+        self._asked: torch.Tensor | None = None  # (engines, tokens), the engines' scores of this step
+        # The scores of the engines and of the policy, for the last two steps.
+        self._scores: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def sampled(self) -> None:
+        """Get the engines' scores of the probe after a step's rollouts, while the engines are awake."""
+        if self._probe:
+            self._asked = torch.tensor(self._engines.call("score", self._probe))
+
+    def judge(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> None:
+        """Judge a step's gap, before its update.
+
+        Raises:
+            EngineGapError: the engines sample from another policy.
+        """
+        if not self._limit or not gap.by_engine:
+            return
+        size = gap.by_engine[gap.worst]
+        if self._alarm is None:
+            self._alarm = min(max(_TIMES * size, _LEAST), _MOST)
+        if size <= min(self._alarm, self._limit):
+            self._forget()
+            return
+        self._steps += 1
+        if self._asked is not None:
+            self._scores = [*self._scores[-1:], (self._asked, policy.score(self._probe))]
+            self._asked = None
+        self._probe = self._probe or _probe_of(experiences, self._args.data.max_len)
+        if self._steps % STEPS:
+            return
+        seen = (
+            f"engine {gap.worst} is {size:.3f} nats a token off the policy (at most {gap.largest:.2g}), "
+            f"{self._steps} steps in a row"
+        )
+        cause = self._cause(gap, experiences, policy)
+        if cause or size > self._limit:
+            what = cause or f"engines sample from another policy, and it is none of: {_CAUSES}"
+            raise EngineGapError(f"{what}; {seen} (--vllm.max_gap 0 goes on)")
+        self._alarm = 2 * size
+        logger.warning(
+            f"{seen}; it is none of: {_CAUSES}; the next warning is at twice that, and --vllm.max_gap ends the run"
+        )
+
+    def _cause(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> str:
+        """Return the proven cause, or ""."""
+        if self._args.ds.lora.rank > 0:
+            base = policy.gap_without_adapters(experiences).by_engine[gap.worst]
+            if base < gap.by_engine[gap.worst] / 2:
+                return f"base model under LoRA: engine {gap.worst} is {base:.3f} off the policy without its adapters"
+        if stale := self._stale():
+            return f"stale weights: engine {stale} scores {len(self._probe)} tokens as a step ago, the policy does not"
+        return self._confessed(self._engines.call("facts"))
+
+    def _confessed(self, facts: Sequence[EngineFacts]) -> str:
+        """Return the cause that the engines' facts prove, or ""."""
+        wanted = (self._args.rollout.temperature, self._args.rollout.top_p)
+        for number, fact in enumerate(facts):
+            if others := sorted(had for had in fact.sampled if had[:2] != wanted or had[2] > 0):
+                had = f"(temperature, top-p, top-k) {others[0]}, not {(*wanted, -1)}"
+                return f"sampling settings: engine {number} sampled with {had}"
+        if kept := _numbers(fact.cache_kept for fact in facts):
+            return f"kept prefix cache: engine {kept} did not drop it at the last weight synchronization"
+        for number, fact in enumerate(facts):
+            if fact.dtype != _DTYPE:
+                return f"another dtype: engine {number} runs in {fact.dtype}, the policy in {_DTYPE}"
+        return ""
+
+    def _stale(self) -> str:
+        """Return the engines whose scores of the probe did not change since the last step, if the policy's did."""
+        if len(self._scores) < 2:
+            return ""
+        (asked, wanted), (asked_now, wanted_now) = self._scores
+        if _distance(wanted, wanted_now) < _OTHER:
+            return ""
+        return _numbers(_distance(before, now) <= _SAME for before, now in zip(asked, asked_now, strict=True))
+
+
+def _distance(before: torch.Tensor, now: torch.Tensor) -> float:
+    return (before - now).abs().sum().item()
+
+
+def _probe_of(experiences: Sequence[Experience], max_len: int) -> list[int]:
+    """Return the first tokens of the longest response, repeated if it is short."""
+    rows = [
+        sequence[-mask.shape[0] :][mask.bool()]
+        for experience in experiences
+        for sequence, mask in zip(experience.sequences, experience.action_mask, strict=True)
+    ]
+    tokens = max(rows, key=len).tolist()
+    size = min(_PROBE, max_len - 1)  # an engine samples a token after it
+    return (tokens * size)[:size]
+
+
+def _numbers(true: Iterable[bool]) -> str:
+    """List the positions of true values.
+
+    >>> _numbers([True, False, True])
+    '0, 2'
+    """
+    return ", ".join(str(number) for number, holds in enumerate(true) if holds)

@@ -1,0 +1,1 @@
+"""Start and end of a run: Ray, the screen, signals, restarts, exit codes."""

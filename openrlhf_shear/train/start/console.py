@@ -1,0 +1,118 @@
+"""Screen of a run: shows the lines of `story`, and writes all output of its processes to RUN/logs/train.log."""
+
+import re
+import shlex
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.train.start.story import MARK, NOW
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_ACTOR = re.compile(r"^\((\w+) pid=\d+(?:, ip=[^)]*)?\)\s*")  # Ray's prefix of a worker's output
+# Format of OpenRLHF's loggers and ours; vLLM's is `WARNING 07-10 15:12:12 [file.py:12] text`.
+_PROBLEM = re.compile(r"^(WARNING|ERROR) \d\d-\d\d [\d:]+ \w+\.py:\d+\] (.*)")
+_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b.*")
+_LAST = 400  # last lines that are searched for the cause of a failure
+_CLOSING_SECONDS = 10.0
+
+
+class Console:
+    """Reader of a run's output: logs all of it, shows a summary, and in a terminal a live status line."""
+
+    def __init__(self, log: Path, command: Sequence[str]):
+        """
+        Args:
+            log: the log file, opened for append.
+            command: the run's command, written to the log first.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log, self._file = log, log.open("a", buffering=1, errors="replace")
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._file.write(f"# {started} {hidden(shlex.join(command))}\n")
+        self._recent: deque[str] = deque(maxlen=_LAST)
+        self._told = False  # how the run ended
+        self._reader: threading.Thread | None = None
+        self._live = _Live() if sys.stdout.isatty() else None
+
+    def follow(self, lines: Iterable[str]) -> None:
+        """Read the lines in a thread, until there are no more."""
+        if self._live:
+            self._live.start()
+        self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
+        self._reader.start()
+
+    def ended(self, code: int) -> None:
+        """Finish an attempt: wait for its last lines; if it failed without a message, show the likely cause."""
+        self._reader.join(_CLOSING_SECONDS)
+        if self._live:
+            self._live.stop()
+        if code and not self._told:
+            said = [line for line in self._recent if _EXCEPTION.match(line)]
+            self._show(f"the run ended with exit code {code}" + (f": {said[-1]}" if said else ""))
+        self._show(f"log       {self.log}")
+        self._told = False
+
+    def _read(self, lines: Iterable[str]) -> None:
+        for raw in lines:
+            line = _ACTOR.sub("", _COLOR.sub("", raw.rstrip("\n")))
+            if line.startswith(NOW):
+                if self._live:
+                    self._live.show(line.removeprefix(NOW).strip())
+                continue
+            with suppress(OSError):  # a full disk: reading goes on, because the run blocks without a reader
+                self._file.write(raw if raw.endswith("\n") else raw + "\n")
+            self._recent.append(line)
+            problem = _PROBLEM.match(line)
+            if line.startswith(MARK):
+                self._told |= line.startswith(f"{MARK} the run ended")
+                self._show(line.removeprefix(MARK).strip())
+            elif problem:
+                self._show(f"{problem[1].lower()}: {problem[2]}")
+
+    def _show(self, text: str) -> None:
+        with suppress(OSError):  # the terminal was closed
+            if self._live:
+                self._live.print(text)
+            else:
+                print(text, flush=True)
+
+
+class _Live:
+    """Terminal display: permanent lines above a live status line."""
+
+    def __init__(self):
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        parts = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._terminal = Terminal(highlight=False)
+        self._progress = Progress(*parts, TimeElapsedColumn(), console=self._terminal, transient=True)
+        self._task = self._progress.add_task("starting", total=None)
+        self._words = ""
+
+    def start(self) -> None:
+        self._progress.start()
+
+    def show(self, doing: str) -> None:
+        counted = re.fullmatch(r"(.*) (\d+)/(\d+)", doing)
+        words, done, total = (counted[1], int(counted[2]), int(counted[3])) if counted else (doing, 0, None)
+        if words != self._words:
+            self._words = words
+            self._progress.reset(self._task, description=words, total=total)
+        self._progress.update(self._task, completed=done, total=total)
+
+    def print(self, text: str) -> None:
+        style = "red" if text.startswith(("error", "the run ended")) else "yellow" if text.startswith("warning") else ""
+        self._terminal.print(text, style=style, markup=False)
+
+    def stop(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,169 @@
+"""Launch of a job from parsed arguments: choose the device, connect to Ray, hook OpenRLHF, run its main."""
+
+import argparse
+import os
+import runpy
+from dataclasses import replace
+
+import ray
+
+from openrlhf_shear.credit.prm.conversation import load_encoder
+from openrlhf_shear.kernels.backends import check_device
+from openrlhf_shear.preflight.layout import ring_package
+from openrlhf_shear.preflight.rules import traits
+from openrlhf_shear.rewards.settings import RewardSettings
+from openrlhf_shear.rewards.tokens import read_token
+from openrlhf_shear.train import hooks
+from openrlhf_shear.train.start import attempts, cluster, signals
+from openrlhf_shear.train.start.outcome import RefusedError, RunEndedError
+from openrlhf_shear.train.start.story import doing
+from openrlhf_shear.train.upstream import MAIN, plain_class
+
+_ENGINE_RESTARTS = 64  # per engine and run
+_ENGINE_CALLS = 100_000  # at once: an incomplete batch waits in vLLM (`RewardRolloutActor.hold`), not in Ray
+
+
+def launch(args: argparse.Namespace) -> None:
+    """Run a training job to its end.
+
+    Args:
+        args: the flat namespace of `openrlhf_shear.cli.train_ppo_ray.parse`, with dotted names as OpenRLHF's parser
+            gives them and `credit` a `CreditSpec` or None.
+
+    Raises:
+        ValueError: the requested backend does not run on the device, ring attention lacks its package, or the process
+            reward model's tokenizer does not know its format.
+        RunEndedError: the run ended on purpose, or was refused because the Ray cluster has too few (logical) GPUs.
+    """
+    options = vars(args)
+    on_cpu = cluster.uses_cpu(options["device"])
+    if not on_cpu:
+        ring_package(options)
+    elif options["data.max_images_per_prompt"] > 0:
+        why = "vLLM's models that see import torchvision, which the CPU profile is without"
+        raise RefusedError(f"--data.max_images_per_prompt needs a GPU: {why}")
+    needs = traits(options["credit"].estimator).needs if options["credit"] else ()
+    if "hidden_states" in needs:
+        check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")
+    if "prm_scores" in needs:
+        load_encoder(options["credit"].prm)
+    doing("starting Ray")
+    with signals.kept():
+        mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
+    install_hooks(mixins, reward_settings(options), _log_probs_mode(options))
+    doing("placing and loading the models")
+    run_main(args)
+
+
+def connect(device: str, gpus: int) -> None:
+    """Join or start Ray, unless this process has, and hook OpenRLHF's classes, for jobs other than training.
+
+    Args:
+        gpus: the number of GPUs that the job needs; logical GPUs on a CPU machine.
+
+    Raises:
+        RefusedError: the Ray cluster has too few GPUs.
+    """
+    install_hooks(_join(cluster.uses_cpu(device), gpus))
+
+
+def _join(on_cpu: bool, gpus: int, patience: float = 0.0) -> dict[hooks.Patch, type]:
+    """Join or start Ray; return the mixins that the device needs."""
+    if not on_cpu:
+        cluster.join(gpus, patience)
+        return {}
+    from openrlhf_shear.train.cpu import backend as cpu_backend  # late: never loaded on CUDA
+
+    cpu_backend.install()
+    environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
+    cluster.join_on_cpu(gpus, cpu_backend.WORKER_SETUP_HOOK, environment, patience)
+    return cpu_backend.MIXINS
+
+
+def reward_settings(options: dict) -> RewardSettings | None:
+    """Return the settings of the grader; None if rewards come from a model or an agent."""
+    reward = options["reward.remote_url"]
+    if not reward or options["train.agent_func_path"]:
+        return None
+    names = ("cores", "timeout", "memory_mb", "allow_unsandboxed", "retries")
+    chosen = RewardSettings(reward, **{name: options[f"reward.{name}"] for name in names})
+    return replace(chosen, token=read_token(options["reward.token_file"])) if chosen.is_served else chosen
+
+
+def _log_probs_mode(options: dict) -> str | None:
+    """Return vLLM's mode for the engines' log-probs (`engine_gap.log_probs_mode`); None for no log-probs."""
+    from openrlhf_shear.train.sampling.engine_gap import log_probs_mode  # late, as in install_hooks
+
+    if options["vllm.no_logprobs"]:
+        return None
+    return log_probs_mode(options["rollout.temperature"], options["rollout.top_p"])
+
+
+def install_hooks(
+    mixins: dict[hooks.Patch, type], reward: RewardSettings | None = None, log_probs_mode: str | None = None
+) -> None:
+    """Put the fork's classes where OpenRLHF's main will look for its own.
+
+    Args:
+        mixins: classes of the CPU backend to put in front of the fork's, by the patch they change; empty on CUDA.
+        reward: the result of `reward_settings`.
+        log_probs_mode: vLLM's mode for the engines' log-probs.
+    """
+    # Late: on a CPU machine, their imports of OpenRLHF need the stand-ins.
+    from openrlhf_shear.train.experience.states import ShearActorGroup
+    from openrlhf_shear.train.sampling.engine import RewardRolloutActor
+    from openrlhf_shear.train.start.relay import Followed
+    from openrlhf_shear.train.trainer import ShearTrainer
+    from openrlhf_shear.train.update.actor import ShearPolicyActor
+    from openrlhf_shear.train.update.critic import ShearCriticActor
+    from openrlhf_shear.train.update.strategy import ShearStrategy
+
+    def mixed(patch: hooks.Patch, base: type) -> type:
+        return type(base.__name__, (mixins[patch], base), {}) if patch in mixins else base
+
+    settings = {"reward": reward, "log_probs_mode": log_probs_mode}
+    engine = type(plain_class(hooks.ENGINE.get()).__name__, (RewardRolloutActor,), settings)
+    hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
+    hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))
+    trainer = type(ShearTrainer.__name__, (ShearTrainer,), {"reward": reward})
+    groups = {"control": 1, "output": 1}
+    followed = Followed(ray.remote(concurrency_groups=groups)(trainer).options(name=signals.TRAINER))
+    for patch in (hooks.TRAINER, hooks.ASYNC_TRAINER):
+        patch.put(followed)
+    hooks.ACTOR_GROUP.put(ShearActorGroup)
+    # The handle survives a restart. Calls in flight fail, and the caller retries (engines.Engines).
+    often = {"max_restarts": _ENGINE_RESTARTS, "max_concurrency": _ENGINE_CALLS}
+    hooks.ENGINE.put(ray.remote(**often)(mixed(hooks.ENGINE, engine)))
+    hooks.STRATEGY.put(mixed(hooks.STRATEGY, ShearStrategy))
+
+
+def run_main(args: argparse.Namespace) -> None:
+    """Run OpenRLHF's `train_ppo_ray` as a program whose parser returns `args`.
+
+    Upstream's validation and everything after it runs unchanged. `argparse` is restored once the arguments are read.
+
+    Raises:
+        RunEndedError: the run ended on purpose (`outcome`).
+    """
+    original = argparse.ArgumentParser
+
+    class ParsedBefore:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def add_argument(self, *args, **kwargs):
+            pass
+
+        def parse_args(self):
+            hooks.PARSER.put(original)
+            return args
+
+    with hooks.PARSER.held(ParsedBefore):
+        try:
+            runpy.run_module(MAIN, run_name="__main__")
+        except ray.exceptions.RayTaskError as error:
+            if not isinstance(error.cause, RunEndedError):
+                raise
+            raise error.cause from None
+        finally:
+            hooks.TRAINER.get().close()

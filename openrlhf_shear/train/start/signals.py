@@ -1,0 +1,96 @@
+"""Handlers of SIGTERM and SIGINT, which end a run with a checkpoint within `--train.grace_seconds`."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from openrlhf_shear.train.start.outcome import STOPPED, StoppedError
+from openrlhf_shear.train.start.story import say
+
+TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
+_SAME_SECONDS = 3.0
+_SHUTDOWN_SECONDS = 20.0
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def stopping(grace_seconds: float) -> Iterator[None]:
+    """Handle signals while the main thread runs the trainer.
+
+    The first signal asks the trainer to stop, or ends this process if there is no trainer yet. A second signal ends
+    this process, and so does the end of the grace period; the last checkpoint then remains. A repeat within
+    `_SAME_SECONDS` counts as the first: a terminal, Slurm, or `ray job stop` beside `--train.max_restarts` may signal
+    several processes of a run.
+    """
+    asked: list[str] = []
+    since = 0.0
+    first = threading.Event()
+
+    def handle(number: int, _) -> None:
+        nonlocal since
+        if asked and time.monotonic() - since < _SAME_SECONDS:
+            return
+        if asked:
+            os._exit(STOPPED)
+        since = time.monotonic()
+        asked.append(signal.Signals(number).name)
+        first.set()
+
+    def ask() -> None:
+        first.wait()
+        import ray  # late: handlers are installed before slow imports
+
+        from openrlhf_shear.train.start import own_ray
+
+        try:
+            if not ray.is_initialized():
+                raise ValueError("no trainer")
+            trainer = ray.get_actor(TRAINER)
+            say(f"{asked[0]}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
+            ray.get(trainer.ask_to_stop.remote(asked[0]), timeout=grace_seconds)
+        except (ValueError, ray.exceptions.RayError):
+            say(f"{asked[0]}: no trainer is at work, not yet or no longer; there is nothing left to save")
+        else:
+            threading.Event().wait(grace_seconds)
+            say("the grace is over; the run can resume from its last checkpoint (--ckpt.load_enable)")
+        _end_after(own_ray.end)
+
+    threading.Thread(target=ask, daemon=True).start()
+    before = {number: signal.signal(number, handle) for number in _NUMBERS}
+    try:
+        yield
+    finally:
+        _put(before)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep this process's handlers across `ray.init`, which installs a handler with another exit code.
+
+    Raises:
+        StoppedError: Ray's handler received a signal.
+    """
+    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    try:
+        yield
+    except SystemExit as error:
+        raise StoppedError("a signal came while Ray started; nothing is trained yet") from error
+    finally:
+        _put(before)
+
+
+def _end_after(shutdown: Callable[[], None]) -> None:
+    """Shut Ray down, then exit; without a shutdown, Ray's processes would live on for a minute."""
+    threading.Timer(_SHUTDOWN_SECONDS, os._exit, (STOPPED,)).start()
+    try:
+        shutdown()
+    finally:
+        os._exit(STOPPED)
+
+
+def _put(handlers: dict) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,0 +1,502 @@
+"""PPO trainer of OpenRLHF with exact resume after a kill at any moment.
+
+It trains only on rollouts that were sampled and graded, and whose values are finite.
+"""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import ray
+import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.credit.rule import CreditRule
+from openrlhf_shear.data.files import DataError
+from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
+from openrlhf_shear.evaluation.run_facts import write_run_facts
+from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
+from openrlhf_shear.line.accepted import accepted_topics
+from openrlhf_shear.rewards.settings import RewardSettings
+from openrlhf_shear.train.accounts.books import Books
+from openrlhf_shear.train.accounts.dump import RolloutDump
+from openrlhf_shear.train.accounts.suite import TrainingSuite
+from openrlhf_shear.train.accounts.tracking import Tracking, passed_over
+from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker
+from openrlhf_shear.train.experience.fillers import without_fillers
+from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, NothingToTrainError
+from openrlhf_shear.train.experience.prm import StepScorer, start_prm
+from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead
+from openrlhf_shear.train.sampling.engine import checked_pools
+from openrlhf_shear.train.sampling.engines import Engines
+from openrlhf_shear.train.sampling.gap_watch import GapWatch
+from openrlhf_shear.train.sampling.order import PromptOrder, seed_of
+from openrlhf_shear.train.sampling.prompt_data import own_rows
+from openrlhf_shear.train.sampling.samples import FAILED, ShearSamplesGenerator, is_failed
+from openrlhf_shear.train.start import fingerprint, relay
+from openrlhf_shear.train.start.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
+from openrlhf_shear.train.start.story import Story, doing, say
+from openrlhf_shear.train.update import checkpoints
+from openrlhf_shear.train.upstream import plain_class
+
+logger = init_logger(__name__)
+_NO_PROMPTS = ("no --eval.dataset, a suite only",)  # upstream evaluates if there is an evaluation data loader
+
+
+class ShearTrainer(plain_class(PPOTrainer)):
+    """Trainer with credit rules, accounts, exact resume and benchmarks (`docs/reliability.md`).
+
+    With `args.credit` None it is upstream's trainer plus the promises of `docs/reliability.md`, the accounts,
+    `--eval.before_train` and `--eval.suite`. With `--train.async_enable` batches are made while it trains.
+    """
+
+    reward: RewardSettings | None = None  # None if rewards come from a model
+
+    def __init__(self, pretrain, strategy, *args, **kwargs):
+        self._refused = ""  # reason of a refusal, raised in `get_max_steps`: an error here kills the actor
+        try:
+            self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
+        except OSError as error:
+            self._refused = f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes"
+        self._tracking = Tracking(strategy.args)
+        try:
+            with own_rows(), self._tracking.surviving():
+                super().__init__(pretrain, strategy, *args, **kwargs)
+        except DataError as error:
+            self._refused = str(error)
+            return
+        self._fingerprint = self.args.fingerprint.with_data(self.prompts_dataloader.dataset.fingerprint)
+        with passed_over("run.json"):
+            write_run_facts(self.args)
+        self._suite = None
+        if self.args.eval.suite:
+            self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
+            self.best_eval_metric_key = self.best_eval_metric_key or SUITE_AVERAGE
+            self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
+        self._pools: list[ray.actor.ActorHandle] = []
+        self._prm_loads: list[ray.ObjectRef] = []
+        self.experience_maker = self._make_experience_maker(self.prompts_dataloader.dataset.problems)
+        ahead = self.args.train.async_enable
+        self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
+        self._order_prompts()
+        self.samples_generator = ShearSamplesGenerator(
+            self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self._engines, self._order
+        )
+        self.samples_generator.check_stop = self._check_stop
+        self._gap_watch = GapWatch(self.args, self._engines)
+        self.samples_generator.sampled = self._gap_watch.sampled
+        self.experience_maker.judge_gap = self._gap_watch.judge
+        self._stop_asked = ""
+        made = (self.samples_generator, self.args.train.num_episodes, self.generate_kwargs)
+        self._batches = BatchesAhead(*made, room=self.args.train.async_queue_size) if ahead else Batches(*made)
+        self._books = Books(self.args, self._batches)
+        self._save_due = False
+
+    def _order_prompts(self) -> None:
+        dataset, batch = self.prompts_dataloader.dataset, self.args.train.batch_size
+        self._order = PromptOrder(len(dataset), self.args.train.seed)
+        self.prompts_dataloader = self.strategy.setup_dataloader(
+            dataset,
+            1,
+            pin_memory=True,
+            shuffle=False,
+            collate_fn=dataset.collate_fn,
+            sampler=self._order,
+            num_workers=self.args.data.dataloader_num_workers,
+        )
+        # Replaces upstream's length of the learning-rate schedule, which omits the last, smaller batch of an episode.
+        size, rollout = len(dataset), self.args.rollout
+        rest = size % rollout.batch_size
+        steps = [rollout.batch_size] * (size // rollout.batch_size) + [rest] * (rest > 0)
+        self._story = Story(self.args, self._steps_from(0, 0))
+        updates = sum(-(-prompts * rollout.n_samples_per_prompt // batch) for prompts in steps)
+        self.max_steps = updates * self.args.train.num_episodes * self.args.train.max_epochs
+
+    def _steps_from(self, episode: int, consumed: int) -> int:
+        """Return the number of steps from a place in the data to the end of the run, if no prompt is filtered."""
+        size, batch = len(self._order), self.args.rollout.batch_size
+        whole = max(self.args.train.num_episodes - episode, 0) * -(-size // batch)
+        return max(whole - consumed // batch, 0)
+
+    def get_max_steps(self) -> int:
+        """Return the number of optimizer steps, after checks: upstream calls this before it loads the models.
+
+        Raises:
+            RefusedError: a data set cannot be used, another run writes to the same folder, or a node cannot grade.
+        """
+        if self._refused:
+            raise RefusedError(self._refused)
+        if self._lock is None:
+            raise RefusedError(f"another run writes to --ckpt.path {self.args.ckpt.path}; use another folder")
+        if self.reward and not self.reward.is_served:
+            self._pools = checked_pools(self.reward)
+        doing("loading the models")
+        return self.max_steps
+
+    def _make_experience_maker(self, problems: dict[str, str]) -> GradedExperienceMaker:
+        upstream = self.experience_maker
+        groups = ("actor_model_group", "critic_model_group", "reward_model_group", "initial_model_group")
+        parts = (*(getattr(upstream, name) for name in groups), upstream.kl_ctl, upstream.strategy, upstream.tokenizer)
+        rule = None if self.args.credit is None else load_rule(self.args.credit)
+        self._weighs = isinstance(rule, CreditRule)
+        if not self._weighs:
+            return GradedExperienceMaker(*parts)
+        self._dump = RolloutDump(self.args, rule.name, upstream.tokenizer)
+        scorer = None
+        if "prm_scores" in rule.needs:
+            config = self.args.credit.prm
+            colocated = self.args.train.colocate_all
+            group, self._prm_loads = start_prm(config, self.strategy, self.actor_model_group if colocated else None)
+            scorer = StepScorer(group, config, upstream.tokenizer, problems, colocated)
+        return CreditExperienceMaker(*parts, rule=rule, step_scorer=scorer)
+
+    # ── The run ──
+
+    @ray.method(concurrency_group="control")
+    def ask_to_stop(self, why: str) -> None:
+        """Ask `fit` to stop at the next safe point, with a checkpoint."""
+        self._stop_asked = why
+
+    @ray.method(concurrency_group="output")
+    def printed(self, seen: int, patience: float) -> tuple[int, list[str]]:
+        """Return this process's output for the driver to print (`relay.fetch`), while `fit` runs."""
+        return relay.fetch(seen, patience)
+
+    def fit(self, global_step: int = 0) -> None:
+        """Run upstream's training loop, from the newest checkpoint if there is one.
+
+        Raises:
+            RunEndedError: the run was asked to stop, or cannot go on (see `outcome`).
+        """
+        ray.get(self._prm_loads)
+        states = self._resume()
+        step, whole = states["global_step"], False
+        if step == 0 and self.args.eval.before_train and self.eval_dataloader:
+            self._evaluate_and_keep_best(0, None)
+        try:
+            started = time.time()
+            while batch := self._batches.next():
+                self._books.judge_rewards(batch)
+                if not batch.samples:
+                    continue
+                waited = time.time() - started
+                status, step = self.train_step(batch.samples, step)
+                status["timing/step_total"] = waited + sum(v for k, v in status.items() if k.startswith("timing/"))
+                status["timing/generation"] = batch.seconds
+                if self.args.algo.dynamic_filtering_enable:
+                    status["dynamic_filtering_pass_rate"] = batch.pass_rate
+                shown = {name: value for name, value in status.items() if name != "generated_samples"}
+                logger.info(f"✨ Global step {step}: {shown}")
+                self._states = self._states_after(step)
+                self.save_logs_and_checkpoints(step, status, self._states)
+                if step % self.args.eval.steps == 0 and self.eval_dataloader:
+                    self._evaluate_and_keep_best(step, self._states)
+                started = time.time()
+            if step > states["global_step"] and self.args.ckpt.save_steps != float("inf"):
+                self._save_unless_kept(self._states_after(step))
+            self._books.balance()
+            if not states["global_step"]:  # after a resume, the checkpoint has a trained model
+                self._books.refuse_untrained(step)
+            whole = True
+        except StoppedError:
+            self._save_unless_kept(self._states)
+            raise
+        finally:
+            self._batches.close()
+            self._tracking.close(self)
+            self._story.ended(self._states, self._books.moved, whole)
+        if step > states["global_step"] and not self._books.moved:
+            logger.error(
+                "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
+                "actor_lr and the warm-up (--actor.lr_warmup_ratio) of a run this short"
+            )
+
+    def _resume(self) -> dict:
+        """Restore a checkpoint if there is one; return its states, or those of a fresh start.
+
+        Raises:
+            RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
+        """
+        fresh = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
+        kept = ray.get(self.actor_model_group.async_run_method("get_checkpoint_states"))[0] or {}
+        if not kept:
+            self._states = fresh
+            if self.args.ckpt.load_enable:  # a run killed before its first checkpoint may have left metrics
+                self._tracking.resume(self, 0)
+            return fresh
+        if "consumed" not in kept:  # an older version, with another order of prompts
+            size = max(len(self._order), 1)
+            kept["consumed"] = kept["total_consumed_prompts"] - kept["episode"] * size
+            logger.warning("the checkpoint is of an older version: this episode has another order of prompts")
+        self._compare(kept)
+        states = {name: kept[name] for name in (*fresh, *_KEPT) if name in kept}
+        states[fingerprint.STATE] = self._fingerprint.topics
+        self._states, step = states, states["global_step"]
+        self.restore_best_checkpoint_state(kept)
+        self._batches.restore(states)
+        if self.args.algo.kl.target:  # else the flag sets the coefficient
+            self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
+        self._story = Story(self.args, step + self._steps_from(states["episode"], states["consumed"]))
+        self._books.saved = step
+        self._tracking.resume(self, step)
+        self.broadcast_to_vllm()
+        if states["episode"] >= self.args.train.num_episodes:
+            say(f"nothing left to do: the run finished at step {step}; raise --train.num_episodes to continue")
+        else:
+            place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
+            say(f"resuming after step {step}: {place}")
+        due = self.eval_dataloader and step > 0 and step % self.args.eval.steps == 0
+        if due and self._tracking.evaluated < step:  # the checkpoint precedes the evaluation
+            self._evaluate_and_keep_best(step, states, go_on=True)
+        return states
+
+    def _compare(self, kept: dict) -> None:
+        """Compare this run with a checkpoint's run; the driver could compare only what it sees.
+
+        With other prompts, or another order, the episode restarts at its first prompt.
+        """
+        step, ckpt = kept["global_step"], self.args.ckpt
+        if fingerprint.STATE not in kept:
+            say(fingerprint.unknown(f"the checkpoint of step {step}"))
+            return
+        accepted = accepted_topics(ckpt.accept_changes)
+        saved, converted = kept[fingerprint.STATE], self.args.ds.use_universal_ckpt
+        try:
+            lines = fingerprint.judged(self._fingerprint, saved, accepted, f"{ckpt.path}: step {step}", converted)
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        for line in lines:
+            say(line)
+        topics = {change.topic for change in self._fingerprint.changes(saved)}
+        if topics & {"data", "seed"} and kept["consumed"]:
+            say(f"episode {kept['episode'] + 1} begins again: its prompts, or their order, are others")
+            kept["total_consumed_prompts"] = kept["episode"] * len(self._order)
+            kept["consumed"] = 0
+
+    def _states_after(self, step: int) -> dict:
+        """Return a checkpoint's states beside weights and optimizer; (seed, place) determines everything else."""
+        here = {"global_step": step, "kl": self.kl_ctl.value, fingerprint.STATE: self._fingerprint.topics}
+        return self._batches.state() | here
+
+    def _check_stop(self) -> None:
+        if self._stop_asked:
+            raise StoppedError(f"stopped by {self._stop_asked} after step {self._states['global_step']}")
+
+    def restore_best_checkpoint_state(self, checkpoint_states) -> None:
+        """Restore the best evaluation as upstream does, but keep a better one that came since."""
+        best = self.best_eval_metric_value
+        super().restore_best_checkpoint_state(checkpoint_states)
+        self.best_eval_metric_value = max(best, self.best_eval_metric_value)
+
+    # ── A step ──
+
+    def train_step(self, rollout_samples, global_step: int):
+        """Run upstream's step on rollouts with a reward and finite values; without such rollouts no weight changes."""
+        dumps = self._weighs and self._dump.due(global_step + 1)
+        if self._weighs:
+            self.experience_maker.shows = dumps
+            self.experience_maker.training_step = global_step + 1
+        if all(map(is_failed, rollout_samples)):
+            status, global_step = self._no_update("no rollout has a reward"), global_step + 1
+        else:
+            self._seed_updates(global_step)
+            doing("log-probs, credit and update")
+            try:
+                status, global_step = super().train_step(rollout_samples, global_step)
+            except NothingToTrainError as error:
+                status, global_step = self._no_update(str(error)), global_step + 1
+            if self.experience_maker.gap is not None:
+                status.update(self.experience_maker.gap.metrics())
+            if self._weighs:
+                status.update(self.experience_maker.credit_metrics)
+            if dumps and self.experience_maker.made is not None:
+                status.update(self._dump.write(global_step, self.experience_maker.made))
+        status.update(self._close_books(rollout_samples, status, global_step))
+        return status, global_step
+
+    def ppo_train(self, global_steps: int) -> dict:
+        try:
+            return super().ppo_train(global_steps)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, NotFiniteError | GradientLostError):
+                why = f"step {global_steps + 1}: {error.cause}; the last checkpoint stands"
+                raise type(error.cause)(why) from None
+            raise
+
+    def _seed_updates(self, step: int) -> None:
+        seed = seed_of(self.args.train.seed, "update", step)
+        for group in filter(None, (self.actor_model_group, self.critic_model_group)):
+            ray.get(group.async_run_method("set_seed", seed))
+
+    def _no_update(self, why: str) -> dict:
+        logger.error(f"no update: {why}")
+        return {"update/optimizer_steps": 0.0}
+
+    def _close_books(self, rollout_samples, status: dict, step: int) -> dict[str, float]:
+        rated = {i for i, sample in enumerate(rollout_samples) if not is_failed(sample)}
+        noted = self.experience_maker.broken if rated else {}
+        broken = Counter({reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items()})
+        trained = None
+        if "update/skipped_steps" in status:
+            args = self.args.ds
+            copies = args.ring_attn_size * args.tensor_parallel_size
+            trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
+        return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
+
+    def _compute_rollout_stats(self, experiences) -> dict:
+        """Compute upstream's statistics without fillers; the rewards' mean and deviation leave out failed rewards."""
+        experiences = without_fillers(experiences)
+        stats = super()._compute_rollout_stats(experiences)
+        if FAILED in experiences[0].info:
+            rewards = torch.cat([e.info["reward"][~e.info[FAILED].flatten().bool()] for e in experiences]).float()
+            stats["rollout/reward_mean"] = rewards.mean().item()
+            stats["rollout/reward_std"] = rewards.std().item() if len(rewards) > 1 else 0.0
+        return stats
+
+    # ── Weights to the engines ──
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to the engines as upstream does; restart dead engines.
+
+        This happens between two batches; with --train.partial_rollout_enable, also during a batch.
+        """
+        if self.args.vllm.enable_sleep:
+            self._engines.call("wake_up", tags=["weights"])
+        partial = self.args.train.partial_rollout_enable
+        with self._engines.paused() if partial else self._batches.undisturbed():
+            self._engines.persist("weights", self._send_weights)
+
+    def _send_weights(self) -> None:
+        ray.get(self.actor_model_group.async_run_method("broadcast_to_vllm"))
+
+    # ── Evaluation ──
+
+    def _evaluate_and_keep_best(self, step: int, states: dict | None, go_on: bool = False) -> None:
+        """Evaluate, and save a checkpoint if it is the best so far.
+
+        Args:
+            step: the step of the weights.
+            states: the checkpoint states; None before training, when nothing is saved.
+            go_on: continue an interrupted evaluation of the same weights.
+        """
+        asked = {name: getattr(self.args.eval, name) for name in ("temperature", "n_samples_per_prompt")}
+        with self._batches.undisturbed():
+            metrics = self.evaluate(step, go_on=go_on, **self.generate_kwargs | asked)
+        if states is not None:
+            self.save_best_checkpoint(metrics, step, dict(states))
+            self._tracking.note_evaluated(step)
+
+    def evaluate(self, global_step, go_on: bool = False, **generate_kwargs):
+        if self.eval_dataloader is _NO_PROMPTS:
+            return self._evaluate_suite(global_step, go_on)
+        doing("evaluating")
+        samples = self.samples_generator.generate_eval_samples(global_step, **generate_kwargs)
+        logs = self._log_eval(global_step, self._scores(samples, generate_kwargs["n_samples_per_prompt"]))
+        if self._suite is not None:
+            logs |= self._evaluate_suite(global_step, go_on)
+        if self.samples_generator.eval_failed:
+            failed = self.samples_generator.eval_failed
+            logger.warning(f"evaluation at step {global_step}: {failed} rewards failed; these rollouts have no score")
+        self._story.evaluated(global_step, logs)
+        return logs
+
+    def _scores(self, samples: list[Experience], size: int) -> dict[str, float]:
+        """Return the metrics of evaluation rollouts, which are in row order, `size` per row."""
+        sampled = [
+            Sampled(
+                reward=None if is_failed(sample) else sample.rewards.item(),
+                length=int(sample.response_length),
+                truncated=bool(sample.truncated),
+            )
+            for sample in samples
+        ]
+        sources = [source for of_batch, *_ in self.eval_dataloader for source in of_batch]
+        return scores_by_set(sources, [sampled[start : start + size] for start in range(0, len(sampled), size)])
+
+    def _evaluate_suite(self, global_step: int, go_on: bool) -> dict[str, float]:
+        with passed_over(f"the evaluation of step {global_step}"):
+            return self._log_eval(global_step, self._suite.evaluate(global_step, go_on))
+        return {}
+
+    def _log_eval(self, global_step: int, metrics: dict[str, float]) -> dict[str, float]:
+        for tracker in (self.wandb_logger, self.tensorboard_logger):
+            if tracker:
+                tracker.log_eval(global_step, metrics)
+        return metrics
+
+    # ── Checkpoints ──
+
+    def save_best_checkpoint(self, eval_metrics, global_step, client_states=None) -> None:
+        """Save the best checkpoint as upstream does, but only once something was trained.
+
+        A resumed run takes the model of its checkpoint for a trained one.
+        """
+        if not self._books.accounts.trained:
+            return
+        before = self.best_eval_metric_value
+        try:
+            super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        except ray.exceptions.RayTaskError as error:
+            _pass_over(error, f"the best checkpoint, of step {global_step}")
+            return
+        if self.best_eval_metric_value > before:
+            self._prune(f"best_global_step{global_step}")
+
+    def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
+        """Log and save as upstream does, but save no checkpoint of a step whose rewards or gradients failed."""
+        logs = dict(logs_dict or {})
+        rule = self.experience_maker.rule.name if self._weighs else ""
+        if self._weighs and f"{rule}/credit_seconds" in logs:
+            logs[f"{rule}/credit_share"] = logs[f"{rule}/credit_seconds"] / max(logs["timing/step_total"], 1e-9)
+        self._tracking.log(self, global_step, logs)
+        self._story.step(global_step, logs, rule)
+        self._save_due |= global_step % self.args.ckpt.save_steps == 0
+        if self._save_due and self._books.worth_saving:
+            self._save(global_step, client_states)
+
+    def _save_unless_kept(self, states: dict) -> None:
+        """Save the final states, unless a checkpoint already has them."""
+        step = states["global_step"]
+        kept = step == self._books.saved and states["total_consumed_prompts"] == self._states["total_consumed_prompts"]
+        if step and not kept and self._books.worth_saving:
+            self._save(step, states)
+
+    def _save(self, step: int, states: dict) -> None:
+        """Save a checkpoint; if the disk has no room, log it, and the next step tries again."""
+        self._save_due = True
+        problem = ray.get(self.actor_model_group.actors[0].disk_problem.remote())
+        if problem:
+            logger.error(f"no checkpoint of step {step}: {problem}; that of step {self._books.saved} is the last one")
+            return
+        key = self.best_eval_metric_key
+        kept = {"best_eval_metric_key": key, "best_eval_metric_value": self.best_eval_metric_value}
+        states = states | kept | {"latest_eval_metric_value": self._latest_eval_metric_value}
+        metric = {"metric_value": self._latest_eval_metric_value, "metric_key": key or None}
+        tag = f"global_step{step}"
+        doing("saving a checkpoint")
+        refs = self.actor_model_group.async_run_method("save_checkpoint", tag, states, **metric)
+        if self.critic_model_group is not None:
+            refs += self.critic_model_group.async_run_method("save_checkpoint", tag, **metric)
+        try:
+            ray.get(refs)
+        except ray.exceptions.RayTaskError as error:
+            _pass_over(error, f"step {step}")
+            return
+        self._prune(tag)
+        self._books.saved, self._save_due = step, False
+
+    def _prune(self, tag: str) -> None:
+        ray.get(self.actor_model_group.actors[0].prune_checkpoints.remote(tag))
+
+
+_KEPT = ("ledger", "waiting", "kl")
+
+
+def _pass_over(error: ray.exceptions.RayTaskError, step: str) -> None:
+    """Log that the disk refused a checkpoint; raise any other error."""
+    if not isinstance(error.cause, checkpoints.NotSavedError):
+        raise error
+    logger.error(f"no checkpoint of {step}: {error.cause}")

@@ -1,0 +1,1 @@
+"""Optimizer steps: actor, critic, strategy, metrics, checkpoints."""

@@ -1,0 +1,245 @@
+"""Policy actor: weighs tokens where the hidden states are, watches its updates, saves complete checkpoints."""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import ray
+import torch
+import transformers
+from openrlhf.models import Actor
+from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.credit.captured import captured_entropies
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job
+from openrlhf_shear.credit.in_update import shaped_advantages
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
+from openrlhf_shear.rollouts.columns import token_texts
+from openrlhf_shear.train.experience.states import ReadsStates
+from openrlhf_shear.train.start.outcome import NotFiniteError
+from openrlhf_shear.train.update import checkpoints, lora
+from openrlhf_shear.train.update.arrival import Arrival
+from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC
+from openrlhf_shear.train.update.contents import BEST
+from openrlhf_shear.train.update.saveable import refuse_unsaveable
+from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
+from openrlhf_shear.train.upstream import plain_class
+
+logger = init_logger(__name__)
+_OPTIMIZER_BYTES = 14  # per parameter: 2 in bfloat16, 4 in float32, 8 for Adam's two moments
+
+
+class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
+    """Policy actor of OpenRLHF whose forward pass can collect the inputs of a credit rule."""
+
+    @property
+    def _policy(self) -> Actor:
+        return self.actor
+
+    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        """Load the model as upstream does, check it, and restore the state that upstream's checkpoint lacks.
+
+        Raises:
+            NotFiniteError: a weight is not finite.
+            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save.
+            ValueError: a checkpoint would not fit on the disk.
+        """
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        lora.refuse_unmergeable(self.actor.model.module)
+        refuse_unsaveable("--actor.model_name_or_path", self.actor.model.module, self.tokenizer)
+        spec = strategy.args.credit
+        self._rule = load_rule(spec) if spec is not None else None
+        if isinstance(self._rule, CreditRule):
+            self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank)
+        self._trained = 0
+        strategy.arrival = Arrival(self.actor.model, "policy")
+        self._refuse_broken_weights("as it was loaded")
+        self._load_ema()
+        if torch.distributed.get_rank() == 0 and strategy.args.ckpt.save_steps > 0:
+            problem = self.disk_problem()
+            if problem:
+                raise ValueError(f"--ckpt.path {strategy.args.ckpt.path}: {problem}; free some, or use another path")
+
+    def forward(
+        self,
+        sequences,
+        action_mask=None,
+        attention_mask=None,
+        packed_seq_lens=None,
+        mm_train_inputs_list=None,
+        credit: CreditRequest | None = None,
+    ) -> torch.Tensor:
+        """Return upstream's log-probs, (B, A) on the CPU; with `credit`, the group collector keeps the rule's inputs.
+
+        Complete groups wait for `take_group_credits`.
+        """
+        inputs = (sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
+        if credit is None:
+            return super().forward(*inputs)
+        needs, tensors = self._rule.needs, {}
+        mask = action_mask.bool().cpu()
+        with captured_entropies(self.actor) if "entropies" in needs else nullcontext() as entropies:
+            if "hidden_states" in needs:
+                kept = credit.kept_by(self._rank)
+                log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs, kept=kept)
+            else:
+                log_probs = super().forward(*inputs)
+        if "log_probs" in needs:
+            tensors["log_probs"] = _of_responses(log_probs, mask)
+        if "entropies" in needs:
+            tensors["entropies"] = _of_responses(entropies[0][:, -mask.shape[1] :], mask)
+        if {"token_ids", "token_texts"} & set(needs):
+            ids = [row[keep] for row, keep in zip(sequences[:, -mask.shape[1] :].cpu(), mask, strict=True)]
+            tensors["token_ids"] = ids
+            if "token_texts" in needs:
+                tensors["token_texts"] = [tuple(token_texts(self.tokenizer, row.tolist())) for row in ids]
+        self._collector.add(credit, mask.sum(1).tolist(), tensors)
+        return log_probs
+
+    def forward_without_adapters(self, sequences, action_mask, attention_mask) -> torch.Tensor:
+        """Return the log-probs of the model without LoRA's adapters, (B, A) on the CPU."""
+        with self.actor.model.module.disable_adapter():
+            return super().forward(sequences, action_mask, attention_mask)
+
+    def set_seed(self, seed: int) -> None:
+        """Seed shuffling and dropout; the trainer calls this before every update."""
+        transformers.set_seed(seed % 2**32)
+
+    def fit(self, *args, **kwargs) -> dict:
+        """Run upstream's update, watched; return `WatchedSteps`' metrics and `update/...`.
+
+        Raises:
+            GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
+            NotFiniteError: a weight is not finite afterwards.
+        """
+        steps = ActorSteps(self.trainer, self.actor.model)
+        with steps.watching(), self._shaped(steps.rule_metrics):
+            super().fit(*args, **kwargs)
+        self._refuse_broken_weights("after an update")
+        self._trained = steps.trained // self.trainer.max_epochs
+        counts = {"optimizer_steps": steps.applied_steps, "skipped_steps": steps.skipped_steps, "moved": steps.moved}
+        return steps.status() | {f"update/{name}": float(value) for name, value in counts.items()}
+
+    def _shaped(self, metrics: list[dict[str, float]]) -> AbstractContextManager:
+        """Let a rule that acts in the update do so inside the context; `metrics` gets its metrics per micro-batch."""
+        if not isinstance(self._rule, UpdateRule):
+            return nullcontext()
+        return shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn, metrics)
+
+    def take_trained(self) -> int:
+        """Return the number of rated rollouts in the last update's applied steps, on this rank, and reset it."""
+        trained, self._trained = self._trained, 0
+        return trained
+
+    def _refuse_broken_weights(self, when: str) -> None:
+        name = first_not_finite(self.actor.model.module)
+        if name:
+            raise NotFiniteError(f"the policy's weight {name} is NaN or infinite {when}")
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to vLLM as upstream does, with LoRA's adapters merged."""
+        with lora.merged(self.actor.model.module):
+            self._send_weights()
+
+    def _send_weights(self) -> None:
+        super().broadcast_to_vllm()
+
+    # ── Checkpoints ──
+
+    def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
+        """Save a checkpoint as upstream does, but complete or not at all, with the moving average of the weights."""
+        ckpt = self.strategy.args.ckpt
+        best = tag.startswith(BEST)
+        if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
+            kept = (ckpt.max_num, ckpt.max_mem, client_states, not best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), tag, *kept, extra=self._save_ema)
+        if self.save_hf_ckpt or (best and ckpt.best_weights_only):
+            final = Path(ckpt.path, f"{tag}_hf")
+            aside = final.with_name(f"{final.name}{checkpoints.PARTIAL}")
+            self.strategy.save_model(self.ema_model or self.actor, self.tokenizer, str(aside))
+            if torch.distributed.get_rank() == 0:
+                checkpoints.replace(aside, final)
+        torch.distributed.barrier()
+
+    def prune_checkpoints(self, tag: str) -> None:
+        """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `tag`.
+
+        If `tag` is a best checkpoint, also delete the former best ones.
+        """
+        ckpt = self.strategy.args.ckpt
+        folders = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
+        for folder in folders:
+            if not folder.is_dir():
+                continue
+            if tag.startswith(BEST):
+                checkpoints.prune_best(folder, tag)
+            for name in checkpoints.prune(folder, ckpt.max_num, ckpt.max_mem):
+                logger.info(f"checkpoint {folder / name} deleted")
+        if tag.startswith(BEST):
+            checkpoints.prune_best(Path(ckpt.path), tag)
+        only = ckpt.max_num if self.disable_ds_ckpt else None
+        checkpoints.prune_hf(Path(ckpt.path), checkpoints.names(folders[0]), only)
+
+    def disk_problem(self) -> str:
+        """Return why another checkpoint does not fit on the disk; "" if it does."""
+        ckpt = self.strategy.args.ckpt
+        copies = self.strategy.ds_tensor_parallel_size  # every rank of a tensor-parallel group writes a copy
+        parameters = self.actor.model.module.parameters()
+        sizes = [(p.requires_grad, copies * getattr(p, "ds_numel", p.numel())) for p in parameters]
+        count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
+        full = (_OPTIMIZER_BYTES + 2 * bool(self.ema_model)) * count - (_OPTIMIZER_BYTES - 2) * frozen
+        needed = full * (not self.disable_ds_ckpt) + 2 * count * self.save_hf_ckpt
+        return checkpoints.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
+
+    def _folder(self, model: str) -> str:
+        return str(Path(self.strategy.args.ckpt.path, model))
+
+    def _save_ema(self, folder: Path) -> None:
+        if self.ema_model:
+            named = self.ema_model.model.module.named_parameters()
+            parts = {name: getattr(parameter, "ds_tensor", parameter.data).cpu() for name, parameter in named}
+            if self._ema_is_shared_out or torch.distributed.get_rank() == 0:
+                state = {"weights": parts, "steps": self.strategy.time_steps["ema"]}
+                torch.save(state, folder / self._ema_file())
+
+    def _load_ema(self) -> None:
+        if self.ema_model and self.checkpoint_states and (self.strategy.loaded / self._ema_file()).is_file():
+            state = torch.load(self.strategy.loaded / self._ema_file(), weights_only=True)
+            self.strategy.time_steps["ema"] = state["steps"]
+            for name, parameter in self.ema_model.model.module.named_parameters():
+                getattr(parameter, "ds_tensor", parameter).data.copy_(state["weights"][name])
+
+    def _ema_file(self) -> str:
+        return f"ema_rank{torch.distributed.get_rank() if self._ema_is_shared_out else 0}.pt"
+
+    @property
+    def _ema_is_shared_out(self) -> bool:
+        return self.strategy.stage == 3 or self.strategy.ds_tensor_parallel_size > 1
+
+    # ── Credit ──
+
+    def lend_groups(self, numbers: list[int]) -> dict[int, ray.ObjectRef]:
+        """Lend waiting groups to other ranks: return references, by group, to objects in this node's store."""
+        return {number: ray.put(waiting) for number, waiting in self._collector.lend(numbers).items()}
+
+    def work_on_groups(self, jobs: list[Job], borrowed: dict[int, ray.ObjectRef]) -> tuple[dict[Job, object], float]:
+        """Weigh this rank's share of the step's groups (`GroupCollector.work`)."""
+        device = next(self.actor.model.parameters()).device
+        return self._collector.work(jobs, {number: ray.get(ref) for number, ref in borrowed.items()}, device)
+
+    def take_group_credits(self, lent: list[int] = (), parts: dict[int, tuple] | None = None) -> list[GroupCredit]:
+        """Return the credit of every group that this rank has seen since the last call (`GroupCollector.take`).
+
+        These are kilobytes; the hidden states stay here.
+
+        Args:
+            lent: groups that other ranks have weighed.
+            parts: the results for all parts of shared groups of this rank, by group.
+        """
+        return self._collector.take(lent, parts)
+
+
+def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """Split (B, A), on any device, into B tensors (T_i,), float32 on the CPU."""
+    return [row[keep] for row, keep in zip(values.float().cpu(), mask, strict=True)]

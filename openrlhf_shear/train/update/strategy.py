@@ -1,0 +1,275 @@
+"""DeepSpeed strategy of OpenRLHF with complete optimizer steps, exact rotary frequencies and atomic checkpoints.
+
+Saved models are as large as the model that the run started from.
+
+With dynamic batches OpenRLHF 0.11.2 configures a single micro-batch per step. It then calls `backward` for several, and
+`step` after the last. DeepSpeed 0.19.6 takes every such `backward` for the end of a step. Under ZeRO-1 and ZeRO-2 it
+then replaces the accumulated gradients, so the update would contain the last micro-batch alone.
+
+While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` return the model's dtype. transformers 5 computes the
+rotary frequencies with it. In bfloat16 they are off by up to 0.4%, which is several radians at position 3000. The
+trained policy would then differ from the policy that vLLM samples from.
+"""
+
+import itertools
+import json
+import shutil
+import time
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from openrlhf.models import Actor
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+from openrlhf.utils.logging_utils import init_logger
+from peft import PeftModel
+from torch.optim.lr_scheduler import LambdaLR
+
+from openrlhf_shear.train.start import fingerprint
+from openrlhf_shear.train.update import checkpoints, contents, lora
+from openrlhf_shear.train.update.another_world import refuse_another_world
+from openrlhf_shear.train.update.arrival import Arrival
+from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC, UNIVERSAL
+from openrlhf_shear.train.update.saveable import repair_generation
+
+logger = init_logger(__name__)
+_SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # per parameter group
+
+
+class ShearStrategy(DeepspeedStrategy):
+    """DeepSpeed strategy that tells DeepSpeed where optimizer steps end, and saves and loads checkpoints safely.
+
+    It restores rotary frequencies before DeepSpeed wraps a model. It writes a checkpoint under a temporary name, and
+    renames it once complete.
+
+    Attributes:
+        loaded: the checkpoint that the last `load_ckpt` read; None for a fresh start.
+        arrival: the probe of the first optimizer step; None before there is a model, and after the check.
+    """
+
+    loaded: Path | None = None
+    arrival: Arrival | None = None
+
+    def prepare(self, *args):
+        for arg in args:
+            model = arg[0] if isinstance(arg, tuple) else arg
+            if model is not None:
+                restore_rotary_frequencies(model)
+        return super().prepare(*args)
+
+    def begin_micro_batch(self, engine, ends_step: bool | None) -> None:
+        """Tell DeepSpeed, before a micro-batch's forward pass, whether an optimizer step ends with it.
+
+        Args:
+            engine: DeepSpeed's engine.
+            ends_step: None if DeepSpeed's counter knows (micro-batches of a fixed size).
+        """
+        if ends_step is not None:
+            engine.set_gradient_accumulation_boundary(ends_step)
+        if self.arrival is not None:
+            self.arrival.begin_micro_batch()
+
+    def optimizer_step(self, optimizer, model, scheduler, name="model", **kwargs) -> None:
+        """Make an optimizer step as upstream does; upstream calls this after each micro-batch of a fixed size.
+
+        Raises:
+            GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
+        """
+        engine = model.model if isinstance(model, Actor) else model
+        if self.arrival is not None and engine.is_gradient_accumulation_boundary() and self.arrival.check():
+            self.arrival = None
+        super().optimizer_step(optimizer, model, scheduler, name=name, **kwargs)
+
+    def save_ckpt(
+        self,
+        model,
+        save_dir,
+        tag=None,
+        max_num=3,
+        max_mem=1000,
+        client_state=None,
+        save_latest=True,
+        metric_value=None,
+        metric_key=None,
+        extra: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Save a complete checkpoint, or none (see `checkpoints`).
+
+        Upstream deletes old checkpoints first, and names the new one before other ranks have written it. Here the
+        trainer prunes old checkpoints once all models are saved.
+
+        Args:
+            extra: writes more files into the folder, on every rank.
+
+        Raises:
+            NotSavedError: on every rank, the disk refuses the folder or the list of its files.
+        """
+        folder = Path(save_dir)
+        aside = folder / f"{tag}{checkpoints.PARTIAL}"
+        self._tried(partial(_made_anew, aside), on=[0])
+        if not aside.is_dir():
+            raise RuntimeError(f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share")
+        model.save_checkpoint(save_dir, tag=aside.name, client_state=client_state or {}, save_latest=False)
+        if extra is not None:
+            extra(aside)
+        torch.distributed.barrier()
+
+        def finished() -> list[list[Path]]:
+            self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
+            if fingerprint.STATE in (client_state or {}):
+                contents.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
+            return contents.shares([aside], self.world_size)
+
+        (shares,) = self._tried(finished, on=[0])
+        started = time.monotonic()
+        found = self._tried(lambda: contents.digests(shares[self.get_rank()]))
+        if self.is_rank_0():
+            size = sum(file.stat().st_size for share in shares for file in share)
+            logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
+        self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
+
+    def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
+        """Run a part of a save on all ranks, or on those of `on`, and return their results.
+
+        Every rank calls this, and waits for the others.
+
+        Raises:
+            NotSavedError: the disk refuses the part on a rank.
+        """
+        result, problem = None, ""
+        if on is None or self.get_rank() in on:
+            try:
+                result = part()
+            except OSError as error:
+                problem = f"{error}"
+        results = self._gathered((result, problem))
+        if problems := [problem for _, problem in results if problem]:
+            raise checkpoints.NotSavedError(problems[0])
+        return [result for rank, (result, _) in enumerate(results) if on is None or rank in on]
+
+    def _gathered(self, value: object) -> list:
+        """Return the values of all ranks."""
+        values = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def save_model(self, model, tokenizer, output_dir, **kwargs) -> None:
+        """Save a model as upstream does, but with tied weights once, and with the file mode of config.json.
+
+        For a model with LoRA upstream saves only the adapters, which only PEFT can load. Here they go into a subfolder,
+        and the merged model into `output_dir`.
+        """
+        policy, folder = self._unwrap_model(model), Path(output_dir)
+        repair_generation(policy)
+        if isinstance(policy, PeftModel):
+            lora.save_merged(policy, output_dir, self.args.ds.zero_stage == 3)
+            if self.is_rank_0():
+                tokenizer.save_pretrained(output_dir)
+            folder = folder / lora.ADAPTER
+        with tied_weights_once(policy):
+            super().save_model(model, tokenizer, str(folder), **kwargs)
+        if self.is_rank_0():
+            mode = Path(output_dir, "config.json").stat().st_mode & 0o777
+            for file in Path(output_dir).rglob("*.safetensors"):
+                file.chmod(mode)  # the library keeps the mode of its temporary files: readable by the owner only
+
+    def load_ckpt(self, model, load_dir, tag=None, **kwargs):
+        """Load the newest checkpoint that is complete, for the critic too if there is one.
+
+        Unlike upstream, it loads only from `load_dir`.
+
+        Raises:
+            RefusedError: the checkpoint has another number of ranks, another ZeRO stage or another model.
+        """
+        if tag is None and self.use_ds_universal_ckpt:
+            tag = checkpoints.named_in(Path(load_dir), UNIVERSAL)
+        elif tag is None:
+            tag = self._newest(Path(load_dir))
+            if tag is None:
+                return None, {}
+            refuse_another_world(Path(load_dir, tag), model)
+        with rates_of_the_line(model):
+            path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
+        self.loaded = path and Path(path).parent
+        return path, states
+
+    def _newest(self, folder: Path) -> str | None:
+        """Return the newest checkpoint whose files pass their digests; log those that fail.
+
+        Every rank reads a share of the files.
+        """
+        models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (folder.name,)
+        folders, broken, said = [folder.with_name(name) for name in models], [], set()
+        while True:
+            choice, lines = [(None, [])], []
+            if self.is_rank_0():
+                tag, lines = checkpoints.find(folders, broken)
+                choice = [(tag, contents.shares([folder / tag for folder in folders] if tag else [], self.world_size))]
+            torch.distributed.broadcast_object_list(choice)
+            ((tag, shares),) = choice
+            changed = [] if tag is None else self._gathered(contents.changed(shares[self.get_rank()]))
+            lines += itertools.chain.from_iterable(changed)
+            if self.is_rank_0():
+                for line in dict.fromkeys(lines):
+                    if line not in said:
+                        logger.warning(f"checkpoint passed over: {line}")
+                said.update(lines)
+            if not any(changed):
+                break
+            broken.append(tag)
+        if self.is_rank_0():
+            fresh = f"no complete checkpoint in {folder}: a fresh start"
+            logger.info(f"resuming from {folder / tag}" if tag else fresh)
+        return tag
+
+
+def _made_anew(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+@contextmanager
+def rates_of_the_line(engine) -> Iterator[None]:
+    """Keep the command line's learning rate and Adam settings while a checkpoint loads.
+
+    The place in the schedule is the checkpoint's. DeepSpeed and torch's schedules would restore the saved settings.
+    """
+    schedule = engine.lr_scheduler
+    if not isinstance(schedule, LambdaLR):  # reduce_lr_on_plateau: its rate depends on its history
+        yield
+        return
+    kept = [{name: group[name] for name in _SETTINGS if name in group} for group in engine.optimizer.param_groups]
+    rates = list(schedule.base_lrs)
+    yield
+    schedule.base_lrs = rates
+    groups = engine.optimizer.param_groups  # loading replaced them
+    for group, settings, rate, shape in zip(groups, kept, rates, schedule.lr_lambdas, strict=True):
+        group.update(settings, lr=rate * shape(schedule.last_epoch))
+
+
+@contextmanager
+def tied_weights_once(model: torch.nn.Module) -> Iterator[None]:
+    """Drop tied duplicates from the model's state dict; upstream clones them, so each copy would be written."""
+
+    def drop(module: torch.nn.Module, state: dict, *_) -> None:
+        for name, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
+            if name in state and source in state and state[name].data_ptr() == state[source].data_ptr():
+                del state[name]
+
+    hook = model.register_state_dict_post_hook(drop)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def restore_rotary_frequencies(model: torch.nn.Module) -> None:
+    """Recompute the buffers of rotary embeddings that are not float32."""
+    for module in model.modules():
+        rotary = "RotaryEmbedding" in type(module).__name__ and hasattr(module, "config")
+        if rotary and any(b.is_floating_point() and b.dtype != torch.float32 for b in module.buffers()):
+            for name, buffer in type(module)(module.config).named_buffers():
+                setattr(module, name, buffer.to(getattr(module, name).device))

@@ -1,0 +1,91 @@
+"""Entropic transport between the span pairs of a tile: the reference solver, in plain PyTorch on any device.
+
+    W_eps >= D(f, g) = <a, f> + <b, g>,   g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)
+
+holds for any f, and g_j does not depend on which columns a span holds. So the f of one solved pair bounds the distances
+of its row span to all column spans at once. f = 0 gives the soft-RWMD bound.
+"""
+
+import math
+from abc import abstractmethod
+
+import torch
+
+from openrlhf_shear.transport.geometry import Spans
+from openrlhf_shear.transport.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult, solve_sinkhorn
+from openrlhf_shear.transport.tiles import Tile
+
+
+class SinkhornPairs:
+    """The paper's distance, `W_eps = min <C, gamma> + eps KL(gamma | P x Q)`, for the pairs of a tile."""
+
+    exact_bounds = False
+    MAX_WINDOW: float = math.inf  # tokens of the longest span that the solver takes
+
+    def __init__(self, tile: Tile, epsilon: float):
+        self.tile, self.epsilon = tile, epsilon  # in units of nbar
+
+    def solve(
+        self,
+        pairs: torch.Tensor,
+        limits: torch.Tensor | None = None,
+        tolerance: float = TOLERANCE,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> SinkhornResult:
+        """Solve pairs until they converge, or until their lower bound exceeds their limit.
+
+        Args:
+            pairs: (P, 2) int64: spans of the tile's `a` and `b`.
+            limits: (P,) float32, in units of nbar; None for no limit.
+        """
+        limits = _unlimited(pairs) if limits is None else limits
+        solved = []
+        for part, blocks in self.tile.batches(pairs):
+            solved.append(solve_sinkhorn(blocks, self.epsilon, tolerance, max_iterations, limits[part]))
+        return SinkhornResult.cat(solved)
+
+    def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
+        """Return lower bounds of all distances, (K_a, K_b) float32: the larger of the bounds from f and from g.
+
+        Args:
+            f: (K_a, n) potentials of the row spans, in units of nbar, any value at padding; None for 0.
+            g: (K_b, m) potentials of the column spans, likewise.
+        """
+        return torch.maximum(self._dual_bounds(f, transposed=False), self._dual_bounds(g, transposed=True).T)
+
+    def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
+        """Return the bounds from the potentials of the rows, (K_a, K_b), or of the columns, (K_b, K_a)."""
+
+        def smallest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:
+            log_sums = torch.logsumexp((f[:, None] - block) / self.epsilon, dim=0)
+            return self.epsilon * (math.log(len(f)) - others.means(log_sums))
+
+        return self.tile.dual_bounds(potentials, smallest, transposed)
+
+
+class FastPairs(SinkhornPairs):
+    """Base class of the backends: pairs that leave the range of float32 are flagged, and the reference solves them."""
+
+    def solve(
+        self,
+        pairs: torch.Tensor,
+        limits: torch.Tensor | None = None,
+        tolerance: float = TOLERANCE,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> SinkhornResult:
+        limits = _unlimited(pairs) if limits is None else limits
+        result, flagged = self._solve(pairs, limits, tolerance, max_iterations)
+        again = torch.nonzero(flagged)[:, 0]
+        if len(again):
+            result.put(again, super().solve(pairs[again], limits[again], tolerance, max_iterations))
+        return result
+
+    @abstractmethod
+    def _solve(
+        self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int
+    ) -> tuple[SinkhornResult, torch.Tensor]:
+        """Solve as `solve` does; the second result, (P,) bool, flags the pairs for the reference."""
+
+
+def _unlimited(pairs: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(pairs),), torch.inf, device=pairs.device)

@@ -1,0 +1,139 @@
+"""Token costs of runs of spans, in bounded memory. Legend: T tokens, K spans, P pairs, n/m tokens of a span."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+
+from openrlhf_shear.config.spec import SEARCH_BYTES
+from openrlhf_shear.transport.geometry import Spans, token_costs
+
+logger = logging.getLogger(__name__)
+
+_COST_BYTES = 8  # of a tile, per entry: the cost, and the kernel that a solver makes from it
+_LEAST_BYTES = 2**26  # of a search on CUDA, even if less is free
+_SOLVE_BYTES = 36  # of the batched solvers, per entry of a block: the block, kernels and temporaries
+_CPU_TILE_BYTES = 2**27  # larger tiles take fresh memory pages each time, which costs more than they save
+_CPU_CHUNK_BYTES = 2**24  # on a CPU, batches larger than the cache are slower
+
+
+@dataclass(frozen=True)
+class CostBlocks:
+    """Batch of transport problems with uniform masses."""
+
+    cost: torch.Tensor  # (P, n, m) float32, in units of nbar; infinite where either token is padding
+    rows: torch.Tensor  # (P, n) bool: True at a token, False at padding; at least one token per problem
+    columns: torch.Tensor  # (P, m) bool, likewise
+
+    def masses(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the uniform masses (P, n) and (P, m), 0 at padding."""
+        return tuple(real / real.sum(1, keepdim=True, dtype=self.cost.dtype) for real in (self.rows, self.columns))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A run of spans of each side, with no tokens but theirs, and the token costs between the two."""
+
+    a: Spans
+    b: Spans
+    rows: slice  # where the spans `a` lie within their whole side
+    columns: slice  # likewise, of `b`
+    max_bytes: int  # memory that a solver may take beside `cost`
+
+    @cached_property
+    def cost(self) -> torch.Tensor:
+        """Costs (T_a, T_b) float32, in units of nbar, computed at the first use."""
+        return token_costs(self.a.tokens, self.b.tokens, self.a.scale, workspace_bytes=self.max_bytes // 2)
+
+    @property
+    def device(self) -> torch.device:
+        return self.a.tokens.device
+
+    def all_pairs(self) -> torch.Tensor:
+        """Return all pairs, (K_a * K_b, 2) int64 on the device of the tokens, in row-major order."""
+        return torch.cartesian_prod(*(torch.arange(len(side), device=self.device) for side in (self.a, self.b)))
+
+    def batches(self, pairs: torch.Tensor) -> Iterator[tuple[slice, CostBlocks]]:
+        """Yield the blocks of `pairs` (P, 2) int64, in order, in batches that fit into `max_bytes`.
+
+        The slice before each batch says which of the pairs it holds.
+        """
+        n, m = int(self.a.sizes.max()), int(self.b.sizes.max())
+        budget = self.max_bytes if self.device.type != "cpu" else min(self.max_bytes, _CPU_CHUNK_BYTES)
+        most = max(1, budget // (_SOLVE_BYTES * n * m))
+        ragged = self.a.sizes.min() < n or self.b.sizes.min() < m
+        for first in range(0, len(pairs), most):
+            part = pairs[first : first + most]
+            rows, row_real = _positions(self.a, part[:, 0], n)
+            columns, column_real = _positions(self.b, part[:, 1], m)
+            blocks = self.cost[rows[:, :, None], columns[:, None, :]]
+            if ragged:
+                blocks.masked_fill_(~(row_real[:, :, None] & column_real[:, None, :]), float("inf"))
+            yield slice(first, first + len(part)), CostBlocks(blocks, row_real, column_real)
+
+    def dual_bounds(
+        self, potentials: torch.Tensor | None, conjugate: Callable[..., torch.Tensor], transposed: bool = False
+    ) -> torch.Tensor:
+        """Return `<a, f> + conjugate(f, block, others)` of every span: (K_a, K_b) float32, (K_b, K_a) if `transposed`.
+
+        Args:
+            potentials: (K, n), any value at padding; None for 0.
+            conjugate: returns `<b, g>`, (K_others,) float64, of the best g for f (n,), given the costs (n, T_others)
+                of f's span.
+            transposed: the spans are those of the columns.
+        """
+        cost, spans, others = (self.cost.T, self.b, self.a) if transposed else (self.cost, self.a, self.b)
+        bounds = []
+        for k, block in enumerate(spans.blocks(cost)):
+            f = cost.new_zeros(len(block)) if potentials is None else potentials[k, : len(block)]
+            bounds.append(f.double().mean() + conjugate(f, block, others))
+        return torch.stack(bounds).float()
+
+
+@cache
+def search_bytes(asked: int, device: torch.device) -> int:
+    """Return the memory, in bytes, that a search may take beside the hidden states.
+
+    `asked` is `SearchConfig.max_cost_bytes`; where it is 0, the free memory of the device decides. The choice is made
+    once in a process, so that all steps run alike.
+    """
+    if asked or device.type != "cuda":
+        return asked or SEARCH_BYTES
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + cached
+    chosen = max(_LEAST_BYTES, 2 ** int(math.log2(max(free, 1) / 4)))
+    logger.info("span search: up to %.3g GiB of the %.3g GiB that are free on %s", chosen / 2**30, free / 2**30, device)
+    return chosen
+
+
+def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
+    """Yield tiles that together hold every pair of spans, each in `max_bytes` of extra memory (at least one block)."""
+    for rows in _runs(a, max_bytes):
+        for columns in _runs(b, max_bytes):
+            yield Tile(a.part(rows), b.part(columns), rows, columns, max_bytes // 4)
+
+
+def _runs(spans: Spans, max_bytes: int) -> Iterator[slice]:
+    """Yield runs of neighbouring spans, short enough for the costs of a tile to take half of `max_bytes`."""
+    if spans.tokens.device.type == "cpu":
+        max_bytes = min(max_bytes, _CPU_TILE_BYTES)
+    most = int((max_bytes / 2 / _COST_BYTES) ** 0.5)
+    ends = (spans.starts + spans.sizes).tolist()
+    count = -(-ends[-1] // most)
+    most = min(most, -(-ends[-1] // count) + int(spans.sizes.max()))  # so that runs have about the same length
+    begin, first = int(spans.starts[0]), 0
+    for k in range(1, len(spans)):
+        if ends[k] - begin > most:
+            yield slice(first, k)
+            begin, first = int(spans.starts[k]), k
+    yield slice(first, len(spans))
+
+
+def _positions(spans: Spans, which: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the token rows (P, width) of the spans `which`, padded with the last row; and a mask, False at padding."""
+    starts, sizes = (each.to(which.device)[which, None] for each in (spans.starts, spans.sizes))
+    offsets = torch.arange(width, device=which.device)
+    return starts + torch.minimum(offsets, sizes - 1), offsets < sizes
