@@ -1,4 +1,4 @@
-"""Four gates of the bookkeeping task: can it decide anything? Measured before any rule is compared (docs/bookkeeping.md).
+"""Four gates of the bookkeeping task (docs/bookkeeping.md): can it decide anything? Measured before rules are compared.
 
     examples/scripts/ledger_gates.sh               # trains the runs and calls this
 

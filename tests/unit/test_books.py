@@ -19,7 +19,7 @@ def books():
         algo=Namespace(dynamic_filtering_range=(0.0, 1.0)),
     )
     ledger = Accounts()
-    return Books(args, Namespace(ledger=ledger, metrics=lambda: ledger.metrics(waiting=0)))
+    return Books(args, Namespace(accounts=ledger, metrics=lambda: ledger.metrics(waiting=0)))
 
 
 def sampled(books, count, failed, last=False):

@@ -53,7 +53,7 @@ def a_run(monkeypatch, batches: list[Batch], kept: dict | None = None):
     )
     nothing = lambda *given, **how: None  # noqa: E731
     made._batches = SimpleNamespace(
-        next=taken, close=nothing, ledger=ledger, metrics=lambda: ledger.metrics(0), state=dict
+        next=taken, close=nothing, accounts=ledger, metrics=lambda: ledger.metrics(0), state=dict
     )
     made._books, made._story = Books(made.args, made._batches), Story()
     made._tracking, made._prm_loads, made.eval_dataloader = SimpleNamespace(close=nothing), [], None
