@@ -1,4 +1,4 @@
-"""Modules by their names of version 0.1: the very modules of today, with a warning; also for `python -m` and pickles."""
+"""Modules by their names of version 0.1: the very modules of today, with a warning, also for `python -m` and pickles."""
 
 import importlib
 import pickle

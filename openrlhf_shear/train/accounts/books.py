@@ -106,8 +106,8 @@ class Books:
             low, high = self._args.algo.dynamic_filtering_range
             scores = accounts.details.get("filtered", "their scores are not known")
             raise RewardsLostError(
-                f"{told}{accounts.filtered} were filtered ({scores}; --algo.dynamic_filtering_range is {low:g} {high:g})"
-                f"{f', and {failed}' if failed else ''}; use a range around the mean of a mixed group, e.g. -1 1 for "
+                f"{told}{accounts.filtered} were filtered ({scores}; --algo.dynamic_filtering_range is {low:g} "
+                f"{high:g}){f', and {failed}' if failed else ''}; use a range around the mean of a mixed group, e.g. -1 1 for "
                 "rewards of -1 and 1, or easier prompts"
             )
         lost = NotFiniteError if self._skipped_steps else RewardsLostError

@@ -1,7 +1,7 @@
 """Batches of a run, between generation and update: made on demand, or ahead of the trainer in a thread.
 
-A sampled batch enters the accounts as a whole. From then until training, every checkpoint contains its rollouts. A batch
-in progress is in neither: a resumed run samples it again from its prompts.
+A sampled batch enters the accounts as a whole. From then until training, every checkpoint contains its rollouts. A
+batch in progress is in neither: a resumed run samples it again from its prompts.
 """
 
 import queue
@@ -126,8 +126,8 @@ class BatchesAhead(Batches):
     """Source of batches that generates ahead in a thread, while the trainer trains (`--train.async_enable`).
 
     As in upstream's asynchronous trainer, a batch starts when fewer than `room` wait, so its weights are at most
-    `room` steps behind. The thread shares the trainer's process, so there is a single set of accounts and a single place in the
-    data.
+    `room` steps behind. The thread shares the trainer's process, so there are one set of accounts and one
+    place in the data.
     """
 
     def __init__(self, *args, room: int):
