@@ -107,8 +107,8 @@ class Books:
             scores = accounts.details.get("filtered", "their scores are not known")
             raise RewardsLostError(
                 f"{told}{accounts.filtered} were filtered ({scores}; --algo.dynamic_filtering_range is {low:g} "
-                f"{high:g}){f', and {failed}' if failed else ''}; use a range around the mean of a mixed group, e.g. -1 1 for "
-                "rewards of -1 and 1, or easier prompts"
+                f"{high:g}){f', and {failed}' if failed else ''}; use a range around the mean of a mixed group, "
+                "e.g. -1 1 for rewards of -1 and 1, or easier prompts"
             )
         lost = NotFiniteError if self._skipped_steps else RewardsLostError
         raise lost(f"{told}{failed or 'none was sampled'}")
