@@ -9,7 +9,7 @@ TAILS = ("one", "every")
 
 @dataclass(frozen=True)
 class SpanCut:
-    """Spans of a response. `ot.geometry.span_starts` makes them.
+    """Spans of a response. `transport.geometry.span_starts` makes them.
 
     >>> SpanCut(window=50, stride=10).max_spans
     0

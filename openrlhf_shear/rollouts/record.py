@@ -2,7 +2,7 @@
 
 A file states its kind, the version of its columns, and the settings that made it.
 
-Legend: T response tokens, K spans of a rollout; spans as `ot.span_starts` makes them.
+Legend: T response tokens, K spans of a rollout; spans as `transport.span_starts` makes them.
 """
 
 from __future__ import annotations
