@@ -14,7 +14,7 @@ from openrlhf_shear.sampling.sampler import question_ids
 
 
 @dataclass(frozen=True)
-class Group:
+class SampledGroup:
     """The rollouts of one problem; `prompt` is the token ids that the policy reads before each response."""
 
     prompt: Sequence[int]
@@ -34,7 +34,7 @@ class Group:
         return is_mixed(self.rollouts)
 
 
-def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer) -> list[Group]:
+def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer) -> list[SampledGroup]:
     """Return the groups of all sampled completions, in the order of the questions; advantages as by `group_norm`."""
     by_question: dict[str, list[Completion]] = {}
     for completion in completions:
@@ -60,7 +60,7 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
             for completion, advantage in zip(answers, _advantages(answers), strict=True)
         ]
         if rollouts:
-            groups.append(Group(ids, rollouts))
+            groups.append(SampledGroup(ids, rollouts))
     return groups
 
 

@@ -34,7 +34,7 @@ _THREADS = 64  # of a program, including the few processes of its jail
 _LIMITED = {"nofile": 128, "core": 0, "sigpending": 128, "memlock": 0, "msgqueue": 0}
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-_groups: dict[subprocess.Popen[bytes], cgroups.Group] = {}  # of the jails that have not ended
+_groups: dict[subprocess.Popen[bytes], cgroups.ControlGroup] = {}  # of the jails that have not ended
 
 _MECHANISMS = (
     "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
@@ -126,7 +126,7 @@ class Jail:
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
         most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
-        group = cgroups.make() if self.has_group else cgroups.Group(())
+        group = cgroups.make() if self.has_group else cgroups.ControlGroup(())
         limited = {name: _at_most(name, value) for name, value in most.items()}
         command = [*group.enter(), self._prlimit, *(f"--{name}={value}:{value}" for name, value in limited.items())]
         pass_fds = ()
