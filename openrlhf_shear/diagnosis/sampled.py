@@ -11,6 +11,7 @@ from openrlhf_shear.rollouts.record import Rollout, is_mixed
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.records import Completion
 from openrlhf_shear.sampling.sampler import question_ids
+from openrlhf_shear.tasks.arithmetic import arithmetic
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
                 reward=None if completion.verdict.correct is None else float(completion.verdict.correct),
                 advantage=advantage,
                 truncated=completion.truncated,
-                **token_columns(tokenizer, prompt, completion.token_ids),
+                **token_columns(tokenizer, prompt, completion.token_ids, arithmetic.first_error),
             )
             for completion, advantage in zip(answers, _advantages(answers), strict=True)
         ]
