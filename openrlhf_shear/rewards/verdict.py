@@ -92,7 +92,7 @@ class Failure(StrEnum):
     SERVER_NO_JSON = "reward server answered no JSON"
     SERVER_TOO_MUCH = "reward server answered too much"
     SERVER_COMPRESSED = "reward server answered compressed"
-    SERVER_FAILED = "reward server failed"  # it says so in a form of its own
+    SERVER_FAILED = "reward server failed"  # it says so, in an unknown form
     SERVER_RAISED = "reward server failed with"  # which: the type of the error, here
     # samples of an evaluation
     NO_ROOM = "the prompt leaves no room for an answer"
