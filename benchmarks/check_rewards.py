@@ -83,7 +83,7 @@ def _by_kind(samples: list[Malformed], results: dict[int, Verdict]) -> list[dict
             "responses": len(graded),
             "correct": sum(g.reward == 1.0 for g in graded),
             "outcomes": ", ".join(
-                f"{n} {said}" for said, n in Counter(g.failure or g.reason or "CORRECT" for g in graded).most_common()
+                f"{n} {said}" for said, n in Counter(g.why or "CORRECT" for g in graded).most_common()
             ),
             "slowest_s": round(max(g.seconds for g in graded), 2),
         }

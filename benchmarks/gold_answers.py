@@ -71,13 +71,13 @@ def _check(row: GoldRow, gold: Gold, other: Gold) -> None:
     row.correct += verdict.correct
     row.methods[verdict.method] += verdict.correct
     if not verdict.correct:
-        row.failures.append((gold.answer, verdict.reason))
+        row.failures.append((gold.answer, verdict.why))
     for variant in _variants(gold.answer):
         verdict = _graded(variant, gold)
         row.variants += 1
         row.variants_correct += verdict.correct
         if not verdict.correct:
-            row.failures.append((variant, verdict.reason))
+            row.failures.append((variant, verdict.why))
     row.others += 1
     if _graded(rf"\boxed{{{other.answer}}}", gold).correct:
         row.others_correct += 1

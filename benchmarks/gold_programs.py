@@ -41,7 +41,7 @@ def canonical(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> 
                 chosen = [case for case in cases if case.right == right][:limit]
                 verdicts = tqdm(pool.map(_grade, chosen), f"{name}, {what}", len(chosen))
                 others = [
-                    {"task": case.name, "reason": verdict.reason, "detail": verdict.detail}
+                    {"task": case.name, "reason": verdict.why, "detail": verdict.detail}
                     for case, verdict in zip(chosen, verdicts, strict=True)
                     if verdict.correct != right
                 ]

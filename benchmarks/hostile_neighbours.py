@@ -20,6 +20,7 @@ from measure import environment, print_table, script_parser, write_json
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.verdict import Reason
 
 _ECHO = {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8\n"]}
 _DOUBLES = "def double(x):\n    return 2 * x"
@@ -147,7 +148,7 @@ def row_of(kind: str | None, honest: int, processes: int, timeout: float, second
         def attack() -> None:
             while kind and not over.is_set():
                 said = graded((hostile, _ECHO))
-                verdicts[said.failure or said.reason or "passed"] += 1
+                verdicts[said.why or "passed"] += 1
 
         list(pool.map(graded, jobs[: len(HONEST)]))  # starts the jails
         attacking = pool.submit(attack)
@@ -162,7 +163,7 @@ def row_of(kind: str | None, honest: int, processes: int, timeout: float, second
         "its grades": sum(verdicts.values()),
         "honest": honest,
         "right": sum(verdict.correct is True for verdict in said),
-        "timeout": sum(verdict.reason == "timeout" for verdict in said),
+        "timeout": sum(verdict.reason == Reason.TIMEOUT for verdict in said),
         "lost": sum(verdict.failure is not None for verdict in said),
         "median": statistics.median(times),
         "worst": max(times),

@@ -107,4 +107,4 @@ def gold_graded(problem: ReadProblem) -> None:
         except ValueError as error:
             raise Dropped("gold_not_graded", f"{gold}: {error}") from error
         if not verdict.correct:
-            raise Dropped("gold_not_graded", f"{gold}: {verdict.reason}")
+            raise Dropped("gold_not_graded", f"{gold}: {verdict.why}")

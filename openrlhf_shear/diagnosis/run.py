@@ -21,11 +21,12 @@ from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import SampledGroup, sampled_groups
+from openrlhf_shear.rewards.verdict import Failure
 from openrlhf_shear.rollouts.columns import SPAN_COLUMNS, span_columns
 from openrlhf_shear.rollouts.record import Rollout, TableError, read_rollouts, write_rollouts
 from openrlhf_shear.sampling.plan import Grading, Plan, complete
 from openrlhf_shear.sampling.records import Completion, Question
-from openrlhf_shear.sampling.sampler import DIED, NO_ENGINE, Sampler
+from openrlhf_shear.sampling.sampler import Sampler
 from openrlhf_shear.sampling.store import Store
 
 if TYPE_CHECKING:
@@ -180,10 +181,10 @@ def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rol
 
 def _require_sampled(what: str, completions: Iterable[Completion]) -> None:
     """Refuse a partial sample: completed prefixes fix the groups, and some prefixes are no average of all."""
-    failures = Counter(completion.verdict.failure for completion in completions)
-    again = {why: failures[why] for why in (DIED, NO_ENGINE) if why in failures}
+    lost = (Failure.ENGINE_DIED, Failure.NO_ENGINE)
+    again = Counter(completion.verdict.why for completion in completions if completion.verdict.failure in lost)
     if again:
-        raise RuntimeError(f"{sum(again.values())} {what} could not be sampled, {again}; run it again")
+        raise RuntimeError(f"{again.total()} {what} could not be sampled, {dict(again)}; run it again")
 
 
 def _require_mixed(groups: Sequence[SampledGroup], problems: Plan) -> None:

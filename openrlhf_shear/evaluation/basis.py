@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from openrlhf_shear.report.estimates import written
+from openrlhf_shear.rewards.verdict import Reason
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 TITLES = ("problems", "limit", "truncated", "no box")  # of the columns for a `Basis`
-NOTHING = {"math": "no_answer", "code": "no_code"}  # the grader's reason for a missing box or program
+NOTHING = {"math": Reason.NO_ANSWER, "code": Reason.NO_CODE}  # the grader's reason for a missing box or program
 MOST_TRUNCATED = 0.5  # a larger share, or an equal one, gets a note
 
 

@@ -14,8 +14,9 @@ from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.basis import TITLES, basis_of, cells, note
 from openrlhf_shear.evaluation.estimators import ProblemMean, avg_at_k, maj_at_k, pass_at_k
 from openrlhf_shear.report.tables import Table, print_tables
+from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 from openrlhf_shear.sampling.plan import Grading, Plan, complete, graded_anew
-from openrlhf_shear.sampling.records import Completion, Question, Verdict
+from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Starter
 from openrlhf_shear.sampling.store import Store, latest
 
@@ -88,7 +89,8 @@ def _notes(benchmark: str, row: dict, limit: int | None) -> list[str]:
 def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
     """Return the row of a benchmark; `problems` are the completions of each problem."""
     everything = [completion for of in problems for completion in of]
-    verdicts = [[completion.verdict or Verdict(None, failure="not graded") for completion in of] for of in problems]
+    without = Verdict(None, failure=Failure.NOT_GRADED)
+    verdicts = [[completion.verdict or without for completion in of] for of in problems]
     graded = [c for c in everything if c.verdict is not None and c.verdict.correct is not None]
     outcomes = [[verdict.correct for verdict in of] for of in verdicts]
     average = avg_at_k(outcomes)
@@ -97,8 +99,8 @@ def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
         if k > 1:
             estimates[f"maj@{k}"] = maj_at_k([[(verdict.answer, verdict.correct) for verdict in of] for of in verdicts])
         estimates[f"lenient_avg@{k}"] = avg_at_k([[verdict.lenient for verdict in of] for of in verdicts])
-    failed = Counter(v.failure or "no reason given" for of in verdicts for v in of if v.correct is None)
-    reasons = Counter(c.verdict.reason or "no reason given" for c in graded if not c.verdict.correct)
+    failed = Counter(v.why or "no reason given" for of in verdicts for v in of if v.correct is None)
+    reasons = Counter(c.verdict.why or "no reason given" for c in graded if not c.verdict.correct)
     truncated = sum(completion.truncated for completion in graded)
     return {
         "task": task,
@@ -120,7 +122,7 @@ def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
         "response_tokens_mean": statistics.fmean([c.tokens for c in graded]) if graded else None,
         "truncated": truncated,
         "truncated_fraction": truncated / len(graded) if graded else None,
-        "timeouts": reasons["timeout"],
+        "timeouts": reasons[Reason.TIMEOUT],
         "reasons": dict(sorted(reasons.items())),
     }
 

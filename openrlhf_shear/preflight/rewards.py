@@ -11,20 +11,21 @@ from openrlhf_shear.data.files import near_path
 from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.rewards import settings
 from openrlhf_shear.rewards.extra_logs import renamed
-from openrlhf_shear.rewards.function_workers import FunctionWorkers
+from openrlhf_shear.rewards.function_workers import FunctionWorkers, LateError
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.limits import named_limit
 from openrlhf_shear.rewards.tokens import read_token
+from openrlhf_shear.rewards.verdict import Failure
 
 _FLAG = "reward.remote_url"
 _RESPONSE = "I do not know."  # response of the test call to a reward function
 _TRY_SECONDS = 20.0  # time limit to import the file, and again to answer
 _REMEDIES = {
-    "took longer than": "--reward.timeout SECONDS allows more",
-    "CUDA": "a model that needs a GPU belongs behind a server (cli.serve_reward)",
-    "NVIDIA": "a model that needs a GPU belongs behind a server (cli.serve_reward)",
-    "returned no dict": 'use return {"rewards": NUMBER}',
+    Failure.TIMEOUT: "; --reward.timeout SECONDS allows more",
+    Failure.NO_DICT: '; use return {"rewards": NUMBER}',
 }
+_GPU_WORDS = ("CUDA", "NVIDIA")  # of torch, in the error of a file that needs a GPU: this process shows it none
+_GPU_REMEDY = "; a model that needs a GPU belongs behind a server (cli.serve_reward)"
 _MOST = 600  # characters of a file's error that a message quotes
 _RANGES = {"reward.clip_range": "-10 10", "algo.dynamic_filtering_range": "0 1"}
 
@@ -118,14 +119,15 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
         try:
             workers.check()
         except (ImportError, RuntimeError) as error:
-            yield Refusal(_FLAG, f"{_short(str(error))}{_remedy(str(error))}")
+            late = Failure.TIMEOUT if isinstance(error, LateError) else None
+            yield Refusal(_FLAG, f"{_short(str(error))}{_remedy(late, str(error))}")
             return
         verdict = workers.grade(prompt + _RESPONSE, prompt, label)
-    if verdict.failure:
-        told = _short(f"{verdict.failure} ({verdict.detail})")
+    if verdict.failure is not None:
+        told = _short(f"{verdict.why} ({verdict.detail})")
         unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
         asked = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
-        yield Refusal(_FLAG, f"{asked}: {told}{unlabelled}{_remedy(told)}")
+        yield Refusal(_FLAG, f"{asked}: {told}{unlabelled}{_remedy(verdict.failure, told)}")
         return
     yield from _question_threshold(values, file, verdict.score)
     yield from _question_range(values, file, verdict.score)
@@ -155,5 +157,5 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:_MOST]
 
 
-def _remedy(told: str) -> str:
-    return next((f"; {remedy}" for words, remedy in _REMEDIES.items() if words in told), "")
+def _remedy(failure: Failure | None, told: str) -> str:
+    return _REMEDIES.get(failure) or (_GPU_REMEDY if any(word in told for word in _GPU_WORDS) else "")

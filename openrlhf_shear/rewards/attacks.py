@@ -204,8 +204,8 @@ def _wrong(verdict: Verdict, honest: Verdict) -> str:
     if not honest.correct:
         return _SPOILT
     if verdict.correct is not False:
-        return f"WORKED: {verdict.failure or 'it counts as correct'}"
-    return f"refused: {verdict.reason}"
+        return f"WORKED: {verdict.why or 'it counts as correct'}"
+    return f"refused: {verdict.why}"
 
 
 def _its_own(verdict: Verdict, number: float | None, honest: bool) -> str:
@@ -214,7 +214,7 @@ def _its_own(verdict: Verdict, number: float | None, honest: bool) -> str:
         return _SPOILT
     if verdict.reward not in (None, number):
         return f"WORKED: a reward of {verdict.reward:g}"
-    return f"refused: {verdict.failure[:60] if verdict.failure else 'its own reward, and no other'}"
+    return f"refused: {verdict.why[:60] if verdict.failure else 'its own reward, and no other'}"
 
 
 def _of_files() -> Iterator[Row]:

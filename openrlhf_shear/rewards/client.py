@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import aiohttp
 from yarl import URL
@@ -16,7 +16,7 @@ from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS
 from openrlhf_shear.rewards.tokens import check_token
-from openrlhf_shear.rewards.verdict import Verdict, read_reward
+from openrlhf_shear.rewards.verdict import Failure, Verdict, of_texts, read_reward
 
 CONNECT_SECONDS = 10.0
 BACK_OFF_SECONDS = 0.2  # before the first further try; twice as long before each later one
@@ -46,10 +46,11 @@ class _Server:
 
 
 class _CallError(Exception):
-    """A failed call: (failure, detail)."""
+    """A failed call, with what its verdict says."""
 
-    def __init__(self, failure: str, detail: str, *, again: bool, answered: bool) -> None:
+    def __init__(self, failure: Failure, detail: str, *, which: str = "", again: bool, answered: bool) -> None:
         super().__init__(failure, detail)
+        self.failure, self.which, self.detail = failure, which, detail
         self.again, self.answered = again, answered  # whether to retry; whether the server is up
 
 
@@ -105,7 +106,7 @@ class RewardClient:
         try:
             body = json.dumps({"query": [query], "prompts": [prompt], "labels": [label]}).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            return Verdict(None, failure="label is not JSON", detail=f"{type(error).__name__}: {error}"[:500])
+            return Verdict(None, failure=Failure.NOT_JSON, detail=f"{type(error).__name__}: {error}"[:500])
         first, failed = next(self._turn), None
         session, room = self._session()
         for attempt in range(self._retries + 1):
@@ -122,10 +123,10 @@ class RewardClient:
                     return self._shown(read_reward(output))
                 except _CallError as error:
                     answered = error.answered
-                    failure, detail = error.args
                     tries = f"after {attempt + 1} of {self._retries + 1} tries"
-                    told = hidden(detail, *self._secrets)[:400]
-                    failed = Verdict(None, failure=failure, detail=f"{server.shown} {told} ({tries})")
+                    told = hidden(error.detail, *self._secrets)[:400]
+                    detail = f"{server.shown} {told} ({tries})"
+                    failed = Verdict(None, failure=error.failure, which=error.which, detail=detail)
                     if not error.again:
                         return failed
                 finally:
@@ -155,8 +156,8 @@ class RewardClient:
         """Shorten a failure that a server reports, and hide the secrets in it: it may repeat what it was sent."""
         if verdict.failure is None:
             return verdict
-        failure, detail = (hidden(text, *self._secrets) for text in (verdict.failure, verdict.detail))
-        return replace(verdict, failure=failure[:_MOST_REASON], detail=detail[:_MOST_DETAIL])
+        why, detail = (hidden(text, *self._secrets) for text in (verdict.why, verdict.detail))
+        return of_texts(None, failure=why[:_MOST_REASON], detail=detail[:_MOST_DETAIL])
 
     def _admitted(self, first: int) -> tuple[_Server, int] | tuple[None, None]:
         """Return the first server in turn that may be asked, and its breaker's ticket."""
@@ -170,7 +171,7 @@ class RewardClient:
     def _down(self) -> Verdict:
         shown = [f"{it.shown} (tried again in {it.breaker.seconds_left:.0f} s)" for it in self._servers]
         detail = f"{FAILURES} calls in a row failed, of each of: {', '.join(shown)}; is a reward server running there?"
-        return Verdict(None, failure="reward server down", detail=detail)
+        return Verdict(None, failure=Failure.SERVER_DOWN, detail=detail)
 
     async def _post(self, session: aiohttp.ClientSession, server: _Server, body: bytes) -> object:
         """Send a request, and return the JSON value that the server answers.
@@ -192,32 +193,21 @@ class RewardClient:
                 url = target
         except (aiohttp.ClientError, OSError) as error:  # OSError includes the TimeoutError of the whole call
             said = f"{type(error).__name__}: {str(error) or 'without a message'}"
-            raise _CallError(self._kind(error), said + self._waited(error), again=True, answered=False) from error
+            failure = _failure(error)
+            which = type(error).__name__ if failure is Failure.SERVER_RAISED else ""
+            detail = said + self._waited(error)
+            raise _CallError(failure, detail, which=which, again=True, answered=False) from error
         said = hidden(text[:5000].decode(errors="replace"), *self._secrets)[:200]
         if status >= 300:
             again, gone = status >= 500 or status in _AGAIN, status in _GATEWAY
             detail = f"HTTPStatus: {status} {response.reason or ''}{_elsewhere(response)}: {said!r}"
-            raise _CallError(f"reward server answered {status}", detail, again=again, answered=not gone)
+            failure = Failure.SERVER_ANSWERED
+            raise _CallError(failure, detail, which=str(status), again=again, answered=not gone)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             detail = f"{type(error).__name__}: {error}: {said!r}"
-            raise _CallError("reward server answered no JSON", detail, again=True, answered=True) from error
-
-    @staticmethod
-    def _kind(error: Exception) -> str:
-        """Return the phrase that counts failures of this kind."""
-        if isinstance(error, TimeoutError):
-            return "reward server timed out"
-        if isinstance(error, aiohttp.ClientSSLError):
-            return "reward server not trusted"
-        if isinstance(error, aiohttp.ClientConnectorError):
-            refused = isinstance(error.os_error, ConnectionRefusedError)
-            return f"reward server {'refused' if refused else 'unreachable'}"
-        reset = isinstance(error, OSError) and error.errno in (errno.ECONNRESET, errno.EPIPE)
-        if reset or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
-            return "reward server hung up"
-        return f"reward server failed with {type(error).__name__}"
+            raise _CallError(Failure.SERVER_NO_JSON, detail, again=True, answered=True) from error
 
     def _waited(self, error: Exception) -> str:
         if not isinstance(error, TimeoutError):
@@ -225,6 +215,20 @@ class RewardClient:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             return f", no connection in {self._connect_seconds:g} s"
         return f", no answer in {self._seconds:g} s; --reward.timeout allows more"
+
+
+def _failure(error: aiohttp.ClientError | OSError) -> Failure:
+    if isinstance(error, TimeoutError):
+        return Failure.SERVER_LATE
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Failure.SERVER_NOT_TRUSTED
+    if isinstance(error, aiohttp.ClientConnectorError):
+        refused = isinstance(error.os_error, ConnectionRefusedError)
+        return Failure.SERVER_REFUSED if refused else Failure.SERVER_UNREACHABLE
+    reset = isinstance(error, OSError) and error.errno in (errno.ECONNRESET, errno.EPIPE)
+    if reset or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
+        return Failure.SERVER_HUNG_UP
+    return Failure.SERVER_RAISED
 
 
 def _address(text: str) -> URL:
@@ -247,12 +251,12 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     coding = response.headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
         detail = f"Content-Encoding {coding[:40]!r} although the request asks for none"
-        raise _CallError("reward server answered compressed", detail, again=False, answered=True)
+        raise _CallError(Failure.SERVER_COMPRESSED, detail, again=False, answered=True)
     text = bytearray()
     async for part in response.content.iter_any():
         text += part
         if len(text) > MOST_BYTES:
-            raise _CallError("reward server answered too much", f"over {MOST_BYTES} bytes", again=False, answered=True)
+            raise _CallError(Failure.SERVER_TOO_MUCH, f"over {MOST_BYTES} bytes", again=False, answered=True)
     return bytes(text)
 
 

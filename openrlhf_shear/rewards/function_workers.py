@@ -23,12 +23,17 @@ from openrlhf_shear.rewards.crew import ClosedError, Crew
 from openrlhf_shear.rewards.jail.inside import wire
 from openrlhf_shear.rewards.jobs import CalledOffError, called_off
 from openrlhf_shear.rewards.signature import problem_of
-from openrlhf_shear.rewards.verdict import Verdict, as_answer, read_reward
+from openrlhf_shear.rewards.verdict import Failure, Verdict, as_answer, read_reward
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_SECONDS = 300.0  # to import the file: it may load a model
 _EXIT_SECONDS = 5.0  # until a process whose pipe is closed has ended by itself
 _MOST_BYTES = 1 << 20  # of an answer
+_NOT_TRIED = {Failure.TIMEOUT: Failure.FILE_HANGS, Failure.WORKER_DIED: Failure.FILE_DIES}  # after such calls in a row
+
+
+class LateError(RuntimeError):
+    """A user's file took too long to load."""
 
 
 class _OutOfTurnError(RuntimeError):
@@ -129,7 +134,7 @@ class FunctionWorkers(Crew):
 
         Raises:
             ImportError: the file is missing, does not load or has no fitting `reward_func`.
-            RuntimeError: its process ended or hung meanwhile.
+            RuntimeError: its process ended meanwhile, or hung (LateError).
         """
         if not os.path.isfile(self._path):
             raise ImportError(f"{self._path} is not there; use a path that every node with rollout engines sees")
@@ -137,7 +142,7 @@ class FunctionWorkers(Crew):
             with self._lent():
                 pass
         except TimeoutError as error:
-            raise RuntimeError(f"{error}; a model that takes longer to load belongs behind a server") from error
+            raise LateError(f"{error}; a model that takes longer to load belongs behind a server") from error
         except (EOFError, OSError) as error:
             ended = f"{self._path} ended its process while it was imported: {error}"
             raise RuntimeError(f"{ended}; look for sys.exit") from error
@@ -162,22 +167,22 @@ class FunctionWorkers(Crew):
             with self._lent() as worker:
                 return read_reward(worker.ask(query, prompt, label, seconds=self._timeout)), True
         except TimeoutError as error:
-            return Verdict(None, failure="timeout", detail=str(error)), False
+            return Verdict(None, failure=Failure.TIMEOUT, detail=str(error)), False
         except ImportError as error:
-            return Verdict(None, failure="file does not load", detail=str(error)), False
+            return Verdict(None, failure=Failure.NOT_LOADED, detail=str(error)), False
         except CalledOffError as error:
-            return Verdict(None, failure="called off", detail=str(error)), None
+            return Verdict(None, failure=Failure.CALLED_OFF, detail=str(error)), None
         except _OutOfTurnError as error:
-            return Verdict(None, failure="answered out of turn", detail=str(error)), False
+            return Verdict(None, failure=Failure.OUT_OF_TURN, detail=str(error)), False
         except (EOFError, OSError, ClosedError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
-            told = Verdict(None, failure="worker died", detail=str(error))
+            told = Verdict(None, failure=Failure.WORKER_DIED, detail=str(error))
             return told, None if isinstance(error, ClosedError) or called_off() else False
 
     def _refusal(self) -> Verdict:
         """Return the failure of a rollout that is not tried, as the calls before it came to nothing."""
         last = self._stuck
-        failure = {"timeout": "reward file hangs", "worker died": "reward file dies"}.get(last.failure, last.failure)
-        remedy = "; --reward.timeout allows a call more time" if last.failure == "timeout" else ""
+        failure = _NOT_TRIED.get(last.failure, last.failure)
+        remedy = "; --reward.timeout allows a call more time" if last.failure is Failure.TIMEOUT else ""
         wait = f"tried again in {self._breaker.seconds_left:.0f} s"
         return Verdict(None, failure=failure, detail=f"no call was answered lately ({last.detail}); {wait}{remedy}")
 
@@ -242,7 +247,8 @@ def main(path: str, descriptor: int) -> None:
             except Exception as error:
                 verdict = Verdict(
                     None,
-                    failure=f"raised {type(error).__name__}",
+                    failure=Failure.RAISED,
+                    which=type(error).__name__,
                     detail=f"{str(error)[:500]}{_line(error, path, ', line ')}",
                 )
             answer(number, as_answer(verdict))

@@ -16,10 +16,8 @@ from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings
-from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
-RAISED = "grader raised "  # start of a failure: a broken label or a lost jail made the grade impossible
-UNGRADED = (RAISED, "worker died", "jail died")  # starts of failures of the grade itself, which a retry may not meet
 CHECK_SECONDS = 30.0
 _CHECK_TESTS = {"inputs": [""], "outputs": ["42\n"]}
 
@@ -73,7 +71,7 @@ class RewardPool:
         except JailError as error:
             raise JailError(f"{error}{named_limit()}") from error
         if not said.correct:
-            about = f"{said.failure or said.reason} {said.detail}".strip() + named_limit()
+            about = f"{said.why} {said.detail}".strip() + named_limit()
             remedy = "see python -m openrlhf_shear.cli.doctor for what this machine lacks"
             raise RuntimeError(f"the {settings.reward} grader does not work on this machine: {about}; {remedy}")
 
@@ -95,7 +93,7 @@ class RewardPool:
             except asyncio.CancelledError:
                 job.call_off()
                 if future.cancelled() and self._closed:
-                    return Verdict(None, failure="the pool was closed")
+                    return Verdict(None, failure=Failure.POOL_CLOSED)
                 raise
 
     def grade_all(self, samples: Iterable[Sample]) -> Iterator[Verdict]:
@@ -115,7 +113,8 @@ class RewardPool:
         try:
             return self._grade(query, prompt, label, tolerance)
         except Exception as error:  # a broken label or a lost jail: only this response fails
-            return Verdict(None, failure=f"{RAISED}{type(error).__name__}", detail=str(error)[:500])
+            which, detail = type(error).__name__, str(error)[:500]
+            return Verdict(None, failure=Failure.GRADER_RAISED, which=which, detail=detail)
 
     def _math(self, query: str, prompt: str, label: object, tolerance: float | None) -> Verdict:
         options = {"timeout": self._settings.seconds, "tolerance": tolerance, "workers": self._crew}
@@ -123,7 +122,7 @@ class RewardPool:
 
     def _code(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         options = {"timeout": self._settings.seconds, **self._program_options}
-        return _logged(grade_code(answer_of(query, prompt), label, **options), "no_code")
+        return _logged(grade_code(answer_of(query, prompt), label, **options), Reason.NO_CODE)
 
     @property
     def _program_options(self) -> dict:
@@ -135,7 +134,7 @@ class RewardPool:
         return self._crew.grade(query, prompt, label)
 
 
-def _logged(verdict: Verdict, nothing: str = "no_answer") -> Verdict:
+def _logged(verdict: Verdict, nothing: Reason = Reason.NO_ANSWER) -> Verdict:
     """Add a verdict's logs: whether `nothing` was found, whether the grade ran out of time, and how long it took."""
-    logs = {f"reward_{name}": float(verdict.reason == name) for name in (nothing, "timeout")}
+    logs = {f"reward_{reason}": float(verdict.reason == reason) for reason in (nothing, Reason.TIMEOUT)}
     return replace(verdict, extra_logs={**logs, "reward_seconds": verdict.seconds})

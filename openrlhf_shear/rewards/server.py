@@ -28,7 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.tokens import check_token
-from openrlhf_shear.rewards.verdict import Verdict, as_answer
+from openrlhf_shear.rewards.verdict import Verdict, as_answer, as_failed
 
 MAX_BODY_MB = 64
 BODY_SECONDS = 60.0  # to receive a body
@@ -106,17 +106,12 @@ def answer(verdicts: Sequence[Verdict]) -> dict:
     """Return the response to a request, with `verdicts` in its order."""
     if len(verdicts) == 1:
         return as_answer(verdicts[0])
-    failed = [
-        {"index": i, "reason": verdict.failure or "no reward", "detail": verdict.detail}
-        for i, verdict in enumerate(verdicts)
-        if verdict.reward is None
-    ]
     names = sorted({name for verdict in verdicts for name in verdict.extra_logs})
     return {
         "rewards": [verdict.reward for verdict in verdicts],
         "scores": [verdict.score for verdict in verdicts],
         "extra_logs": {name: [verdict.extra_logs.get(name) for verdict in verdicts] for name in names},
-        "failed": failed,
+        "failed": as_failed(verdicts),
     }
 
 

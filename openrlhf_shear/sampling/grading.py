@@ -14,7 +14,7 @@ from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.numbers import Number
 from openrlhf_shear.rewards.maths.text import tidy
 from openrlhf_shear.rewards.maths.values import read
-from openrlhf_shear.rewards.pool import BUILT_IN, UNGRADED, RewardPool, RewardSettings
+from openrlhf_shear.rewards.pool import BUILT_IN, RewardPool, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 
@@ -55,7 +55,7 @@ def grade(
 
     No response makes this raise, and no response affects another. A grader that raises (a broken label, a jail that
     stops working) gives a failure in place of a verdict. A program or a comparison that runs out of time is wrong, with
-    the reason "timeout". A truncated response is graded like any other.
+    the reason TIMEOUT. A truncated response is graded like any other.
 
     Args:
         questions: (benchmark, id) -> question.
@@ -99,9 +99,9 @@ def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completio
         samples.append((prompt + completion.response, prompt, question.label, question.tolerance))
     shown = set()
     for (question, _), verdict in zip(asked, pool.grade_all(samples), strict=True):
-        if verdict.failure is not None and verdict.failure not in shown:
-            shown.add(verdict.failure)
-            logger.warning("%s on %s of %s: %s", verdict.failure, question.id, question.benchmark, verdict.detail[:300])
+        if verdict.failure is not None and verdict.why not in shown:
+            shown.add(verdict.why)
+            logger.warning("%s on %s of %s: %s", verdict.why, question.id, question.benchmark, verdict.detail[:300])
         if verdict.failure is None and task == "math":
             verdict = replace(verdict, lenient=lenient(verdict.answer, golds_of(question.label), verdict.correct))
         yield verdict
@@ -110,7 +110,7 @@ def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completio
 def _is_due(completion: Completion, again: bool) -> bool:
     """Return whether to grade a completion. A failure before grading left no response to grade."""
     verdict = completion.verdict
-    return verdict is None or (again and (verdict.failure is None or verdict.failure.startswith(UNGRADED)))
+    return verdict is None or (again and (verdict.failure is None or verdict.failure.again))
 
 
 def _check(

@@ -3,9 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from openrlhf_shear.rewards.verdict import Verdict
-
-KEPT = ("correct", "reason", "failure", "answer", "lenient")  # the fields of a verdict in the files
+from openrlhf_shear.rewards.verdict import Verdict, of_texts
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,20 @@ class Completion:
     def to_json(self) -> dict:
         row = asdict(self)
         if self.verdict is not None:
-            row["verdict"] = {name: getattr(self.verdict, name) for name in KEPT}
+            row["verdict"] = _kept(self.verdict)
         return _without_none(row, "token_ids")
 
     @classmethod
     def from_json(cls, row: dict) -> Self:
         verdict = row.get("verdict")
-        return cls(**{**row, "verdict": None if verdict is None else Verdict(**verdict)})
+        return cls(**{**row, "verdict": None if verdict is None else of_texts(**verdict)})
+
+
+def _kept(verdict: Verdict) -> dict:
+    """Return what the files have of a verdict. Older and newer versions read its reason or failure as text."""
+    failed = verdict.failure is not None
+    texts = {"reason": None if failed else verdict.why, "failure": verdict.why if failed else None}
+    return {"correct": verdict.correct, **texts, "answer": verdict.answer, "lenient": verdict.lenient}
 
 
 def _without_none(row: dict, name: str) -> dict:

@@ -1,7 +1,6 @@
 """From questions to completions: the missing ones, their seeds, and the result of each."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from openrlhf_shear.data.prompts import PromptFormat, prompt_ids
-from openrlhf_shear.sampling.records import Completion, Question, Verdict
+from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.sampling.records import Completion, Question
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,8 @@ class Output:
     token_ids: list[int] | None = None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The reason for a missing answer; it is counted, and not scored as zero."""
-
-    reason: str
-
-
-# reasons for a missing completion; an engine that raises gives another reason
-NO_ROOM = "the prompt leaves no room for an answer"
-DIED, NO_ENGINE = "its engine died", "no engine is left"  # a retry may succeed
-
-Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Failure]]]
+# A missing answer is a failed verdict, which is counted, and not scored as zero.
+Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Verdict]]]
 Starter = Callable[[], AbstractContextManager[Sampler]]  # starts a sampler, and stops it at the end
 
 
@@ -116,18 +106,18 @@ def collect(
     quiet: bool = False,
     token_ids: bool = False,
 ) -> list[Completion]:
-    """Sample what is wanted, with a progress bar; a failure becomes a completion whose verdict has its reason.
+    """Sample what is wanted, with a progress bar; a failure becomes a completion with this verdict.
 
     `keep` receives each completion as it comes, but no failure: the next run retries failures.
     """
-    completions, failures = [], Counter()
+    completions, failed = [], 0
     with tqdm(total=len(wanted), desc="completions", unit="", disable=quiet or not wanted) as bar:
         for request, output in sampler(wanted):
             key = request.question.benchmark, request.question.id, request.sample
-            if isinstance(output, Failure):
-                failures[output.reason] += 1
-                bar.set_postfix(failed=failures.total())
-                completions.append(Completion(*key, "", 0, False, Verdict(None, failure=output.reason)))
+            if isinstance(output, Verdict):
+                failed += 1
+                bar.set_postfix(failed=failed)
+                completions.append(Completion(*key, "", 0, False, output))
             else:
                 ids = output.token_ids if token_ids else None
                 completions.append(Completion(*key, output.response, output.tokens, output.truncated, token_ids=ids))

@@ -56,8 +56,9 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     from vllm.v1.engine.exceptions import EngineDeadError
 
     from openrlhf_shear.data.prompts import PromptFormat
+    from openrlhf_shear.rewards.verdict import Failure, Verdict
     from openrlhf_shear.sampling.records import Question
-    from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests
+    from openrlhf_shear.sampling.sampler import Output, Sampling, requests
     from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
 
     @cluster.remote(num_cpus=0)
@@ -91,11 +92,11 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
         tokens = [*tokenizer(texts[i])["input_ids"], request.seed % 10]
         expected = tokenizer.decode(tokens, skip_special_tokens=True)
         assert outputs[str(i)] == Output(expected, len(texts[i]) + 1, True, tokens)
-    assert outputs["20"] == Failure("the engine raised KeyError")
-    assert outputs["21"] == Failure("the prompt leaves no room for an answer")
+    assert outputs["20"] == Verdict(None, failure=Failure.ENGINE_RAISED, which="KeyError")
+    assert outputs["21"] == Verdict(None, failure=Failure.NO_ROOM)
     lost = sampled([Engine.remote("actor")])
-    assert {str(output) for output in lost.values() if isinstance(output, Failure)} >= {
-        *(str(Failure("no engine is left")), str(Failure("the prompt leaves no room for an answer")))
+    assert {output.failure for output in lost.values() if isinstance(output, Verdict)} >= {
+        *(Failure.NO_ENGINE, Failure.NO_ROOM)
     }
     assert len(lost) == 23 and sum(isinstance(output, Output) for output in lost.values()) <= 2
 

@@ -57,7 +57,7 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
         assert [output["rewards"] for output in outputs] == [1.0, 0.0, 0.0, None], outputs
         verdicts = [output["extra_logs"][VERDICT] for output in outputs]
         assert verdicts[0].extra_logs["reward_timeout"] == 0.0
-        assert verdicts[3].failure == "grader raised ValueError"
+        assert verdicts[3].why == "grader raised ValueError"
     assert verdicts[2].reason == "timeout" and verdicts[2].extra_logs["reward_timeout"] == 1.0
 
 

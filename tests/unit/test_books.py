@@ -88,7 +88,7 @@ def test_skipped_steps_in_a_row_end_the_run_and_name_the_first_reason(books):
 def test_a_run_whose_filter_dropped_everything_says_which_scores_there_were(books):
     books.accounts.dispatched, books.accounts.filtered = 64, 60
     books.accounts.failed["timeout"] = 4
-    books.accounts.details["filtered"] = "their mean scores are -1 to -0.5"
+    books.accounts.filtered_scores = "their mean scores are -1 to -0.5"
     with pytest.raises(
         RewardsLostError,
         match=r"no optimizer step in 0 steps.* 60 were filtered \(their mean scores are -1 to -0.5; .*",

@@ -22,11 +22,12 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.diagnosis.scores import read_steps
+from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.rollouts.record import read_rollouts, write_rollouts
 from openrlhf_shear.sampling import grading
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.records import Question
-from openrlhf_shear.sampling.sampler import DIED, Failure, Output, Sampling
+from openrlhf_shear.sampling.sampler import Output, Sampling
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.tasks.arithmetic.solutions import write_solution
 from openrlhf_shear.transport import span_starts
@@ -65,8 +66,8 @@ def solution(problem, seed: str, wrong: bool = False) -> str:
 class Cluster:
     """Rollout 2 of a problem is wrong, and all of p2's are right; a completion is right if its prefix is short."""
 
-    def __init__(self, fails=(), reason=DIED):
-        self.fails, self.reason, self.started, self.asked, self.read = fails, reason, 0, [], []
+    def __init__(self, fails=(), failure=Failure.ENGINE_DIED):
+        self.fails, self.failure, self.started, self.asked, self.read = fails, failure, 0, [], []
 
     @contextmanager
     def sampler(self, plan):
@@ -77,7 +78,7 @@ class Cluster:
                 question = request.question
                 self.asked.append((question.id, request.sample))
                 if (question.id, request.sample) in self.fails:
-                    yield request, Failure(self.reason)
+                    yield request, Verdict(None, failure=self.failure)
                     continue
                 problem = PROBLEMS[int(question.id[1])]
                 wrong = request.sample == 2 and question.id != "p2"
@@ -196,7 +197,7 @@ def test_requests_lost_with_an_engine_are_repeated_before_later_ones(tmp_path, f
 
 
 def test_completions_that_cannot_be_had_leave_their_prefix_with_fewer(tmp_path):
-    cluster = Cluster(LOST, reason="the engine raised ValueError")
+    cluster = Cluster(LOST, failure=Failure.ENGINE_RAISED)
     prefixes, _ = read_prefixes(run(diagnosis(), tmp_path, cluster)[1])
     rows = prefixes[(prefixes["problem"] == "p0") & (prefixes["sample"] == 0)]
     assert rows["position"].tolist()[:3] == [16, 24, 32] and rows["completions"].tolist()[:3] == [1, 0, 2]

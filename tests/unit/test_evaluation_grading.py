@@ -11,8 +11,9 @@ import pytest
 
 from openrlhf_shear.rewards import Verdict, pool
 from openrlhf_shear.rewards.jail import JailError
+from openrlhf_shear.rewards.verdict import Failure, of_texts
 from openrlhf_shear.sampling.grading import Grading, grade, lenient
-from openrlhf_shear.sampling.records import KEPT, Completion, Question
+from openrlhf_shear.sampling.records import Completion, Question
 
 TASKS = {"sums": "math", "programs": "code"}
 DOUBLE = json.dumps({"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]})
@@ -49,7 +50,7 @@ def test_maths_and_programs_together(needs_jail, caplog):
     half, product_, near = asked('["1/2", "0.5"]'), asked("x^2-1", identity="2"), asked("9.9", "sums", "3", 0.2)
     program = asked(DOUBLE, "programs")
     broken, broken_program = asked("", identity="4"), asked("not JSON", "programs", "2")
-    failed = Verdict(None, failure="grader raised ValueError")
+    failed = of_texts(None, failure="grader raised ValueError")
     cases = [
         ((half, "The answer is 0.50<|im_end|>"), Verdict(True, answer="0.50", lenient=True)),
         ((program, "```python\nprint(2 * int(input()))\n```"), Verdict(True)),
@@ -78,7 +79,7 @@ def test_a_file_of_the_user_s(tmp_path):
     )
     question = asked("2")
     assert graded(*((question, said) for said in ("0.5", "0.4", "x")), tasks={"sums": str(tmp_path / "reward.py")}) == [
-        *(Verdict(True), Verdict(False, "wrong"), Verdict(None, failure="raised ValueError"))
+        *(Verdict(True), Verdict(False, "wrong"), of_texts(None, failure="raised ValueError"))
     ]
 
 
@@ -88,7 +89,7 @@ def test_the_files_keep_five_fields_of_a_verdict():
     assert list(row["verdict"].items()) == [
         *(("correct", True), ("reason", None), ("failure", None), ("answer", "1"), ("lenient", True))
     ]
-    assert answered(asked("1"), "").to_json()["verdict"] is None and set(row["verdict"]) == set(KEPT)
+    assert answered(asked("1"), "").to_json()["verdict"] is None
 
 
 def test_without_a_jail_nothing_is_graded(monkeypatch):
@@ -109,7 +110,7 @@ def test_any_error_of_a_grader_is_a_failure_and_no_zero(monkeypatch, no_jail_nee
 
     monkeypatch.setattr(pool, "grade_math", grade_math)
     question = asked("8")
-    failure = Verdict(None, failure="grader raised JailError")
+    failure = of_texts(None, failure="grader raised JailError")
     assert graded((question, "break"), (question, "slow"), (question, "break")) == [
         *(failure, Verdict(False, "timeout", answer="7", lenient=False), failure)
     ]
@@ -160,15 +161,16 @@ def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
     before = [
         None,
         Verdict(False, "wrong", answer="2", lenient=False),
-        Verdict(None, failure="grader raised ValueError"),
-        Verdict(None, failure="worker died"),
-        Verdict(None, failure="the model's engine died"),
+        of_texts(None, failure="grader raised ValueError"),
+        Verdict(None, failure=Failure.WORKER_DIED),
+        of_texts(None, failure="raised KeyError"),
     ]
+    before += [of_texts(None, failure=why) for why in ("its engine died", "the engine raised X", "the engine is tired")]
     completions = [answered(question, "", at, verdict=verdict) for at, verdict in enumerate(before)]
     questions = {("sums", "1"): question}
     assert [kept(c) for c in grade(questions, completions, TASKS, Grading(), progress=False)] == [new, *before[1:]]
     again = grade(questions, completions, TASKS, Grading(), again=True, progress=False)
-    assert [kept(c) for c in again] == [new, new, new, new, before[4]]
+    assert [kept(c) for c in again] == [new, new, new, new, new, *before[5:]]
     monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("nothing is to be graded"))
     assert grade(questions, again, TASKS, Grading(), progress=False) == again
 

@@ -12,6 +12,7 @@ import pytest
 
 from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.run import print_table, results, write_results
+from openrlhf_shear.rewards.verdict import of_texts
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
 from openrlhf_shear.sampling.store import Store
 
@@ -57,7 +58,7 @@ def drawn(seed):
             lenient = (correct or rng.random() < 0.2) if TASKS[asked.benchmark] == "math" else None
             verdict = Verdict(correct, reason, None, answer if TASKS[asked.benchmark] == "math" else None, lenient)
             if asked.id == "0" or rng.random() < 0.1:
-                verdict = rng.choice([None, *(Verdict(None, failure=failure) for failure in (None, "died", "[red] x"))])
+                verdict = rng.choice([None, *(of_texts(None, failure=why) for why in (None, "died", "[red] x"))])
             if rng.random() < 0.95:
                 made = completion(asked.benchmark, asked.id, sample, "\ud800 r", verdict)
                 completions.append(replace(made, tokens=rng.randint(1, 999), truncated=rng.random() < 0.2))
@@ -99,7 +100,7 @@ def test_wherever_the_last_line_is_torn(store):
 
 
 def test_a_later_duplicate_is_ignored_but_for_one_that_failed(store):
-    died = Verdict(None, failure="the engine died")
+    died = of_texts(None, failure="the engine died")
     with store.log() as append:
         for sample, response, verdict in ((0, "a", None), (0, "b", None), (1, "", died), (2, "", died), (1, "c", None)):
             append(completion(sample=sample, response=response, verdict=verdict))
@@ -248,7 +249,7 @@ def test_the_table(capsys):
     wrong, right = Verdict(False, "timeout", answer="3", lenient=True), Verdict(True, answer="0", lenient=True)
     made = [completion(identity="0", sample=s, verdict=right) for s in range(5)]
     made += [completion(identity="1", sample=s, verdict=wrong) for s in range(4)]
-    made += [completion(identity="2", verdict=Verdict(None, failure="[red] engine"))]
+    made += [completion(identity="2", verdict=of_texts(None, failure="[red] engine"))]
     scores = results(questions, [replace(made[0], truncated=True), *made[1:]], {"sums": "math"}, KS)
     print_table(scores | {"max_new_tokens": 320})
     said = capsys.readouterr().out

@@ -12,10 +12,11 @@ from benchmark_rows import DATA, needs_data
 from openrlhf_shear.cli import evaluate as cli
 from openrlhf_shear.data.files import open_rows
 from openrlhf_shear.evaluation.run import evaluate, regrade
+from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, load_questions, source
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.records import Question
-from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests, seed_of
+from openrlhf_shear.sampling.sampler import Output, Sampling, requests, seed_of
 from openrlhf_shear.sampling.store import Store
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
@@ -45,7 +46,7 @@ class Engines:
             for request in reversed(wanted):
                 self.asked.append((request.question.id, request.sample, request.seed))
                 answer = self.answer(request)
-                yield request, answer if isinstance(answer, Failure) else Output(answer, 7, False)
+                yield request, answer if isinstance(answer, Verdict) else Output(answer, 7, False)
 
         yield sample
 
@@ -76,7 +77,7 @@ def test_scores_and_files(tmp_path):
 def test_a_script_without_our_code_finds_the_same_numbers(tmp_path):
     def some(request):
         if (request.question.id, request.sample) == ("2", 1):
-            return Failure("its engine died")
+            return Verdict(None, failure=Failure.ENGINE_DIED)
         return boxed(request) if request.sample % 3 == int(request.question.id) % 2 else "no box"
 
     run(plan("1", "2", "3", "4", k=5), tmp_path, Engines(some))
@@ -108,7 +109,9 @@ def test_what_was_interrupted_goes_on_and_gives_the_same_files(tmp_path):
 
 
 def test_a_failed_completion_is_no_zero_and_is_tried_again(tmp_path):
-    failing = Engines(lambda r: Failure("its engine died") if (r.question.id, r.sample) == ("1", 0) else boxed(r))
+    failing = Engines(
+        lambda r: Verdict(None, failure=Failure.ENGINE_DIED) if (r.question.id, r.sample) == ("1", 0) else boxed(r)
+    )
     found = run(plan("1", "2"), tmp_path, failing)["benchmarks"]["sums"]
     assert found["avg@2"] == 1.0 and found["failed"] == {"its engine died": 1} and found["graded"] == 3
     again = Engines(boxed)
@@ -169,7 +172,7 @@ def test_gold_answers_and_canonical_solutions_score_one_through_the_whole_path(t
 def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(monkeypatch, capsys):
     words = "--model model --output out --benchmarks prompts.jsonl --prompt-key question --label-key answer --k 2"
     line = words.split()
-    lost = Engines(lambda r: Failure("its engine died") if r.sample else boxed(r))
+    lost = Engines(lambda r: Verdict(None, failure=Failure.ENGINE_DIED) if r.sample else boxed(r))
     monkeypatch.setattr(cli, "_started", lambda plan, engines: lost())
     with pytest.raises(SystemExit, match="1 completions have no verdict and count nowhere"):
         cli.main(line)

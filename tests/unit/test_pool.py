@@ -103,7 +103,7 @@ def test_what_is_no_label_fails_its_rollout_and_pays_for_nothing(needs_jail):
     asked = [(response, "", label) for label in NO_LABELS for response in (rf"\boxed{{{label}}}", r"\boxed{None}")]
     with closing(RewardPool(RewardSettings("math", cores=1))) as pool:
         for sample, verdict in zip(asked, pool.grade_all(asked), strict=True):
-            assert (verdict.reward, verdict.failure) == (None, "grader raised ValueError"), sample
+            assert (verdict.reward, verdict.why) == (None, "grader raised ValueError"), sample
 
 
 def test_special_tokens_at_the_end_are_no_part_of_an_answer():
@@ -149,7 +149,7 @@ def grade(file: str, *queries: str, timeout: float = 1.0) -> list[Verdict]:
 
 def test_each_sample_has_its_own_fate(function_file):
     verdicts = grade(function_file, "good", "raise", "exit", "abort", "hang", "none", "good")
-    assert [verdict.failure for verdict in verdicts] == [
+    assert [verdict.why for verdict in verdicts] == [
         *(None, "raised ValueError", "worker died", "worker died", "timeout", "returned None", None)
     ]
     assert verdicts[0] == verdicts[-1] == of_numbers(1.0, 1.0, {"length": 4.0})
@@ -177,9 +177,9 @@ def test_a_file_that_hangs_is_left_alone_after_twice_as_many_calls_as_cores(func
 def test_a_file_that_dies_is_left_alone_and_one_that_raises_or_answers_in_between_is_not(function_file):
     told = [verdict.failure for verdict in grade(function_file, *["abort"] * 20)]
     assert told.count("worker died") in (4, 5) and told[-1] == "reward file dies"
-    assert {verdict.failure for verdict in grade(function_file, *["raise"] * 20)} == {"raised ValueError"}
+    assert {verdict.why for verdict in grade(function_file, *["raise"] * 20)} == {"raised ValueError"}
     with FunctionWorkers(function_file, 60.0, 1) as workers:
-        mixed = [workers.grade(query, "", "").failure for query in ["exit", "exit", "raise"] * 5]
+        mixed = [workers.grade(query, "", "").why for query in ["exit", "exit", "raise"] * 5]
     assert mixed == ["worker died", "worker died", "raised ValueError"] * 5
 
 

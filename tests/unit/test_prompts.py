@@ -111,7 +111,7 @@ def test_training_agents_evaluation_suite_and_diagnosis_read_the_same_ids(tmp_pa
     args = arguments("rows.jsonl", chat is not None, template)
     trained, evaluated, _ = prepare_datasets(Strategy(args), tokenizer)
     plan = suite_plan(args)
-    done = [Completion(q.benchmark, q.id, 0, "x", 1, False, Verdict(1.0, True), [5]) for q in plan.questions]
+    done = [Completion(q.benchmark, q.id, 0, "x", 1, False, Verdict(True), [5]) for q in plan.questions]
     groups = sampled_groups(plan, done, tokenizer)
     for i, question in enumerate(asked):
         _, text, label, _ = trained[i]

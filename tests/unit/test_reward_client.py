@@ -127,7 +127,7 @@ def test_what_this_forks_server_says_of_a_failed_sample_is_kept_and_the_token_is
     right, failed, refused = asyncio.run(work())
     assert right.reward == 1.0
     assert (failed.failure, failed.detail) == ("timeout", "took 5 s")
-    assert refused.failure == "reward server answered 401" and "the token is missing or wrong" in refused.detail
+    assert refused.why == "reward server answered 401" and "the token is missing or wrong" in refused.detail
     assert "after 1 of 3 tries" in refused.detail and TOKEN not in refused.detail
 
 
@@ -152,7 +152,7 @@ def test_a_server_that_echoes_requests_shows_no_secret(in_url):
 
     basic = base64.b64encode(f"shear:{TOKEN}".encode()).decode()
     for verdict in asyncio.run(work()):
-        told = verdict.failure + verdict.detail
+        told = verdict.why + verdict.detail
         assert "Authorization" in told and not any(secret in told for secret in (TOKEN, "key-of-the-query", basic)), (
             told
         )
@@ -161,7 +161,7 @@ def test_a_server_that_echoes_requests_shows_no_secret(in_url):
 def test_errors_of_a_server_are_tried_again_and_refusals_of_a_request_are_not():
     for status, requests in ((500, 3), (503, 3), (429, 3), (408, 3), (400, 1), (404, 1), (422, 1)):
         verdicts, ports = while_serving(lambda *_, status=status: web.Response(status=status, text="oh"))
-        assert verdicts[0].failure == f"reward server answered {status}" and "'oh'" in verdicts[0].detail
+        assert verdicts[0].why == f"reward server answered {status}" and "'oh'" in verdicts[0].detail
         assert len(ports) == requests, status
     verdicts, ports = while_serving(lambda request, n: good(request, n) if n == 2 else web.Response(status=500))
     assert verdicts[0].reward == 0.5 and len(ports) == 3
@@ -275,7 +275,7 @@ def test_a_compressed_answer_is_not_unpacked(coding, monkeypatch):
 def test_a_failure_that_a_server_tells_is_cut():
     told = {"failed": [{"reason": "x:" * 100_000, "detail": f"{TOKEN} http://" * 10_000}]}
     (verdict,), _ = while_serving(lambda *_: told, token=TOKEN)
-    assert len(verdict.failure) == 80 and len(verdict.detail) == 500 and TOKEN not in verdict.detail
+    assert len(verdict.why) == 80 and len(verdict.detail) == 500 and TOKEN not in verdict.detail
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -288,7 +288,7 @@ def test_prompt_and_label_go_to_no_other_origin(status):
                 return verdict, len(followed), len(first), other
 
     verdict, followed, first, other = asyncio.run(work())
-    assert (verdict.failure, followed, first) == (f"reward server answered {status}", 0, 1)
+    assert (verdict.why, followed, first) == (f"reward server answered {status}", 0, 1)
     assert f"to {other.removesuffix('/get_reward')}, which is not followed" in verdict.detail
     assert "secret" not in verdict.detail
 
@@ -343,7 +343,7 @@ def test_any_other_error_is_told_by_its_type_and_without_the_token():
             return await asked_of(url.replace("//", f"//shear:{TOKEN}@"), retries=0)
 
     (verdict,) = asyncio.run(work())
-    assert verdict.failure == "reward server failed with ClientResponseError"
+    assert verdict.why == "reward server failed with ClientResponseError"
     assert "no header but ***" in verdict.detail
 
 

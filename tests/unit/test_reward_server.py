@@ -293,7 +293,7 @@ from openrlhf_shear.rewards.client import RewardClient
 from openrlhf_shear.rewards.tokens import read_token
 client = RewardClient(sys.argv[1], retries=0, token=read_token(None))
 verdict = asyncio.run(client.grade("the answer is 42", "", "42"))
-print(verdict.reward, verdict.failure)
+print(verdict.reward, verdict.why)
 """
 
 

@@ -110,10 +110,10 @@ def test_settings_that_travel_to_the_engines_show_none(environment, job):
     ],
 )
 def test_failures_of_rewards_are_told_without_them(environment, text):
-    from openrlhf_shear.rewards.verdict import Verdict
+    from openrlhf_shear.rewards.verdict import of_texts
 
-    verdict = Verdict(None, failure=text, detail=text)
-    assert told(verdict.failure + verdict.detail) == [] and "***" in verdict.detail
+    verdict = of_texts(None, failure=text, detail=text)
+    assert told(verdict.why + verdict.detail) == [] and "***" in verdict.detail
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def a_run(monkeypatch, batches: list[Batch], kept: dict | None = None):
 def batch(trained: int, filtered: int, last: bool = False) -> Batch:
     counts = Accounts(dispatched=trained + filtered, filtered=filtered)
     if filtered:
-        counts.details["filtered"] = "their mean scores are -1 to -0.5"
+        counts.filtered_scores = "their mean scores are -1 to -0.5"
     rollouts = [Experience(info={}) for _ in range(trained)]
     return Batch(rollouts, 0.0, counts, 1.0, (0, 4), [], last)
 
@@ -134,7 +134,7 @@ def test_prompts_filtered_in_a_row_are_warned_of_with_their_scores(monkeypatch):
         "3 prompts in a row were filtered: their mean scores are -1 to 0, outside --algo.dynamic_filtering_range 0 1"
     )
     assert made._passes(group(1.0, 0.0)) and not made._rejected
-    assert made._counts.details["filtered"] == "their mean scores are -1 to 0"
+    assert made._counts.filtered_scores == "their mean scores are -1 to 0"
 
 
 REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": %s, "extra_logs": {%s}}\n'

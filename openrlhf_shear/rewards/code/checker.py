@@ -23,12 +23,12 @@ class NoAnswerError(RuntimeError):
     """The output is wrong: its checker gives no answer for it, but does for the expected output.
 
     Args:
-        how: "ended" if the call ended; else why it was ended, "timeout" or "output_limit".
+        late: whether the call ran out of time.
     """
 
-    def __init__(self, how: str, detail: str) -> None:
+    def __init__(self, late: bool, detail: str) -> None:
         super().__init__(f"the label's checker gave no answer for this output: {detail}")
-        self.how, self.detail = how, detail
+        self.late, self.detail = late, detail
 
 
 class Checker:
@@ -84,5 +84,5 @@ class Checker:
         said = _SAID.get(ended["answer"])
         if ended["how"] != "ended" or ended["code"] != 0 or said is None:
             last = [ended["how"], *ended["stderr"].strip().splitlines()][-1]
-            raise NoAnswerError(ended["how"], last[:_MOST_CHARACTERS])
+            raise NoAnswerError(ended["how"] == "timeout", last[:_MOST_CHARACTERS])
         return said

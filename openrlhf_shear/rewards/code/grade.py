@@ -23,7 +23,7 @@ from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinT
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
 from openrlhf_shear.rewards.jail import Jail, find_jail
-from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
@@ -31,9 +31,10 @@ GRACE_SECONDS = 2.0
 LEAST_CHECK = 1.0  # seconds of a checker, even if a task's tests have used up their time
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # limit of all tests together: at least so many seconds, and so many timeouts
 _TESTS_MB = 256  # MiB beyond a program's, for the processes that handle its values
+_UNPARSED = ("SyntaxError", "IndentationError", "TabError")  # Python's words for a text that is no program
 _JUDGE_MB = 1280  # MiB of a judge, at least
 
-Outcome = tuple[str, str]
+Tested = tuple[Outcome, str]  # an outcome and its detail
 
 
 class _OverError(RuntimeError):
@@ -60,14 +61,13 @@ def grade_code(
         total: limit of all tests together [s]. Tests that it leaves no time for count as timed out. None for six
             timeouts, at least 30 s.
         memory_mb: address space of the response's process [MiB].
-        stop_at_failure: report the tests after the first failure as not_run.
+        stop_at_failure: report the tests after the first failure as NOT_RUN.
         extract: take the last fenced block of the response (all of it without a fence); else all of the response is
             code.
         workers: workers whose jails to use; default: this process's, made on first use.
 
-    The verdict has `outcomes`. Its reason is the first outcome that is not passed, or no_code, or too_long. It is a
-    failure if a process was killed from outside twice in a row ("jail died"), or if the label's checker is broken
-    ("checker failed").
+    The verdict has `outcomes`. Its reason is the first outcome that is not passed, or NO_CODE, or TOO_LONG. It is a
+    failure if a process was killed from outside twice in a row, or if the label's checker is broken.
 
     Raises:
         ValueError: the tests, timeout, total or memory_mb are malformed; no response raises.
@@ -87,18 +87,19 @@ def grade_code(
     fenced = code_block(text) if extract else text
     code = readable(text if fenced is None else fenced)
     if len(code) > MAX_CODE or not code.strip():
-        reason = "too_long" if code.strip() else "no_code"
-        return Verdict(False, reason, outcomes=("not_run",) * len(tests), seconds=time.monotonic() - began)
+        reason = Reason.TOO_LONG if code.strip() else Reason.NO_CODE
+        return Verdict(False, reason, outcomes=(Outcome.NOT_RUN,) * len(tests), seconds=time.monotonic() - began)
     grade = _Grade(jail, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb)
     try:
         outcomes = grade.outcomes(stop_at_failure)
     except (DiedError, CheckerError) as error:
-        failure = "jail died" if isinstance(error, DiedError) else "checker failed"
+        failure = Failure.JAIL_DIED if isinstance(error, DiedError) else Failure.CHECKER_FAILED
         return Verdict(None, failure=failure, detail=str(error)[:500], seconds=time.monotonic() - began)
-    outcomes += [("not_run", "")] * (len(tests) - len(outcomes))
-    reason, detail = next((outcome for outcome in outcomes if outcome[0] != "passed"), (None, ""))
-    if fenced is None and reason == "error" and detail.startswith(("SyntaxError", "IndentationError", "TabError")):
-        reason = "no_code"  # prose
+    outcomes += [(Outcome.NOT_RUN, "")] * (len(tests) - len(outcomes))
+    first, detail = next((tested for tested in outcomes if tested[0] != Outcome.PASSED), (None, ""))
+    reason = first and Reason(first)
+    if fenced is None and reason == Reason.ERROR and detail.startswith(_UNPARSED):
+        reason = Reason.NO_CODE  # prose
     names, times = tuple(name for name, _ in outcomes), (time.monotonic() - began, grade.started - began)
     return Verdict(reason is None, reason, detail=detail, outcomes=names, seconds=times[0], startup_seconds=times[1])
 
@@ -132,7 +133,7 @@ class _Grade:
         }
         self.started = time.monotonic()
 
-    def outcomes(self, stop_at_failure: bool) -> list[Outcome]:
+    def outcomes(self, stop_at_failure: bool) -> list[Tested]:
         """Return the outcomes of the tests, up to the first failure if asked. Raises DiedError, CheckerError."""
         try:
             return self._outcomes(stop_at_failure)
@@ -140,31 +141,31 @@ class _Grade:
             self._workers.renew()
             return self._outcomes(stop_at_failure)
 
-    def _outcomes(self, stop_at_failure: bool) -> list[Outcome]:
+    def _outcomes(self, stop_at_failure: bool) -> list[Tested]:
         outcomes = []
         with ExitStack() as stack:
             for outcome in self._run(stack):
                 outcomes.append(outcome)
-                if outcome[0] != "passed" and stop_at_failure:
+                if outcome[0] != Outcome.PASSED and stop_at_failure:
                     break
         return outcomes
 
-    def _run(self, stack: ExitStack) -> Iterator[Outcome]:
+    def _run(self, stack: ExitStack) -> Iterator[Tested]:
         """Yield each test's outcome, in processes that end with `stack`. After a late test, all others are late."""
         outcomes = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
-        over: Outcome | None = None
+        over: Tested | None = None
         for at in range(len(self._tests)):
             if over is None:
                 try:
                     outcome = next(outcomes)
                 except TimeoutError:
-                    over = ("timeout", f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
+                    over = (Outcome.TIMEOUT, f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
                 except _OverError as error:
-                    over = ("error", f"test {at}: {error}")
+                    over = (Outcome.ERROR, f"test {at}: {error}")
             name, detail = over or outcome
             yield name, detail[:500]
 
-    def _one_by_one(self, stack: ExitStack) -> Iterator[Outcome]:
+    def _one_by_one(self, stack: ExitStack) -> Iterator[Tested]:
         """Yield the outcomes of stdin or function tests. Raises TimeoutError: the process in the jail is late."""
         tests = self._tests
         runner = self._start(stack, "responses", self._packages)
@@ -176,7 +177,7 @@ class _Grade:
         for at in range(len(tests)):
             timeout = min(self._timeout, last - time.monotonic())
             if timeout <= 0:
-                yield "timeout", f"test {at}: the tests took {self._total:g} s together"
+                yield Outcome.TIMEOUT, f"test {at}: the tests took {self._total:g} s together"
                 continue
             if isinstance(tests, StdinTests):
                 test = {"stdin": tests.inputs[at]}
@@ -201,7 +202,7 @@ class _Grade:
         """Return a checker's time limit [s]: the rest of `total`, at least `LEAST_CHECK` and at most `timeout`."""
         return min(self._timeout, max(last - time.monotonic(), LEAST_CHECK))
 
-    def _asserts(self, stack: ExitStack) -> Iterator[Outcome]:
+    def _asserts(self, stack: ExitStack) -> Iterator[Tested]:
         """Yield the outcomes of assert-style tests, which all run without another request. Raises as `_one_by_one`."""
         tests = self._tests
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
@@ -222,7 +223,7 @@ class _Grade:
                 raise_if_killed(ended, self._timeout, "the program")
                 if ended["overfull"]:
                     raise _OverError("the program made too many files")
-            yield said["outcome"], said["detail"]
+            yield Outcome(said["outcome"]), said["detail"]
 
     def _start(self, stack: ExitStack, side: str, packages: bool, *pipes: int) -> Grade:
         """Start a process on a side, for code that needs packages or not."""
@@ -242,28 +243,28 @@ def _heard(judge: Grade, deadline: float) -> dict:
         raise _OverError(f"the tests ended their own process: exit code {code}") from None
 
 
-def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Callable[[object], bool] | None) -> Outcome:
+def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Callable[[object], bool] | None) -> Tested:
     """Return the outcome of test `at`; `check` asks the label's checker, if there is one."""
     if ended["how"] != "ended":
-        return ended["how"], f"test {at}"
+        return Outcome(ended["how"]), f"test {at}"
     if ended["code"] != 0:
         lines = ended["stderr"].strip().splitlines() or [f"test {at}: exit code {ended['code']}"]
-        return "memory" if lines[-1].startswith("MemoryError") else "error", lines[-1]
+        return Outcome.MEMORY if lines[-1].startswith("MemoryError") else Outcome.ERROR, lines[-1]
     if isinstance(tests, StdinTests):
         output, shown = ended["stdout"], f"test {at}: printed {ended['stdout'][:200]!r}"
     elif len(ended["answer"]) > MAX_VALUE:
-        return "output_limit", f"test {at}: the value is too large"
+        return Outcome.OUTPUT_LIMIT, f"test {at}: the value is too large"
     else:
         shown = f"test {at}: returned {ended['answer'][:200]}"
         try:
             output = json.loads(ended["answer"])
         except (ValueError, RecursionError):
-            return "error", f"test {at}: {tests.name} gave no plain value"
+            return Outcome.ERROR, f"test {at}: {tests.name} gave no plain value"
     try:
         is_right = check(output) if check else _is_expected(tests, at, output)
     except NoAnswerError as error:
-        return "timeout" if error.how == "timeout" else "wrong_answer", f"{shown}; {error}"
-    return ("passed", "") if is_right else ("wrong_answer", shown)
+        return Outcome.TIMEOUT if error.late else Outcome.WRONG_ANSWER, f"{shown}; {error}"
+    return (Outcome.PASSED, "") if is_right else (Outcome.WRONG_ANSWER, shown)
 
 
 def _is_expected(tests: StdinTests | FunctionTests, at: int, output: object) -> bool:

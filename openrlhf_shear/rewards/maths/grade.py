@@ -18,7 +18,7 @@ from openrlhf_shear.rewards.maths.ranges import as_intervals
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Text, ValueGroup, read, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
-from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 _SHOWN = 500
 _CHOICE = re.compile(r'"?+\(([A-E])\)"?+\s*+([^\s*+/^=-].*)')
@@ -41,9 +41,8 @@ def grade_math(
         tolerance: accept a number within this absolute distance of the gold.
         workers: workers whose hosts to use; default: this process's, made on first use.
 
-    The verdict has `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see
-    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "crashed". If the
-    processes of a comparison were killed from outside, there is no verdict but the failure "worker died".
+    The verdict has `answer` and `method`. If the processes of a comparison were killed from outside, it is the failure
+    WORKER_DIED.
 
     Raises:
         ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
@@ -55,7 +54,7 @@ def grade_math(
         raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a distance of at least 0: got {tolerance}; use e.g. 0.1 or None")
-    answer, method, reason = None, "none", "not_text"
+    answer, method, reason = None, "none", Reason.NOT_TEXT
     if isinstance(response, str):
         answer, reason = final_answer(response)
         if reason is None:
@@ -63,15 +62,15 @@ def grade_math(
             try:
                 method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
             except WorkerDiedError as error:
-                seconds = time.perf_counter() - started
-                return Verdict(None, failure="worker died", answer=answer[:_SHOWN], detail=str(error), seconds=seconds)
+                shown, seconds = answer[:_SHOWN], time.perf_counter() - started
+                return Verdict(None, None, Failure.WORKER_DIED, answer=shown, detail=str(error), seconds=seconds)
     shown, seconds = answer and answer[:_SHOWN], time.perf_counter() - started
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
 
 def _compared(
     answer: str, golds: list[str], timeout: float, tolerance: float | None, workers: MathWorkers
-) -> tuple[str, str | None]:
+) -> tuple[str, Reason | None]:
     """Return the method, and why the answer equals none of the golds; None if it equals a gold."""
     near = None if tolerance is None else Fraction(tolerance)
     matches = [_match(gold, answer, near) for gold in golds]
@@ -82,36 +81,36 @@ def _compared(
         correct, reason = workers.compare(*pair, timeout, tolerance)
         if correct:
             return "math_verify", None
-    return "math_verify", reason or "wrong"
+    return "math_verify", reason or Reason.WRONG
 
 
-def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[str, str] | None:
+def _match(gold: str, answer: str, tolerance: Fraction | None) -> Reason | tuple[str, str] | None:
     """Compare two tidy texts. Return None (equal), why they differ, or two texts that a worker has to compare."""
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
     if gold_choice and choice and gold_choice != choice:
-        return "wrong"
+        return Reason.WRONG
     if (gold_choice and squeeze(answer) == gold_choice) or (choice and squeeze(gold) == choice):
         return None
     (subject, gold), (name, answer) = as_intervals(gold), as_intervals(answer)
     if subject and name and subject != name:
-        return "wrong"
+        return Reason.WRONG
     (gold, gold_unit), (answer, answer_unit) = _without_unit(gold), _without_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
-        return "wrong"
+        return Reason.WRONG
     wanted, value = read(gold), read(answer)
     if isinstance(wanted, ValueGroup) and isinstance(value, Number):
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
     equal = same(wanted, value, tolerance)
     if equal is not None:
         lazy = isinstance(wanted, Number) and (isinstance(value, Text) or not getattr(value, "reduced", True))
-        return None if equal else "unevaluated" if lazy else "wrong"
+        return None if equal else Reason.UNEVALUATED if lazy else Reason.WRONG
     gold, answer = _without_names(gold, answer)
     if not readable(gold, commands(gold)):
-        return "wrong"  # a gold with words: only the same words will do
+        return Reason.WRONG  # a gold with words: only the same words will do
     if refused := refusal(answer, gold):
         return refused
     if ("=" in gold) != ("=" in answer) and not isinstance(wanted, ValueGroup) and not isinstance(value, ValueGroup):
-        return "wrong"  # math-verify takes 2x=3 for 3, and 4 for xy=4
+        return Reason.WRONG  # math-verify takes 2x=3 for 3, and 4 for xy=4
     return gold, answer
 
 

@@ -5,6 +5,7 @@ from itertools import accumulate
 import regex as re
 
 from openrlhf_shear.rewards.maths.text import COMMAND
+from openrlhf_shear.rewards.verdict import Reason
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9 +\-*/^_=<>!|.,:;()\[\]{}\\&%]*+")
 _FORBIDDEN = re.compile(r"__|\*\*|\.(?![0-9])|[A-Za-z)\]}]\.|(?<![A-Za-z\\])[A-Za-z]{5,}")
@@ -33,21 +34,20 @@ _TOO_LARGE = re.compile(  # exponents and choices from 10^4 on, factorials from 
 _SAME_FUNCTIONS = {"ln": "log", "lg": "log", "!": "binom"}
 
 
-def refusal(answer: str, gold: str) -> str | None:
+def refusal(answer: str, gold: str) -> Reason | None:
     r"""Return why a tidy answer does not go to math-verify for this tidy gold; None if it does.
 
-    "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs. "unevaluated": it
-    has operations that the gold does not use: sums over an index, products, integrals, limits, determinants, named
-    functions. (`inside/worked.py` finds other unfinished work in the tree.)
+    UNEVALUATED: it has operations that the gold does not use: sums over an index, products, integrals, limits,
+    determinants, named functions. (`inside/worked.py` finds other unfinished work in the tree.)
     """
     if not readable(answer, commands(gold)):
-        return "unevaluated" if readable(answer, commands(answer)) else "unreadable"
+        return Reason.UNEVALUATED if readable(answer, commands(answer)) else Reason.UNREADABLE
     depths = accumulate((character in "{([") - (character in "})]") for character in answer)
     digits_or_powers = any(large.search(answer) and not large.search(gold) for large in (_DIGITS, _TOO_LARGE))
     too_long = len(answer) > 4 * len(gold) + _SPARE_LENGTH
     if too_long or digits_or_powers or max(depths, default=0) > _DEEPEST_BRACES:
-        return "too_large"
-    return "unevaluated" if _functions(answer) - _functions(gold) else None
+        return Reason.TOO_LARGE
+    return Reason.UNEVALUATED if _functions(answer) - _functions(gold) else None
 
 
 def readable(text: str, more: frozenset[str] = frozenset()) -> bool:

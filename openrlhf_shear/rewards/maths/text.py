@@ -4,6 +4,8 @@ import unicodedata
 
 import regex as re
 
+from openrlhf_shear.rewards.verdict import Reason
+
 MAX_ANSWER = 2000
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
@@ -69,8 +71,8 @@ _BRACED_CHARACTER = re.compile(r"([_^])\{([0-9A-Za-z])\}")
 _LETTERS = re.compile(r"[A-Za-z ]*+")
 
 
-def final_answer(response: str) -> tuple[str | None, str | None]:
-    r"""Return the answer that a response ends on, and why there is none: "no_answer" or "too_long".
+def final_answer(response: str) -> tuple[str | None, Reason | None]:
+    r"""Return the answer that a response ends on, and why there is none: NO_ANSWER or TOO_LONG.
 
     The answer is what the last `\boxed{...}` holds, even if that is empty or never closed. Boxes right before it belong
     to it if only a comma, "and" or "or" comes between. Without a box, it is the rest of the line after the last `####`.
@@ -80,9 +82,9 @@ def final_answer(response: str) -> tuple[str | None, str | None]:
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
     text = _boxes_to(response, at) if at >= 0 else _said(response[-_TAIL:])
     if text is None or not text.strip():
-        return None, "no_answer"
+        return None, Reason.NO_ANSWER
     if len(text) > MAX_ANSWER:
-        return text[:MAX_ANSWER], "too_long"
+        return text[:MAX_ANSWER], Reason.TOO_LONG
     return text.strip(), None
 
 

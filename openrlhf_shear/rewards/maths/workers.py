@@ -6,6 +6,7 @@ from pathlib import Path
 
 from openrlhf_shear.rewards import jail
 from openrlhf_shear.rewards.crew import Crew, Defaults
+from openrlhf_shear.rewards.verdict import Reason
 
 _SCRIPT = Path(__file__).parent / "inside" / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
@@ -27,11 +28,10 @@ class MathWorkers(Crew):
 
     def compare(
         self, gold: str, answer: str, timeout: float, tolerance: float | None = None
-    ) -> tuple[bool, str | None]:
+    ) -> tuple[bool, Reason | None]:
         """Return whether two tidy texts (see `text.tidy`) are equal, and if not, why.
 
-        Reasons: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "crashed". A host that dies
-        or is late by more than 2 s is replaced, and the comparison is made once more.
+        A host that dies or is late by more than 2 s is replaced, and the comparison is made once more.
 
         Args:
             timeout: limit of the comparison [s].
@@ -54,7 +54,7 @@ class MathWorkers(Crew):
                 ) from error
         if "fault" in said:
             raise WorkerDiedError(said["fault"])
-        return said["correct"], said["reason"]
+        return said["correct"], None if said["reason"] is None else Reason(said["reason"])
 
     def _asked(self, job: dict) -> dict:
         with self._lent() as host:

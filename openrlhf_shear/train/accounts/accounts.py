@@ -19,6 +19,7 @@ class Accounts:
     failed: Counter[str] = field(default_factory=Counter)  # by reason
     shown: set[str] = field(default_factory=set)  # reasons with a rollout shown already
     details: dict[str, str] = field(default_factory=dict)  # detail of the last failure of each reason
+    filtered_scores: str = ""  # in words: the mean scores of the prompts filtered in a row
 
     def metrics(self, waiting: int) -> dict[str, float]:
         """Return the `ledger/...` metrics of a step, cumulative.
@@ -61,12 +62,13 @@ class Accounts:
         self.trained += counts.trained
         self.failed.update(counts.failed)
         self.details |= counts.details
+        self.filtered_scores = counts.filtered_scores or self.filtered_scores
 
     def take(self) -> Self:
         """Return the counts, and start again from 0. Shown reasons stay shown."""
         counts = replace(self, shown=set())
         self.dispatched = self.filtered = self.trained = 0
-        self.failed, self.details = Counter(), {}
+        self.failed, self.details, self.filtered_scores = Counter(), {}, ""
         return counts
 
     def first_of(self, reason: str) -> bool:

@@ -104,7 +104,7 @@ class Books:
         told = f"no optimizer step in {step} steps, so there is no trained model: of {accounts.dispatched} rollouts "
         if accounts.filtered:
             low, high = self._args.algo.dynamic_filtering_range
-            scores = accounts.details.get("filtered", "their scores are not known")
+            scores = accounts.filtered_scores or "their scores are not known"
             raise RewardsLostError(
                 f"{told}{accounts.filtered} were filtered ({scores}; --algo.dynamic_filtering_range is {low:g} "
                 f"{high:g}){f', and {failed}' if failed else ''}; use a range around the mean of a mixed group, "

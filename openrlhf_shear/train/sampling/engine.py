@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from openrlhf_shear.rewards.client import RewardClient
 from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.settings import RewardSettings
-from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.train.sampling import engine_process
 from openrlhf_shear.train.sampling.engine_gap import EngineFacts
 from openrlhf_shear.train.sampling.engines import last_line
@@ -223,7 +223,7 @@ class RewardExecutor(SingleTurnAgentExecutor):
                 break
             alone = alone or begun
             await asyncio.sleep(_POOL_SECONDS)
-        return Verdict(None, failure="reward pool died", detail=detail)
+        return Verdict(None, failure=Failure.POOL_DIED, detail=detail)
 
     async def _fetch_rewards_via_http(self, queries, prompts, labels) -> list[dict]:
         samples = zip(queries, prompts, labels, strict=True)

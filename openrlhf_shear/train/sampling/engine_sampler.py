@@ -10,18 +10,9 @@ from ray.util.placement_group import PlacementGroup
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.data.prompts import PromptFormat
+from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.sampling.plan import Plan
-from openrlhf_shear.sampling.sampler import (
-    DIED,
-    NO_ENGINE,
-    NO_ROOM,
-    EngineSettings,
-    Failure,
-    Output,
-    Request,
-    Sampling,
-    question_ids,
-)
+from openrlhf_shear.sampling.sampler import EngineSettings, Output, Request, Sampling, question_ids
 
 logger = init_logger(__name__)
 IN_FLIGHT = 512  # requests per engine: enough to keep it full
@@ -56,7 +47,7 @@ class EngineSampler:
         self._engines, self._tokenizer, self._sampling = list(engines), tokenizer, sampling
         self._asked, self._room = asked, room
 
-    def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Output | Failure]]:
+    def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Output | Verdict]]:
         waiting = deque((request, 0) for request in requests)
         running: dict[ray.ObjectRef, tuple[Request, int, ray.actor.ActorHandle]] = {}
         load = {engine: 0 for engine in self._engines}
@@ -67,14 +58,14 @@ class EngineSampler:
                 prompt = question_ids(self._tokenizer, request.question, self._asked) + prefix
                 left = min(self._room - len(prompt), self._sampling.max_new_tokens)
                 if left < 1:
-                    yield request, Failure(NO_ROOM)
+                    yield request, Verdict(None, failure=Failure.NO_ROOM)
                     continue
                 engine = min(load, key=load.get)
                 parameters = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
                 ref = engine.complete.remote(prompt, parameters | {"max_tokens": left, "seed": request.seed})
                 running[ref], load[engine] = (request, tries, engine), load[engine] + 1
             if not running:
-                yield from ((request, Failure(NO_ENGINE)) for request, _ in waiting)
+                yield from ((request, Verdict(None, failure=Failure.NO_ENGINE)) for request, _ in waiting)
                 return
             (ref,), _ = ray.wait(list(running), num_returns=1)
             request, tries, engine = running.pop(ref)
@@ -87,14 +78,14 @@ class EngineSampler:
                 # vLLM's core is a separate process; when it dies, the actor lives on, and every call to it fails.
                 if not isinstance(cause, ray.exceptions.RayActorError | EngineDeadError):
                     logger.warning(f"a completion failed: {str(error).splitlines()[-1]}")
-                    yield request, Failure(f"the engine raised {type(cause).__name__}")
+                    yield request, Verdict(None, failure=Failure.ENGINE_RAISED, which=type(cause).__name__)
                     continue
                 if load.pop(engine, None) is not None:
                     logger.warning(f"an engine died, {len(load)} are left: {str(error).splitlines()[-1]}")
                 if tries + 1 < TRIES:
                     waiting.append((request, tries + 1))
                 else:
-                    yield request, Failure(DIED)
+                    yield request, Verdict(None, failure=Failure.ENGINE_DIED)
             else:
                 prefix = request.question.prefix or []
                 text = self._tokenizer.decode(prefix + tokens, skip_special_tokens=True)

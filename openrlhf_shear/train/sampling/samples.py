@@ -17,7 +17,7 @@ from tqdm import tqdm
 from vllm import SamplingParams
 
 from openrlhf_shear.rewards.extra_logs import renamed
-from openrlhf_shear.rewards.verdict import Verdict, of_numbers
+from openrlhf_shear.rewards.verdict import Failure, Verdict, of_numbers
 from openrlhf_shear.train.accounts.accounts import Accounts
 from openrlhf_shear.train.sampling.engine import VERDICT
 from openrlhf_shear.train.sampling.engine_gap import ENGINE, OLDER, log_probs_mode
@@ -265,7 +265,7 @@ class ShearSamplesGenerator(SamplesGenerator):
             self._counts.filtered += len(scores)
             self._rejected.append(sum(scores) / len(scores))
             told = f"their mean scores are {min(self._rejected):g} to {max(self._rejected):g}"
-            self._counts.details["filtered"] = told
+            self._counts.filtered_scores = told
             if len(self._rejected) % self.args.rollout.batch_size == 0:
                 outside = f"outside --algo.dynamic_filtering_range {low:g} {high:g}"
                 logger.warning(f"{len(self._rejected)} prompts in a row were filtered: {told}, {outside}")
@@ -307,12 +307,12 @@ class ShearSamplesGenerator(SamplesGenerator):
         if self._evaluates:
             self.eval_failed += 1
         else:
-            self._counts.failed[verdict.failure] += 1
-            self._counts.details[verdict.failure] = verdict.detail
-        if self._counts.first_of(verdict.failure):
+            self._counts.failed[verdict.why] += 1
+            self._counts.details[verdict.why] = verdict.detail
+        if self._counts.first_of(verdict.why):
             answer = self.tokenizer.decode(response["observation_tokens"])
             logger.warning(
-                f"a reward failed, {verdict.failure}: {verdict.detail}\n  label: {str(response['label'])[:300]!r}\n  "
+                f"a reward failed, {verdict.why}: {verdict.detail}\n  label: {str(response['label'])[:300]!r}\n  "
                 f"end of the rollout: {answer[-600:]!r}\n  (further failures of this kind are only counted, in ledger/)"
             )
 
@@ -341,9 +341,9 @@ def _verdict_on(response: dict) -> Verdict:
     if VERDICT in logs:
         return logs[VERDICT]
     if response.get("reward") is None:
-        return Verdict(None, failure="no reward", detail="the executor returned none", extra_logs=logs)
+        return Verdict(None, failure=Failure.NO_REWARD, detail="the executor returned none", extra_logs=logs)
     numbers = {name: float(response[name]) for name in ("reward", "scores") if response.get(name) is not None}
     for name, value in numbers.items():
         if not math.isfinite(value):
-            return Verdict(None, failure="not finite", detail=f"{name} is {response[name]}", extra_logs=logs)
+            return Verdict(None, failure=Failure.NOT_FINITE, detail=f"{name} is {response[name]}", extra_logs=logs)
     return of_numbers(numbers["reward"], numbers.get("scores", numbers["reward"]), logs)
