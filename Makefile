@@ -2,13 +2,14 @@
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
 #   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
 #   make test-trl, make test-verl    the tests of an integration, each in an environment of its own (.venv-trl, .venv-verl)
+#   make test-faults   the rows of the fault bench that make test leaves out
 #   make check-gradients   some minutes: the gradient that is applied beside one float32 pass (docs/correctness.md)
 # and    make docs    the site of docs/, in runs/docs
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast check-gradients test-trl test-verl lint lock docs setup setup-tests
+.PHONY: run run-smollm2 test test-fast test-faults check-gradients test-trl test-verl lint lock docs setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -23,19 +24,21 @@ run-smollm2: setup
 
 test: setup-tests
 	ruff check . && ruff format --check . && python scripts/prose.py
-	python -m pytest tests/unit tests/ways -n 2 --durations 15
-	PYTHONPATH=$(VENV)/second_triton python -m pytest tests/unit/test_triton.py
-	python -m pytest tests/distributed -n 2 --dist loadfile --durations 15
+	python -m pytest tests/unit tests/ways -n 2 --dist worksteal --durations 15
+	python -m pytest tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 test-fast: setup-tests
-	python -m pytest tests/unit -n 2
+	python -m pytest tests/unit -n 2 --dist worksteal
+
+test-faults: setup-tests
+	python -m pytest tests/distributed/test_faults.py -m faults
 
 check-gradients: setup
 	python benchmarks/gradients.py
 
 test-trl test-verl: test-%:
 	@scripts/setup_integration.sh $* .venv-$*
-	.venv-$*/bin/python -m pytest tests/$* tests/ways $(if $(filter trl,$*),-n 2)
+	.venv-$*/bin/python -m pytest tests/$* tests/ways $(if $(filter trl,$*),-n 2 --dist worksteal)
 
 lint: setup
 	ruff check --fix . && ruff format . && python scripts/prose.py

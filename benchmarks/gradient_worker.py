@@ -1,8 +1,6 @@
 """A rank of `gradients.py`: real updates of the fork's own actors over gloo, without Ray, and a record of them.
 
-    python benchmarks/gradient_worker.py LAUNCH RANK RANKS FOLDER
-
-Reads FOLDER/LAUNCH.pt (rows, rollouts, command lines) and writes FOLDER/LAUNCH/ROW.pt for each row, on rank 0:
+`main` reads FOLDER/LAUNCH.pt (rows, rollouts, command lines) and writes FOLDER/LAUNCH/ROW.pt for each row, on rank 0:
 
 - `weights`: float32 master weights by name, before the update and after each optimizer step
 - `rows`: for each optimizer step, the tokens of its rollouts, over all ranks
@@ -11,14 +9,12 @@ Reads FOLDER/LAUNCH.pt (rows, rollouts, command lines) and writes FOLDER/LAUNCH/
 """
 
 import os
-import sys
 from pathlib import Path
 
 import torch
 
 from openrlhf_shear.train.cpu import backend as cpu_backend
 
-os.environ["OMP_NUM_THREADS"] = "1"
 cpu_backend.install()  # the modules below import OpenRLHF's
 
 from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
@@ -151,7 +147,7 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     return {"weights": weights, "rows": rows, "status": status}
 
 
-def main(name: str, rank: int, ranks: int, folder: Path) -> None:
+def main(rank: int, ranks: int, name: str, folder: Path) -> None:
     asked = torch.load(folder / f"{name}.pt", weights_only=False)
     os.environ.update(asked["environment"], LOCAL_RANK="0", RANK=str(rank), WORLD_SIZE=str(ranks))
     launch.install_hooks(cpu_backend.MIXINS)
@@ -167,7 +163,3 @@ def main(name: str, rank: int, ranks: int, folder: Path) -> None:
         if rank == 0:
             torch.save(done, folder / name / f"{row['name']}.pt")
         torch.distributed.barrier()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -15,9 +15,7 @@ A new way to cut a batch is an entry of `ROWS`; `UPSTREAM` shows the table's fin
 import functools
 import itertools
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import measure
+import ranks
 import torch
 from torch.func import functional_call
 from tqdm import tqdm
@@ -42,7 +41,6 @@ RATE, EPSILON = 10.0, 1000.0  # an optimizer step moves weights by a hundredth o
 CLIP = (0.2, 0.3)
 LORA_RANK, LORA_ALPHA = 8, 16
 KL, ENTROPY = 0.1, 0.01
-SECONDS = 600  # timeout of a launch
 
 
 @dataclass(frozen=True)
@@ -362,31 +360,12 @@ def run(rows: Sequence[Row], folder: Path) -> Iterator[dict]:
         asked |= {"shapes": shapes, "environment": address}
         torch.save(asked, folder / f"{launch}.pt")
         try:
-            _launch(launch, here[0].ranks, folder)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            ranks.run_ranks("gradient_worker", here[0].ranks, launch, folder)
+        except (RuntimeError, TimeoutError) as error:
             yield from ({"row": row.name, "passed": False, "error": str(error)} for row in here)
             continue
         for row in here:
             yield compare(row, torch.load(folder / launch / f"{row.name}.pt", weights_only=False), rollouts)
-
-
-def _launch(launch: str, ranks: int, folder: Path) -> None:
-    worker = Path(__file__).with_name("gradient_worker.py")
-    logs = [folder / f"{launch}{rank}.log" for rank in range(ranks)]
-    processes = []
-    for rank, log in enumerate(logs):
-        command = [sys.executable, worker, launch, str(rank), str(ranks), folder]
-        with log.open("w") as file:
-            processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
-    patience = SECONDS * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
-    try:
-        codes = [process.wait(patience) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for code, log in zip(codes, logs, strict=True):
-        if code:
-            raise RuntimeError(f"a worker of {launch} ended with {code}:\n{log.read_text()[-3000:]}")
 
 
 def line(row: Row, folder: Path) -> list[str]:

@@ -43,7 +43,11 @@ exit "$1"
 """
 
 
+LONGEST = ("test_faults.py", "test_evaluation.py", "test_parallel.py", "test_recipes.py", "test_async.py")
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # long files first: no core waits for them at the end
     for item in items:
         if Path(__file__).parent in Path(item.path).parents:
             item.add_marker(pytest.mark.distributed)

@@ -1,4 +1,7 @@
-"""Some rows of the fault bench, one fault each: no rollout lost or doubled, the same weights, no process left."""
+"""Some rows of the fault bench, one fault each: no rollout lost or doubled, the same weights, no process left.
+
+Two rows are tests of every commit; `make test-faults` runs them all.
+"""
 
 import json
 import sys
@@ -14,6 +17,8 @@ BROKEN = {
     "reward_raises": "exit 3: ",
     "nan_weight": "exit 4: ",
 }
+OF_EVERY_COMMIT = ("run_saving", "engine_core")
+ROWS = [name if name in OF_EVERY_COMMIT else pytest.param(name, marks=pytest.mark.faults) for name in BROKEN]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,7 @@ def rows(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_run_survives_or_ends_as_it_should(jobs, rows, name):
     outcome = rows(jobs, name)
     assert outcome["ends"].startswith(BROKEN[name]), outcome

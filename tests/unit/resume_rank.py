@@ -1,12 +1,9 @@
 """One rank of updates that are resumed: the fork's policy actor and its checkpoints over gloo, without Ray.
 
-    python tests/unit/resume_rank.py NAME RANK RANKS FOLDER
-
-reads FOLDER/NAME.pt, the phases of runs, and writes FOLDER/NAME_done.pt, what each of them did (`run`).
+`main` reads FOLDER/NAME.pt, the phases of runs, and writes FOLDER/NAME_done.pt, what each of them did (`run`).
 """
 
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -66,7 +63,7 @@ def sent_by(actor) -> dict[str, torch.Tensor]:
     return read
 
 
-def main(name: str, rank: int, ranks: int, folder: Path) -> None:
+def main(rank: int, ranks: int, name: str, folder: Path) -> None:
     asked = torch.load(folder / f"{name}.pt", weights_only=False)
     os.environ.update(asked["environment"], LOCAL_RANK="0", RANK=str(rank), WORLD_SIZE=str(ranks))
     launch.install_hooks(cpu_backend.MIXINS)
@@ -80,7 +77,3 @@ def main(name: str, rank: int, ranks: int, folder: Path) -> None:
     if rank == 0:
         torch.save(done, folder / f"{name}_done.pt")
     torch.distributed.barrier()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,13 +1,10 @@
 """One of several processes that share a tiny float32 policy over gloo: a ring, or DeepSpeed's tensor parallel layers.
 
-    python tests/unit/ring_rank.py ring|tensor RANK RANKS FOLDER
-
-writes FOLDER/MODE_RANKS.pt with the first process's log-probs, entropies, states, and all weights before and after a
-step of SGD. With one process it is the policy alone.
+`main` writes FOLDER/MODE_RANKS.pt with the first process's log-probs, entropies, states, and all weights before and
+after a step of SGD. With one process it is the policy alone.
 """
 
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -58,7 +55,7 @@ def whole_weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat(weights)
 
 
-def main(mode: str, rank: int, ranks: int, folder: Path) -> None:
+def main(rank: int, ranks: int, mode: str, folder: Path) -> None:
     os.environ["LOCAL_RANK"] = "0"
     hooks.SHM_OP.put(False)  # as the CPU backend: it would be built
     meeting = f"file://{folder}/{mode}{ranks}"
@@ -84,7 +81,3 @@ def main(mode: str, rank: int, ranks: int, folder: Path) -> None:
     if rank == 0:
         torch.save(seen, folder / f"{mode}_{ranks}.pt")
     torch.distributed.barrier()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

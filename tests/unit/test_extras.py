@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts
 from packaging.requirements import Requirement
-from test_light_core import CORE
+from test_light_core import ALL, CORE
 from test_run_summary import CURVES, write_log
 
 from openrlhf_shear.diagnosis.prefixes import Prefix, write_prefixes
@@ -123,14 +123,15 @@ def test_the_tools_analyse_a_diagnosis_and_report_a_run(under, tmp_path):
     write_rollouts(tmp_path / "diagnosis/rollouts.parquet", drawn_rollouts(rng), SETTINGS)
     write_log(tmp_path / "tb", CURVES)
     lines = (
-        ("diagnose", "--analyse", "diagnosis", "--resamples", 10),
-        ("report", "tb", "--output", "report"),
-        ("summarize", "tb"),
-        ("rollout_page", "diagnosis/rollouts.parquet", "--output", "page.html"),
+        "diagnose --analyse diagnosis --resamples 10",
+        "report tb --output report",
+        "summarize tb",
+        "rollout_page diagnosis/rollouts.parquet --output page.html",
     )
-    for name, *words in lines:
-        done = under(tools, "-m", f"openrlhf_shear.cli.{name}", *words)
-        assert done.returncode == 0, done.stderr
+    done = under(tools, "-c", ALL, *lines)
+    assert done.returncode == 0 and "needs the extra" not in done.stderr, done.stderr
+    for made in ("diagnosis/results.json", "report/index.html", "tb/summary.json", "page.html"):
+        assert (tmp_path / made).is_file(), made
 
 
 @pytest.mark.parametrize("tool", ["matplotlib", "tensorboard"])

@@ -1,15 +1,12 @@
 """A run that is resumed in the middle of its schedule is the run that was not interrupted, update by update."""
 
 import math
-import os
 import shutil
-import subprocess
-import sys
 
 import gradients
 import pytest
 import torch
-from command_lines import ROOT
+from ranks import run_ranks
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.tasks.arithmetic.policy import save, seeded
@@ -66,16 +63,7 @@ class Runs:
         name = f"ranks{ranks}"
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(gradients.measure.free_port())}
         torch.save({"phases": phases, "rollouts": self.rollouts, "environment": where}, self.folder / f"{name}.pt")
-        paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        command = (sys.executable, ROOT / "tests/unit/resume_rank.py", name)
-        ends = [(*command, str(rank), str(ranks), self.folder) for rank in range(ranks)]
-        processes = [subprocess.Popen(end, env=environment) for end in ends]
-        try:
-            assert [process.wait(gradients.SECONDS) for process in processes] == [0] * ranks
-        finally:
-            for process in processes:
-                process.kill()
+        run_ranks("resume_rank", ranks, name, self.folder)
         return torch.load(self.folder / f"{name}_done.pt")
 
 

@@ -1,24 +1,15 @@
 """A policy on several processes, a ring or tensor parallel, is that on one, and so is its update."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from command_lines import ROOT
+from ranks import run_ranks
 
 # float32, sums in another order. Measured, both: 5e-7 for the first three, 4e-9 for the weights after the update.
 TOLERANCE = {"log_probs": 1e-5, "entropies": 1e-5, "states": 1e-5, "weights": 1e-6}
 
 
 def run(mode: str, ranks: int, folder) -> dict[str, torch.Tensor]:
-    command = (sys.executable, ROOT / "tests" / "unit" / "ring_rank.py", mode)
-    processes = [subprocess.Popen([*command, str(rank), str(ranks), folder]) for rank in range(ranks)]
-    try:
-        assert [process.wait(300) for process in processes] == [0] * ranks
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks("ring_rank", ranks, mode, folder)
     return torch.load(folder / f"{mode}_{ranks}.pt")
 
 

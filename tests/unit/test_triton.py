@@ -23,6 +23,7 @@ from openrlhf_shear.transport import SinkhornPairs, Spans, search_spans  # noqa:
 from openrlhf_shear.transport.sinkhorn import log_domain_potentials  # noqa: E402
 from openrlhf_shear.transport.tiles import Tile, tiles  # noqa: E402
 
+SECOND = Path(sys.prefix) / "second_triton"
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 if IN_INTERPRETER and "__bool__" not in vars(triton.language.condition):
     # The interpreter of triton 3.7, torch's own, takes every `tl.condition` for true, and the loop never ends.
@@ -54,12 +55,25 @@ def block(tile: Tile, pair: torch.Tensor) -> torch.Tensor:
     return tile.cost[rows, columns]
 
 
-@compiled
-def test_in_the_interpreter():
+def run_again(**variables: str) -> None:
+    """Run this file in a process with these variables."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment = os.environ | variables
     run = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@compiled
+def test_in_the_interpreter():
+    run_again(TRITON_INTERPRET="1")
+
+
+@compiled
+@pytest.mark.skipif(not SECOND.is_dir(), reason=f"no second Triton: {SECOND}")
+@pytest.mark.skipif(SECOND in Path(triton.__file__).parents, reason="this is the second Triton")
+def test_with_the_second_triton():
+    """The whole file, in the interpreter too."""
+    run_again(PYTHONPATH=os.pathsep.join([str(SECOND), os.environ.get("PYTHONPATH", "")]))
 
 
 @interpreted
