@@ -1,6 +1,6 @@
 """The gradient that reaches the optimizer is that of one float32 pass, whichever way the batch was cut.
 
-`benchmarks/gradients.py` has the ways, the oracle and the limits; `make check-gradients` prints its table.
+`benchmarks/gradient_rows.py` has the ways and the limits, `gradients.py` the oracle; `make check-gradients` prints its table.
 """
 
 import gradients
