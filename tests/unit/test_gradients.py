@@ -1,6 +1,7 @@
 """The gradient that reaches the optimizer is that of one float32 pass, whichever way the batch was cut.
 
-`benchmarks/gradient_rows.py` has the ways and the limits, `gradients.py` the oracle; `make check-gradients` prints its table.
+`benchmarks/gradient_rows.py` has the ways and the limits, `gradients.py` the oracle; `make check-gradients` prints the
+table.
 """
 
 import gradients
