@@ -21,6 +21,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.rollouts.columns import span_columns, token_columns
 from openrlhf_shear.rollouts.page import make_page
 from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.tasks.arithmetic import arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 
 GROUP = 6
@@ -76,7 +77,7 @@ def main() -> None:
             truncated=ids[k][-1] != policy.tokenizer.eos_token_id,
             weights=result.weights[k].tolist(),
             token_advantages=(advantages[k] * result.weights[k]).tolist(),
-            **token_columns(policy.tokenizer, prompt, ids[k]),
+            **token_columns(policy.tokenizer, prompt, ids[k], arithmetic.first_error),
             **span_columns(evidence.rollouts[k], range(GROUP)),
         )
         for k in range(GROUP)

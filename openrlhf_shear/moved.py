@@ -47,6 +47,10 @@ MOVED = {f"fork.{name}": f"{room}.{name}" for room, names in _ROOMS.items() for 
     "preflight.model_shape": "memory.model_shape",
     "preflight.placement": "line.placement",
     "preflight.refusal": "line.values",
+    "rewards.jail.hosts": "rewards.code.hosts",
+    "rewards.jail.inside.plain": "rewards.code.inside.plain",
+    "rewards.jail.inside.prelude": "rewards.code.inside.prelude",
+    "rewards.jail.inside.worked": "rewards.maths.inside.worked",
     "rewards.ledger": "train.accounts.accounts",
 }
 

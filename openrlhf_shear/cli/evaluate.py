@@ -8,7 +8,7 @@ from openrlhf_shear.evaluation.run import evaluate, print_table, regrade
 from openrlhf_shear.line import frame
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES
 from openrlhf_shear.sampling.plan import Plan
-from openrlhf_shear.sampling.sampler import Engines
+from openrlhf_shear.sampling.sampler import EngineSettings
 from openrlhf_shear.sampling.store import Store
 
 EPILOG = """\
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> None:
         raise frame.Shortfall(f"{failed} completions have no verdict and count nowhere; {again}")
 
 
-def _started(plan: Plan, engines: Engines):
+def _started(plan: Plan, engines: EngineSettings):
     from openrlhf_shear.train.sampling.engine_sampler import started_engines
     from openrlhf_shear.train.start.launch import connect
 

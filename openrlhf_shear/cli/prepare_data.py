@@ -5,7 +5,7 @@ from pathlib import Path
 
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.sources import SOURCES
-from openrlhf_shear.data.training_file import NothingKept, Options, Report, write_training_file
+from openrlhf_shear.data.training_file import NothingKept, Options, RowReport, write_training_file
 from openrlhf_shear.line import frame
 from openrlhf_shear.report.tables import Table, print_tables
 
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"{options.output}\n{options.report_path}")
 
 
-def _print(report: Report) -> None:
+def _print(report: RowReport) -> None:
     rows = [("read", report.read, ""), *((f"kept: {kind}", count, "") for kind, count in sorted(report.kinds.items()))]
     for name, reason in report.as_json()["dropped"].items():
         detail = " ".join(reason["detail"].split())[:120]

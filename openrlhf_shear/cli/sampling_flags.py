@@ -9,7 +9,7 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.inputs import check_model
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
-from openrlhf_shear.sampling.sampler import Engines, Sampling
+from openrlhf_shear.sampling.sampler import EngineSettings, Sampling
 
 REFUSED = (RuntimeError,)  # the cluster has too few GPUs, or engines died
 GOES_ON = "interrupted; finished work is kept, and the same command resumes"
@@ -110,10 +110,10 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=about)
 
 
-def engines(args: argparse.Namespace) -> Engines:
+def engines(args: argparse.Namespace) -> EngineSettings:
     """Return the engines that the flags describe. Raises ValueError: a number is below 1."""
     placed = (args.engines, args.tensor_parallel_size, args.gpu_memory_utilization)
-    return Engines(args.device, *placed, args.enforce_eager)
+    return EngineSettings(args.device, *placed, args.enforce_eager)
 
 
 def add_grading(parser: argparse.ArgumentParser) -> None:

@@ -59,7 +59,7 @@ class WaitingGroup:
         return replace(self, group=replace(self.group, hidden_states=tuple(h.to(device) for h in states)))
 
 
-class Job(NamedTuple):
+class CreditJob(NamedTuple):
     """Work of a rank: a whole group, or one of its parts."""
 
     group: int
@@ -113,8 +113,8 @@ class GroupCollector:
         return {number: self._waiting[number].to("cpu") for number in numbers if number in self._waiting}
 
     def work(
-        self, jobs: Sequence[Job], borrowed: Mapping[int, WaitingGroup], device: torch.device | str = "cpu"
-    ) -> tuple[dict[Job, object], float]:
+        self, jobs: Sequence[CreditJob], borrowed: Mapping[int, WaitingGroup], device: torch.device | str = "cpu"
+    ) -> tuple[dict[CreditJob, object], float]:
         """Do this rank's jobs: weigh whole groups for the next `take`, and compute parts of groups.
 
         A job whose group neither waits here nor is borrowed is skipped: that group was weighed at once.
@@ -126,7 +126,7 @@ class GroupCollector:
         Returns:
             The parts, and the seconds they took.
         """
-        made: dict[Job, object] = {}
+        made: dict[CreditJob, object] = {}
         seconds = 0.0
         for number, mine in groupby(sorted(jobs), lambda job: job.group):
             waiting = self._waiting.get(number) or (borrowed[number].to(device) if number in borrowed else None)

@@ -5,7 +5,8 @@
     omega[i, t] = max over spans k that cover t of d[i, k] / nbar
 
 All distances are computed on h / nbar, which gives the same omega, and also works for distances without units.
-Spans start every `stride` tokens. The paper leaves open which start is the last; `tail` decides (`transport.span_starts`).
+Spans start every `stride` tokens. The paper leaves open which start is the last; `tail` decides
+(`transport.span_starts`).
 
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
 """

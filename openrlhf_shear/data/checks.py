@@ -1,4 +1,4 @@
-"""Checks of problems before training on them: a check takes a `Problem` and may raise `Dropped`."""
+"""Checks of problems before training on them: a check takes a `ReadProblem` and may raise `Dropped`."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -6,14 +6,14 @@ from typing import Any
 
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.prompts import CHAT, prompt_ids
-from openrlhf_shear.data.sources import Dropped, Problem, messages, prompt_text
+from openrlhf_shear.data.sources import Dropped, ReadProblem, messages, prompt_text
 
-Check = Callable[[Problem], None]
+Check = Callable[[ReadProblem], None]
 # Columns that can hold the problems of a benchmark's file; the first existing column counts.
 PROMPT_COLUMNS = ("problem", "question", "prompt", "question_content", "text")
 
 
-def usable(problem: Problem) -> None:
+def usable(problem: ReadProblem) -> None:
     """Drop, as "image", a prompt about a picture, and, as "not_utf8", half a character, which no tokenizer reads."""
     if "<image>" in problem.prompt:  # the training file has no pictures
         raise Dropped("image", problem.prompt)
@@ -27,7 +27,7 @@ def unique() -> Check:
     """Make a check that drops, as "duplicate", a problem whose prompt it has seen before."""
     seen: set[str] = set()
 
-    def check(problem: Problem) -> None:
+    def check(problem: ReadProblem) -> None:
         text = normalized(problem.prompt)
         if text in seen:
             raise Dropped("duplicate", problem.prompt)
@@ -46,7 +46,7 @@ def not_in(files: Iterable[str]) -> Check:
         texts |= dict.fromkeys(_benchmark(file), file)
     long = {text: file for text, file in texts.items() if len(text) >= 80}  # a shorter text could be part of any prompt
 
-    def check(problem: Problem) -> None:
+    def check(problem: ReadProblem) -> None:
         text = normalized(problem.prompt)
         file = texts.get(text) or next((file for part, file in long.items() if part in text), None)
         if file is not None:
@@ -82,7 +82,7 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
     It counts as OpenRLHF does with a chat template.
     """
 
-    def check(problem: Problem) -> None:
+    def check(problem: ReadProblem) -> None:
         tokens = len(prompt_ids(tokenizer, CHAT.text(tokenizer, messages(problem, system))))
         if tokens > most:
             raise Dropped("too_long", f"{tokens} tokens: {problem.prompt}")
@@ -90,7 +90,7 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
     return check
 
 
-def gold_graded(problem: Problem) -> None:
+def gold_graded(problem: ReadProblem) -> None:
     """Drop, as "gold_not_graded", a gold answer that would not be graded correct itself.
 
     Raises JailError: no jail works.

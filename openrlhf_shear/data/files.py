@@ -44,7 +44,7 @@ def one_line(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class Rows:
+class OpenRows:
     """A data set being read."""
 
     rows: Iterator[dict]
@@ -52,7 +52,7 @@ class Rows:
     total: int | None  # number of rows; None if unknown
 
 
-def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> Rows:
+def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> OpenRows:
     """Open a data set and return its rows, in order.
 
     Args:
@@ -74,7 +74,7 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
     first = next(rows, None)
     if first is None:
         raise DataError(f"{name} has no row; use a data set with rows")
-    return Rows(chain([first], rows), tuple(first), total)
+    return OpenRows(chain([first], rows), tuple(first), total)
 
 
 def _parquet(path: str) -> tuple[Iterator[dict], int]:

@@ -12,7 +12,7 @@ STEP_BY_STEP = r"Please reason step by step, and put your final answer within \b
 
 
 @dataclass(frozen=True)
-class Problem:
+class ReadProblem:
     """A problem: its prompt, and the label that its reward gets."""
 
     prompt: str
@@ -47,13 +47,13 @@ class Source:
         """Columns that a row must have."""
         return (self.prompt_key, self.label_key, *(self.only or ())[:1], *([self.level_key] if self.levels else []))
 
-    def problem(self, row: Mapping[str, Any]) -> Problem:
+    def problem(self, row: Mapping[str, Any]) -> ReadProblem:
         """Return the problem of a row. Raises Dropped: the row has none; the functions below give the reasons."""
         if self.only and row.get(self.only[0]) != self.only[1]:
             raise Dropped(f"not_{self.only[1]}", f"{self.only[0]} is {row.get(self.only[0])!r}")
         if self.levels and _level(row.get(self.level_key)) not in self.levels:
             raise Dropped("other_level", f"{self.level_key} is {row.get(self.level_key)!r}")
-        return Problem(prompt_text(row.get(self.prompt_key)), *self.label(row.get(self.label_key)))
+        return ReadProblem(prompt_text(row.get(self.prompt_key)), *self.label(row.get(self.label_key)))
 
 
 def _level(value: object) -> int | None:
@@ -66,7 +66,7 @@ def _level(value: object) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-def messages(problem: Problem, system: str | None) -> list[dict[str, str]]:
+def messages(problem: ReadProblem, system: str | None) -> list[dict[str, str]]:
     """Return the chat to which OpenRLHF applies the model's template (`--data.apply_chat_template`)."""
     turns = [{"role": "system", "content": system}] if system else []
     return [*turns, {"role": "user", "content": problem.prompt}]

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from openrlhf_shear.data.checks import Check, gold_graded, not_in, short, unique, usable
-from openrlhf_shear.data.files import Rows, one_line, open_rows
-from openrlhf_shear.data.sources import SOURCES, Dropped, Problem, Source, messages
+from openrlhf_shear.data.files import OpenRows, one_line, open_rows
+from openrlhf_shear.data.sources import SOURCES, Dropped, ReadProblem, Source, messages
 from openrlhf_shear.data.writing import replacing, write_text
 
 
@@ -72,7 +72,7 @@ class Options:
 
 
 @dataclass
-class Report:
+class RowReport:
     """Counts of the rows: `read` equals `kept` plus the dropped rows."""
 
     read: int = 0
@@ -92,12 +92,12 @@ class Report:
 class NothingKept(Exception):
     """All rows were dropped, for the reasons in `report`."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: RowReport):
         super().__init__("no row is left, so nothing was written; the table says why")
         self.report = report
 
 
-def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]]) -> Report:
+def write_training_file(options: Options, shown: Callable[[OpenRows], Iterable[dict]]) -> RowReport:
     """Read and check the rows, and write the file and its report.
 
     `shown` passes the rows on, and may show the progress.
@@ -125,7 +125,7 @@ def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]
     checks = _checks(options, source.system)
     datasource = Path(name).name.split(".")[0] if options.source == "columns" else options.source
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    report = Report()
+    report = RowReport()
     with replacing(options.output) as file:
         for problem in _kept(shown(rows), source, checks, options, report):
             row = {"prompt": messages(problem, source.system), "label": problem.label, "datasource": datasource}
@@ -138,8 +138,8 @@ def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]
 
 
 def _kept(
-    rows: Iterable[Mapping], source: Source, checks: Sequence[Check], options: Options, report: Report
-) -> Iterator[Problem]:
+    rows: Iterable[Mapping], source: Source, checks: Sequence[Check], options: Options, report: RowReport
+) -> Iterator[ReadProblem]:
     """Yield the problems that pass the checks; a dropped problem counts under the first check that fails."""
     problems = _problems(rows, source, report)
     if options.seed is not None:
@@ -163,7 +163,7 @@ def _kept(
             report.drop("over_limit", number, problem.prompt)
 
 
-def _problems(rows: Iterable[Mapping], source: Source, report: Report) -> Iterator[tuple[int, Problem]]:
+def _problems(rows: Iterable[Mapping], source: Source, report: RowReport) -> Iterator[tuple[int, ReadProblem]]:
     for number, row in enumerate(rows, 1):
         report.read += 1
         try:

@@ -27,7 +27,7 @@ from openrlhf_shear.diagnosis.verdict import verdict
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.estimates import Estimate, written
 from openrlhf_shear.report.figures import Picture
-from openrlhf_shear.report.findings import Findings, Omission, apart, plain
+from openrlhf_shear.report.findings import Omission, Results, apart, plain
 from openrlhf_shear.report.tables import Table
 from openrlhf_shear.rollouts.columns import CONTROL_COLUMNS
 from openrlhf_shear.rollouts.localisation import first_errors, traces_of
@@ -56,7 +56,7 @@ def find(
     resamples: int = 1000,
     seed: int = 0,
     steps: pandas.DataFrame | None = None,
-) -> Findings:
+) -> Results:
     """Run all analyses, with a progress bar on stderr.
 
     Args:
@@ -98,7 +98,7 @@ def find(
     }
     place = f"{settings.get('model', '')}, {settings.get('dataset', '')}".strip(", ")
     drawn = _drawn(analyses, rollouts, place)
-    return Findings(TITLE, results, tables, _notes(results), *apart(drawn), results["verdict"])
+    return Results(TITLE, results, tables, _notes(results), *apart(drawn), results["verdict"])
 
 
 def _makers(

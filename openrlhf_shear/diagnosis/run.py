@@ -20,7 +20,7 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
-from openrlhf_shear.diagnosis.sampled import Group, sampled_groups
+from openrlhf_shear.diagnosis.sampled import SampledGroup, sampled_groups
 from openrlhf_shear.rollouts.columns import SPAN_COLUMNS, span_columns
 from openrlhf_shear.rollouts.record import Rollout, TableError, read_rollouts, write_rollouts
 from openrlhf_shear.sampling.plan import Grading, Plan, complete
@@ -49,12 +49,12 @@ class Machines(Protocol):
     def measure(
         self,
         model: str,
-        groups: Sequence[Group],
+        groups: Sequence[SampledGroup],
         config: ShearConfig,
         search: SearchConfig,
         heatmaps: int,
         controls: bool,
-    ) -> Iterator[tuple[Group, Sequence[torch.Tensor], GroupEvidence]]:
+    ) -> Iterator[tuple[SampledGroup, Sequence[torch.Tensor], GroupEvidence]]:
         """Yield every group with its token weights, (T_i,) each, and its evidence, in any order."""
 
 
@@ -121,7 +121,7 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
     )
 
 
-def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
+def _continuations(asked: Diagnosis, mixed: Sequence[SampledGroup]) -> Plan:
     """Return the plan for the engines after the rollouts: continuations of every prefix."""
     rollouts = [rollout for group in mixed for rollout in group.rollouts]
     by_id = {question.id: question for question in asked.problems.questions}
@@ -136,7 +136,7 @@ def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
 
 
 def _measured(
-    asked: Diagnosis, groups: Sequence[Group], folder: Path, machines: Machines
+    asked: Diagnosis, groups: Sequence[SampledGroup], folder: Path, machines: Machines
 ) -> dict[str, Sequence[Rollout]]:
     """Return the rollouts of mixed groups with weights and spans, by group; read the files of earlier calls."""
     files, settings, kept = {}, {}, {}
@@ -186,7 +186,7 @@ def _require_sampled(what: str, completions: Iterable[Completion]) -> None:
         raise RuntimeError(f"{sum(again.values())} {what} could not be sampled, {again}; run it again")
 
 
-def _require_mixed(groups: Sequence[Group], problems: Plan) -> None:
+def _require_mixed(groups: Sequence[SampledGroup], problems: Plan) -> None:
     if any(group.mixed for group in groups):
         return
     outcomes = [outcome for group in groups for outcome in group.correct]

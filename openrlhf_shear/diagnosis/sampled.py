@@ -11,10 +11,11 @@ from openrlhf_shear.rollouts.record import Rollout, is_mixed
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.records import Completion
 from openrlhf_shear.sampling.sampler import question_ids
+from openrlhf_shear.tasks.arithmetic import arithmetic
 
 
 @dataclass(frozen=True)
-class Group:
+class SampledGroup:
     """The rollouts of one problem; `prompt` is the token ids that the policy reads before each response."""
 
     prompt: Sequence[int]
@@ -34,7 +35,7 @@ class Group:
         return is_mixed(self.rollouts)
 
 
-def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer) -> list[Group]:
+def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer) -> list[SampledGroup]:
     """Return the groups of all sampled completions, in the order of the questions; advantages as by `group_norm`."""
     by_question: dict[str, list[Completion]] = {}
     for completion in completions:
@@ -55,12 +56,12 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
                 reward=None if completion.verdict.correct is None else float(completion.verdict.correct),
                 advantage=advantage,
                 truncated=completion.truncated,
-                **token_columns(tokenizer, prompt, completion.token_ids),
+                **token_columns(tokenizer, prompt, completion.token_ids, arithmetic.first_error),
             )
             for completion, advantage in zip(answers, _advantages(answers), strict=True)
         ]
         if rollouts:
-            groups.append(Group(ids, rollouts))
+            groups.append(SampledGroup(ids, rollouts))
     return groups
 
 

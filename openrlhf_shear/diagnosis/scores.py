@@ -14,7 +14,7 @@ KIND = "steps"
 
 
 @dataclass(frozen=True)
-class Step:
+class ScoredStep:
     """A step of a rollout."""
 
     # problem, sample: which rollout; `group` and `sample` in rollouts.parquet
@@ -27,7 +27,9 @@ class Step:
     score: float64  # the probability that the step is right
 
 
-def scored_steps(rollouts: Sequence[Rollout], problems: Mapping[str, str], tokenizer, config: PrmConfig) -> list[Step]:
+def scored_steps(
+    rollouts: Sequence[Rollout], problems: Mapping[str, str], tokenizer, config: PrmConfig
+) -> list[ScoredStep]:
     """Return the steps of the rollouts that have weights, without those that exceed the model's length.
 
     Runs in bfloat16 on the first GPU where there is one, else in float32 on the CPU.
@@ -63,19 +65,19 @@ def scored_steps(rollouts: Sequence[Rollout], problems: Mapping[str, str], token
     for i in sorted(scores):
         first = 0
         for step, (last, score) in enumerate(zip(cut[i].ends, scores[i], strict=False)):
-            made.append(Step(weighed[i].group, weighed[i].sample, step, first, last, score))
+            made.append(ScoredStep(weighed[i].group, weighed[i].sample, step, first, last, score))
             first = last + 1
     return made
 
 
-def write_steps(path: Path, steps: Sequence[Step], settings: Mapping, config: PrmConfig) -> Path:
+def write_steps(path: Path, steps: Sequence[ScoredStep], settings: Mapping, config: PrmConfig) -> Path:
     """Write steps; `settings` are those of the rollouts' table."""
     made = {"prm": config.model_name_or_path, "separator": config.separator}
-    return write_table(path, KIND, Step, steps, {"rollouts": dict(settings), **made})
+    return write_table(path, KIND, ScoredStep, steps, {"rollouts": dict(settings), **made})
 
 
 def read_steps(path: Path, settings: Mapping) -> pandas.DataFrame | None:
-    """Return the columns of `Step`; None without a table, or if its rollouts have other settings."""
+    """Return the columns of `ScoredStep`; None without a table, or if its rollouts have other settings."""
     try:
         table, made = read_table(path, KIND)
     except TableError:

@@ -18,7 +18,7 @@ from openrlhf_shear.rewards.maths.text import squeeze, tidy
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ProblemMean:
     """A mean over problems."""
 
     value: float | None  # in [0, 1]; None if every problem is left out
@@ -28,7 +28,7 @@ class Estimate:
     left_out: int  # the other problems
 
 
-def avg_at_k(outcomes: Iterable[Sequence[bool | None]]) -> Estimate:
+def avg_at_k(outcomes: Iterable[Sequence[bool | None]]) -> ProblemMean:
     r"""avg@k = 1/N \sum_i c_i / n_i: the expected score of one sample.
 
     Its standard error over problems follows Miller, "Adding Error Bars to Evals" (arXiv:2411.00640); a problem is a
@@ -37,7 +37,7 @@ def avg_at_k(outcomes: Iterable[Sequence[bool | None]]) -> Estimate:
     return _over_problems([statistics.fmean(graded) if graded else None for graded in map(_graded, outcomes)])
 
 
-def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
+def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> ProblemMean:
     r"""pass@k = 1/N \sum_i [1 - C(n_i - c_i, k) / C(n_i, k)]: the chance that one of k samples is correct, unbiased.
 
     Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1. Their product form
@@ -51,7 +51,7 @@ def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
     return _over_problems([_pass(len(graded), sum(graded), k) for graded in map(_graded, outcomes)])
 
 
-def maj_at_k(votes: Iterable[Sequence[tuple[str | None, bool | None]]]) -> Estimate:
+def maj_at_k(votes: Iterable[Sequence[tuple[str | None, bool | None]]]) -> ProblemMean:
     """maj@k: is the most frequent answer to a problem correct? Self-consistency (arXiv:2203.11171).
 
     Args:
@@ -83,8 +83,8 @@ def _majority(samples: list[tuple[str | None, bool]]) -> float:
     return statistics.fmean([statistics.fmean(m) for m in members.values() if len(m) == most]) if most else 0.0
 
 
-def _over_problems(values: list[float | None]) -> Estimate:
+def _over_problems(values: list[float | None]) -> ProblemMean:
     kept = [value for value in values if value is not None]
     mean = statistics.fmean(kept) if kept else None
     stderr = statistics.stdev(kept) / sqrt(len(kept)) if len(kept) > 1 else None
-    return Estimate(mean, stderr, len(kept), len(values) - len(kept))
+    return ProblemMean(mean, stderr, len(kept), len(values) - len(kept))

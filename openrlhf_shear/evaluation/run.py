@@ -12,7 +12,7 @@ from pathlib import Path
 
 from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.basis import TITLES, basis_of, cells, note
-from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, pass_at_k
+from openrlhf_shear.evaluation.estimators import ProblemMean, avg_at_k, maj_at_k, pass_at_k
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.sampling.plan import Grading, Plan, complete, graded_anew
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
@@ -92,7 +92,7 @@ def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
     graded = [c for c in everything if c.verdict is not None and c.verdict.correct is not None]
     outcomes = [[verdict.correct for verdict in of] for of in verdicts]
     average = avg_at_k(outcomes)
-    estimates: dict[str, Estimate] = {f"pass@{some}": pass_at_k(outcomes, some) for some in _ks(k)}
+    estimates: dict[str, ProblemMean] = {f"pass@{some}": pass_at_k(outcomes, some) for some in _ks(k)}
     if task == "math":
         if k > 1:
             estimates[f"maj@{k}"] = maj_at_k([[(verdict.answer, verdict.correct) for verdict in of] for of in verdicts])

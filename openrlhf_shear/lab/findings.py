@@ -11,10 +11,10 @@ from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.placement import placement_table
 from openrlhf_shear.lab.settings import TASKS
-from openrlhf_shear.lab.worth import Run, Worth, curve, worths
+from openrlhf_shear.lab.worth import LabRun, Worth, curve, worths
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import FEW_PAIRS, POWER, Paired, Stat
-from openrlhf_shear.report.findings import Findings, apart, plain
+from openrlhf_shear.report.findings import Results, apart, plain
 from openrlhf_shear.report.provenance import distinct
 from openrlhf_shear.report.tables import Table
 
@@ -112,12 +112,12 @@ def _detectable(worth: Worth) -> str:
 
 
 def find(
-    runs: Iterable[Run],
+    runs: Iterable[LabRun],
     placements: Mapping[str, Analysis],
     settings: Mapping,
     baseline: str = "uniform",
     block: int = 5,
-) -> Findings:
+) -> Results:
     """Return the numbers of both tables and the pictures.
 
     Args:
@@ -163,10 +163,10 @@ def find(
         pictures.worth_picture(compared, baseline, place),
         pictures.curves_picture(curves, baseline, place),
     ]
-    return Findings("Credit lab", results, tables, [], *apart(drawn))
+    return Results("Credit lab", results, tables, [], *apart(drawn))
 
 
-def _place(task: str, runs: list[Run]) -> str:
+def _place(task: str, runs: list[LabRun]) -> str:
     """Return the basis of a picture: "built-in arithmetic, 10 seeds, 60 steps"."""
     if not runs:
         return task

@@ -23,7 +23,7 @@ from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
-from openrlhf_shear.lab.worth import Run
+from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.provenance import provenance
 
 VERSION = 1  # of a run's computation; runs of other versions are not read
@@ -32,7 +32,7 @@ _steps_done: multiprocessing.Queue | None = None  # set in a worker
 
 
 @dataclass(frozen=True)
-class Job:
+class LabJob:
     """A run that is wanted."""
 
     settings: LabSettings
@@ -44,7 +44,7 @@ class Job:
 
 def jobs(
     settings: LabSettings, variants: Sequence[Variant], seeds: Sequence[int], start: Path, identity: str, output: Path
-) -> list[Job]:
+) -> list[LabJob]:
     """Return a job for every seed of every variant, seed by seed, so that an interrupted call leaves pairs.
 
     `identity` is that of the start policy (`policy.fingerprint`).
@@ -53,20 +53,20 @@ def jobs(
     folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{_digest(decides)}"
     places = {variant: _place(folder, variant, settings) for variant in variants}
     return [
-        Job(settings, variant, seed, start, places[variant] / f"seed{seed:03d}.json")
+        LabJob(settings, variant, seed, start, places[variant] / f"seed{seed:03d}.json")
         for seed in seeds
         for variant in variants
     ]
 
 
-def finished(wanted: Sequence[Job]) -> list[Run]:
+def finished(wanted: Sequence[LabJob]) -> list[LabRun]:
     """Return the finished runs of these rules and settings, of all seeds, under the names of this call."""
     folders = {job.path.parent: job for job in wanted}
     paths = [(path, job) for folder, job in folders.items() for path in sorted(folder.glob("seed*.json"))]
     return [_read(path, job.variant) for path, job in paths]
 
 
-def run_all(wanted: Sequence[Job], workers: int) -> list[Run]:
+def run_all(wanted: Sequence[LabJob], workers: int) -> list[LabRun]:
     """Return all runs; train the missing ones in `workers` processes of one thread each.
 
     Finished runs are kept. If one fails, or on an interrupt, unfinished ones are stopped at once. Raises RuntimeError
@@ -78,7 +78,7 @@ def run_all(wanted: Sequence[Job], workers: int) -> list[Run]:
     return [_read(job.path, job.variant) for job in wanted]
 
 
-def _train(missing: Sequence[Job], workers: int) -> None:
+def _train(missing: Sequence[LabJob], workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     steps = context.Queue()
     total = sum(job.settings.steps for job in missing)
@@ -121,7 +121,7 @@ def _step_done() -> None:
     _steps_done.put(1)
 
 
-def _run(job: Job) -> None:
+def _run(job: LabJob) -> None:
     from openrlhf_shear.lab.trainer import train
 
     run = train(job.settings, job.variant, job.seed, job.start, _step_done)
@@ -131,12 +131,12 @@ def _run(job: Job) -> None:
     write_text(job.path, json.dumps(kept) + "\n")
 
 
-def _read(path: Path, variant: Variant) -> Run:
+def _read(path: Path, variant: Variant) -> LabRun:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: tuple(values) for name, values in kept["metrics"].items()}
         numbers = kept["seed"], tuple(kept["accuracy"]), kept["final"], metrics, kept["seconds"]
-        return Run(variant.name, *numbers, made=kept.get("of", {}).get("made"))
+        return LabRun(variant.name, *numbers, made=kept.get("of", {}).get("made"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no run of the lab ({error}); delete it and start again") from error
 

@@ -16,7 +16,7 @@ from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
-from openrlhf_shear.lab.worth import Run
+from openrlhf_shear.lab.worth import LabRun
 
 HELDOUT_SEED = 0  # the same held-out problems for all runs
 PROBLEM_SEEDS = 10_000  # training seeds start here; a warm-up has seen the problems of small seeds
@@ -56,7 +56,7 @@ def policy_loss(
 
 def train(
     settings: LabSettings, variant: Variant, seed: int, start: Path, step_done: Callable[[], None] = lambda: None
-) -> Run:
+) -> LabRun:
     """Train one run.
 
     Runs of one seed are paired: every rule sees the same problems in the same order, samples with the same random
@@ -86,7 +86,7 @@ def train(
     final = sample(policy, heldout, settings.eval_samples, settings, seed).accuracy
     accuracy = tuple(metrics.pop("accuracy"))
     by_step = {name: tuple(values) for name, values in metrics.items()}
-    return Run(variant.name, seed, accuracy, final, by_step, time.perf_counter() - started)
+    return LabRun(variant.name, seed, accuracy, final, by_step, time.perf_counter() - started)
 
 
 def _step(

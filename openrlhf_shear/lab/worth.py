@@ -18,7 +18,7 @@ MEASURES = ("final", "mean")  # of a run: accuracy on held-out problems at the e
 
 
 @dataclass(frozen=True)
-class Run:
+class LabRun:
     """One rule trained with one seed; the seed fixes the problems and the sampling seeds for every rule.
 
     Raises ValueError where there is no step, or an accuracy is not finite.
@@ -59,7 +59,7 @@ class Worth:
     against: dict[str, Analysis]
 
 
-def worths(runs: Iterable[Run], baseline: str = "uniform") -> list[Worth]:
+def worths(runs: Iterable[LabRun], baseline: str = "uniform") -> list[Worth]:
     """Return the worth of each rule, in the order in which the rules first appear.
 
     Raises ValueError where a rule has a seed twice, or the runs of a pair differ in their number of steps.
@@ -68,7 +68,7 @@ def worths(runs: Iterable[Run], baseline: str = "uniform") -> list[Worth]:
     return [_worth(runs, rule, baseline) for rule in dict.fromkeys(run.rule for run in runs)]
 
 
-def _worth(runs: list[Run], rule: str, baseline: str) -> Worth:
+def _worth(runs: list[LabRun], rule: str, baseline: str) -> Worth:
     others = {"baseline": baseline, "matched": f"{rule}/matched", "shuffled": f"{rule}/shuffled", "shear": "shear"}
     if rule in (baseline, "shear/matched", "shear/shuffled") or baseline == "shear":
         del others["shear"]
@@ -85,12 +85,12 @@ def _worth(runs: list[Run], rule: str, baseline: str) -> Worth:
     return Worth(rule, tuple(mine), final, mean, metrics, against)
 
 
-def _step_means(runs: Iterable[Run], metric: str) -> list[float]:
+def _step_means(runs: Iterable[LabRun], metric: str) -> list[float]:
     held = [[value for value in run.metrics.get(metric, ()) if isfinite(value)] for run in runs]
     return [fmean(values) for values in held if values]
 
 
-def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list[Analysis]:
+def curve(runs: Iterable[LabRun], rule: str, baseline: str, block: int = 5) -> list[Analysis]:
     """Return the learning curve in blocks of `block` steps (the last may be shorter); empty if no seed is shared.
 
     Each block has the steps `first`..`last` (counted from 1), the rule's `mean` accuracy, the `baseline`'s, both over
@@ -117,7 +117,7 @@ def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list
     )
 
 
-def _pairs(runs: Iterable[Run], rule: str, against: str) -> list[tuple[Run, Run]]:
+def _pairs(runs: Iterable[LabRun], rule: str, against: str) -> list[tuple[LabRun, LabRun]]:
     """Return the pairs of runs, by seed, of the seeds that both rules have."""
     runs = list(runs)
     mine, others = _by_seed(runs, rule), _by_seed(runs, against)
@@ -128,8 +128,8 @@ def _pairs(runs: Iterable[Run], rule: str, against: str) -> list[tuple[Run, Run]
     return pairs
 
 
-def _by_seed(runs: Iterable[Run], rule: str) -> dict[int, Run]:
-    own: dict[int, Run] = {}
+def _by_seed(runs: Iterable[LabRun], rule: str) -> dict[int, LabRun]:
+    own: dict[int, LabRun] = {}
     for run in runs:
         if run.rule == rule:
             if run.seed in own:

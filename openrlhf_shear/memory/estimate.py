@@ -36,7 +36,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Memory of a GPU in each phase of a step."""
 
     phases: tuple[Phase, ...]
@@ -150,7 +150,7 @@ def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
 
 def estimate(
     values: Values, shapes: Mapping[str, ModelShape], memory: float | None, states: bool, certain: bool = False
-) -> Estimate:
+) -> MemoryEstimate:
     """Estimate the phases of a step on an actor rank's GPU, and on GPUs that only a critic or the engines use.
 
     Args:
@@ -221,4 +221,4 @@ def estimate(
     nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
     host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
     host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])
-    return Estimate(tuple(phases), host / nodes, least)
+    return MemoryEstimate(tuple(phases), host / nodes, least)

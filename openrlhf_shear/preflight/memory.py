@@ -9,7 +9,7 @@ from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.doctor.gpu import smallest
 from openrlhf_shear.doctor.machine import free_memory
 from openrlhf_shear.line.values import ESTIMATOR, Values, graded, world
-from openrlhf_shear.memory.estimate import ENGINES, GIB, Estimate, Phase, estimate
+from openrlhf_shear.memory.estimate import ENGINES, GIB, MemoryEstimate, Phase, estimate
 from openrlhf_shear.memory.model_shape import ModelShape, model_shape
 from openrlhf_shear.preflight.inputs import model_config
 from openrlhf_shear.preflight.rules import needs_prm, traits
@@ -24,7 +24,7 @@ class UnknownError(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """A command line's demand on a GPU."""
 
     values: Values
@@ -32,7 +32,7 @@ class Plan:
     states: bool  # its rule reads hidden states
     memory: int | None  # bytes of a GPU; None if it is not known, and on the CPU
 
-    def estimate(self, certain: bool = False, **changes: object) -> Estimate:
+    def estimate(self, certain: bool = False, **changes: object) -> MemoryEstimate:
         return estimate(self.values | changes, self.shapes, self.memory, self.states, certain)
 
     def excess(self, certain: bool = False, room: float = 1.0, **changes: object) -> float:
@@ -43,7 +43,7 @@ class Plan:
         return beyond + max(0.0, estimated.engine - share)
 
 
-def plan(values: Values) -> Plan:
+def plan(values: Values) -> MemoryPlan:
     """Return the plan of a command line. Raises UnknownError: a model's sizes are not known."""
     names = {"actor": values["actor.model_name_or_path"]}
     if not graded(values):
@@ -65,7 +65,7 @@ def plan(values: Values) -> Plan:
     states = is_rule(values[ESTIMATOR]) and "hidden_states" in traits(values[ESTIMATOR]).needs
     on_cpu = values["device"] == "cpu"
     memory = int(values["device_memory"] * GIB) or (None if on_cpu else smallest())
-    return Plan(values | (_ON_CPU if on_cpu else {}), shapes, states, memory)
+    return MemoryPlan(values | (_ON_CPU if on_cpu else {}), shapes, states, memory)
 
 
 def memory(values: Values) -> Iterator[Finding]:
@@ -97,7 +97,7 @@ def memory(values: Values) -> Iterator[Finding]:
     yield refusal(flag, f"does not fit into a GPU: {told}", values[flag], remedy)
 
 
-def _remedy(planned: Plan) -> dict[str, object]:
+def _remedy(planned: MemoryPlan) -> dict[str, object]:
     """Return as few changes of flags as make everything fit; empty if no choice of flags does."""
     changes: dict[str, object] = {}
     lacking = partial(planned.excess, room=_ROOM)
@@ -150,7 +150,7 @@ def show(values: Values) -> None:
         print(f"memory was not estimated: {error}")
 
 
-def _table(planned: Plan) -> Table:
+def _table(planned: MemoryPlan) -> Table:
     """Return a table of GiB by part and phase, with each phase's total."""
     shown, values = planned.estimate(), planned.values
     parts = dict.fromkeys(part for phase in shown.phases for part in phase.parts)

@@ -24,7 +24,7 @@ class Omission:
 
 
 @dataclass(frozen=True)
-class Findings:
+class Results:
     """The results of a tool: settings, tables, notes and pictures."""
 
     title: str  # of results.md
@@ -42,7 +42,7 @@ def apart(drawn: Iterable[Picture | Omission]) -> tuple[list[Picture], list[Omis
     return tuple([item for item in drawn if isinstance(item, kind)] for kind in (Picture, Omission))
 
 
-def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
+def write_findings(findings: Results, folder: str | Path) -> list[Path]:
     """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; return their paths.
 
     Remove files of earlier findings' pictures that are now omitted. Other files stay.
@@ -81,7 +81,7 @@ def write_files(folder: str | Path, files: Iterable[tuple[str, str | bytes]]) ->
     return written
 
 
-def print_findings(findings: Findings) -> None:
+def print_findings(findings: Results) -> None:
     """Print the verdict, the tables and all notes to stdout."""
     print(*findings.verdict, sep="\n", end="\n\n" if findings.verdict else "")
     print_tables(findings.tables, [*findings.notes, *_missing(findings)], lines=True)
@@ -98,7 +98,7 @@ def plain(value: object) -> object:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _markdown(findings: Findings) -> str:
+def _markdown(findings: Results) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in findings.results["settings"].items())
     parts = [f"# {findings.title}", *([settings] if settings else [])]
     parts += ["```text\n" + "\n".join(findings.verdict) + "\n```"] if findings.verdict else []
@@ -109,5 +109,5 @@ def _markdown(findings: Findings) -> str:
     return "\n\n".join([*parts, *_missing(findings)]) + "\n"
 
 
-def _missing(findings: Findings) -> list[str]:
+def _missing(findings: Results) -> list[str]:
     return [f"No picture {omission.heading!r}: {omission.reason}." for omission in findings.omitted]

@@ -1,6 +1,6 @@
 """Columns of `Rollout` that are computed: from a response's tokens, and from a rule's evidence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import regex as re
@@ -8,9 +8,6 @@ import regex as re
 from openrlhf_shear.credit.evidence import CONTROLS, SpanEvidence
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.record import Heatmap
-from openrlhf_shear.tasks.arithmetic.arithmetic import response_text
-from openrlhf_shear.tasks.arithmetic.problems import parse_problem
-from openrlhf_shear.tasks.arithmetic.solutions import check
 
 _UNKNOWN = "\ufffd"  # the text of bytes that make no complete character
 _LONGEST = 32  # after so many tokens that end in no character, their text is taken unfinished
@@ -19,6 +16,9 @@ _LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
 _NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
 _NOT_ANSWER = " \t\n$*_\\({["
 _ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
+# A task's function of a prompt and a decoded response: the first wrong character; None if nothing is wrong, or if the
+# prompt is of another task. A correct beginning that was cut off errs just beyond its end.
+FirstError = Callable[[str, str], int | None]
 CONTROL_COLUMNS = {name: f"{name}_distances" for name in CONTROLS}
 SPAN_COLUMNS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
 SPAN_COLUMNS += (*CONTROL_COLUMNS.values(), "largest_norm")
@@ -98,30 +98,26 @@ def _given(response: str, at: int) -> str:
     return (text[: end.start()] if end else text).strip()
 
 
-def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:
+def token_columns(tokenizer, prompt: str, ids: Sequence[int], first_error: FirstError | None = None) -> dict:
     """Return the token columns of a rollout, with the start of its final answer and its first error.
 
-    `prompt` is as the policy read it; `ids`, (T,), are the response's.
+    Args:
+        prompt: as the policy read it.
+        ids: (T,) tokens of the response.
+        first_error: the task's, if its errors are known.
     """
     tokens = token_texts(tokenizer, ids)
     return {
         "tokens": tokens,
         "token_ids": list(ids),
         "answer_start": answer_start(tokens),
-        "first_error": first_error_token(prompt, tokens),
+        "first_error": first_error_token(prompt, tokens, first_error) if first_error else None,
     }
 
 
-def first_error_token(prompt: str, tokens: Sequence[str]) -> int | None:
-    """Return the first wrong token of a response to a problem of the built-in task.
-
-    None if nothing is wrong, if a correct beginning was cut off before its end, or if the prompt is of another task.
-    """
-    try:
-        problem = parse_problem(prompt)
-    except ValueError:
-        return None
-    error = check(problem, response_text("".join(tokens))).first_error
+def first_error_token(prompt: str, tokens: Sequence[str], first_error: FirstError) -> int | None:
+    """Return the token of a response's first error; None without one, or if it lies beyond the end."""
+    error = first_error(prompt, "".join(tokens))
     return None if error is None else token_at(tokens, error)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from openrlhf_shear.credit.apply import TokenCredit
 from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.credit.rule import GroupCredit
-from openrlhf_shear.rollouts.columns import span_columns, token_columns
+from openrlhf_shear.rollouts.columns import FirstError, span_columns, token_columns
 from openrlhf_shear.rollouts.record import Rollout
 
 _LABEL_CHARACTERS = 2000  # longer labels are cut: that of a programming problem holds its tests
@@ -25,8 +25,10 @@ class StepRollouts:
     evidence_seconds: float  # that the rule spent on its evidence, on the slowest rank
 
 
-def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout]:
-    """Return a row for each rollout, in the order of the step's prompts.
+def rollout_rows(
+    made: StepRollouts, tokenizer, group_size: int, first_error: FirstError | None = None
+) -> list[Rollout]:
+    """Return a row for each rollout, in the order of the step's prompts; `first_error` is the task's, if known.
 
     Rows hold response tokens only: neither the prompt's, nor those of an environment between two turns.
     """
@@ -54,7 +56,7 @@ def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout
                 truncated=bool(experience.truncated[row]),
                 weights=None if credit.weights is None else credit.weights.tolist(),
                 token_advantages=experience.advantages[row, mask].tolist(),
-                **token_columns(tokenizer, prompt, ids),
+                **token_columns(tokenizer, prompt, ids, first_error),
                 **spans.get(i, {}),
             )
     return [rows[i] for i in sorted(rows)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_shear.data.files import KINDS, DataError, near_path, one_line, open_rows
-from openrlhf_shear.data.sources import Dropped, Problem, messages
+from openrlhf_shear.data.sources import Dropped, ReadProblem, messages
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling.records import Question
 
@@ -135,5 +135,5 @@ def _question(benchmark: Benchmark, row: Row, key: str | None, number: int, at: 
     if benchmark.task in BUILT_IN and (kind == "answer") != (benchmark.task == "math"):
         given, needed = ("an answer", "tests") if kind == "answer" else ("tests", "an answer")
         raise DataError(f"{at} cannot be used: its label is {given}, and the task {benchmark.task} needs {needed}")
-    turns = asked if isinstance(asked, list) else messages(Problem(asked, label, kind), benchmark.system)
+    turns = asked if isinstance(asked, list) else messages(ReadProblem(asked, label, kind), benchmark.system)
     return Question(benchmark.name, str(row[key] if key else number), turns, label, tolerance)

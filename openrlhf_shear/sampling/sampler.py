@@ -32,7 +32,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Engines:
+class EngineSettings:
     """vLLM engines to start."""
 
     device: str = "auto"  # auto, cuda or cpu

@@ -13,9 +13,9 @@ from tqdm import tqdm
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import shear_evidence
-from openrlhf_shear.diagnosis.sampled import Group
+from openrlhf_shear.diagnosis.sampled import SampledGroup
 from openrlhf_shear.sampling.plan import Plan
-from openrlhf_shear.sampling.sampler import Engines
+from openrlhf_shear.sampling.sampler import EngineSettings
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.sampling.engine_sampler import EngineSampler, started_engines
 from openrlhf_shear.train.start.launch import connect
@@ -27,7 +27,7 @@ AHEAD = 2  # groups per rank whose states wait in the object store
 class Cluster:
     """GPUs of a diagnosis (logical on a CPU machine), for its engines and its policy."""
 
-    engines: Engines
+    engines: EngineSettings
     ranks: int = 1  # ranks of the policy whose hidden states are read
     zero_stage: int = 2  # 3 shards the policy's weights over its ranks
     micro_batch_size: int = 4  # rollouts per forward pass
@@ -42,12 +42,12 @@ class Cluster:
     def measure(
         self,
         model: str,
-        groups: Sequence[Group],
+        groups: Sequence[SampledGroup],
         config: ShearConfig,
         search: SearchConfig,
         heatmaps: int,
         controls: bool,
-    ) -> Iterator[tuple[Group, list[torch.Tensor], GroupEvidence]]:
+    ) -> Iterator[tuple[SampledGroup, list[torch.Tensor], GroupEvidence]]:
         """Yield each group with its token weights (T_i,) and its evidence, as groups finish.
 
         The policy's ranks read the states and hand out references; Ray tasks all over the cluster measure.
@@ -63,7 +63,7 @@ class Cluster:
         policy = self._policy(model)
         size = max(1, AHEAD * self.ranks)
         numbers = {group.name: number for number, group in enumerate(groups)}
-        running: dict[ray.ObjectRef, Group] = {}
+        running: dict[ray.ObjectRef, SampledGroup] = {}
         try:
             with tqdm(total=len(groups), desc="hidden states", unit="group", disable=not groups) as bar:
                 for start in range(0, len(groups), size):
@@ -105,7 +105,7 @@ class Cluster:
         ray.get(group.async_init_model_from_pretrained(strategy, model))
         return group
 
-    def _states(self, policy, groups: Sequence[Group]) -> list[list[ray.ObjectRef]]:
+    def _states(self, policy, groups: Sequence[SampledGroup]) -> list[list[ray.ObjectRef]]:
         """Return references to the hidden states of every rollout, by group."""
         rollouts = [(group.prompt, rollout.token_ids) for group in groups for rollout in group.rollouts]
         size = self.micro_batch_size

@@ -10,36 +10,34 @@ from pathlib import Path
 import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
-from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.data.files import DataError
-from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
-from openrlhf_shear.line.accepted import accepted_topics
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.train.accounts.books import Books
 from openrlhf_shear.train.accounts.dump import RolloutDump
+from openrlhf_shear.train.accounts.evaluation import scores_of
 from openrlhf_shear.train.accounts.suite import TrainingSuite
 from openrlhf_shear.train.accounts.tracking import Tracking, passed_over
 from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker
 from openrlhf_shear.train.experience.fillers import without_fillers
-from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, NothingToTrainError
-from openrlhf_shear.train.experience.prm import StepScorer, start_prm
+from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
+from openrlhf_shear.train.experience.making import make_experience_maker
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead
 from openrlhf_shear.train.sampling.engine import checked_pools
 from openrlhf_shear.train.sampling.engines import Engines
 from openrlhf_shear.train.sampling.gap_watch import GapWatch
-from openrlhf_shear.train.sampling.order import PromptOrder, seed_of
+from openrlhf_shear.train.sampling.order import PromptOrder, optimizer_steps, seed_of, steps_from
 from openrlhf_shear.train.sampling.prompt_data import own_rows
 from openrlhf_shear.train.sampling.samples import FAILED, ShearSamplesGenerator, is_failed
 from openrlhf_shear.train.start import fingerprint, relay
 from openrlhf_shear.train.start.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
+from openrlhf_shear.train.start.resume import FRESH, states_of
 from openrlhf_shear.train.start.story import Story, doing, say
 from openrlhf_shear.train.update import checkpoints
+from openrlhf_shear.train.update.saving import Saver, pass_over
 from openrlhf_shear.train.upstream import plain_class
 
 logger = init_logger(__name__)
@@ -77,8 +75,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self.best_eval_metric_key = self.best_eval_metric_key or SUITE_AVERAGE
             self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
         self._pools: list[ray.actor.ActorHandle] = []
-        self._prm_loads: list[ray.ObjectRef] = []
-        self.experience_maker = self._make_experience_maker(self.prompts_dataloader.dataset.problems)
+        problems = self.prompts_dataloader.dataset.problems
+        self.experience_maker, self._prm_loads = make_experience_maker(self.experience_maker, problems)
+        self._weighs = isinstance(self.experience_maker, CreditExperienceMaker)
+        if self._weighs:
+            self._dump = RolloutDump(self.args, self.experience_maker.rule.name, self.tokenizer)
         ahead = self.args.train.async_enable
         self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
         self._order_prompts()
@@ -93,10 +94,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
         made = (self.samples_generator, self.args.train.num_episodes, self.generate_kwargs)
         self._batches = BatchesAhead(*made, room=self.args.train.async_queue_size) if ahead else Batches(*made)
         self._books = Books(self.args, self._batches)
-        self._save_due = False
+        self._saver = Saver(self.actor_model_group, self.critic_model_group, self._books)
 
     def _order_prompts(self) -> None:
-        dataset, batch = self.prompts_dataloader.dataset, self.args.train.batch_size
+        dataset = self.prompts_dataloader.dataset
         self._order = PromptOrder(len(dataset), self.args.train.seed)
         self.prompts_dataloader = self.strategy.setup_dataloader(
             dataset,
@@ -107,19 +108,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             sampler=self._order,
             num_workers=self.args.data.dataloader_num_workers,
         )
-        # Replaces upstream's length of the learning-rate schedule, which omits the last, smaller batch of an episode.
-        size, rollout = len(dataset), self.args.rollout
-        rest = size % rollout.batch_size
-        steps = [rollout.batch_size] * (size // rollout.batch_size) + [rest] * (rest > 0)
-        self._story = Story(self.args, self._steps_from(0, 0))
-        updates = sum(-(-prompts * rollout.n_samples_per_prompt // batch) for prompts in steps)
-        self.max_steps = updates * self.args.train.num_episodes * self.args.train.max_epochs
-
-    def _steps_from(self, episode: int, consumed: int) -> int:
-        """Return the number of steps from a place in the data to the end of the run, if no prompt is filtered."""
-        size, batch = len(self._order), self.args.rollout.batch_size
-        whole = max(self.args.train.num_episodes - episode, 0) * -(-size // batch)
-        return max(whole - consumed // batch, 0)
+        self._story = Story(self.args, steps_from(self.args, len(dataset), 0, 0))
+        self.max_steps = optimizer_steps(self.args, len(dataset))
 
     def get_max_steps(self) -> int:
         """Return the number of optimizer steps, after checks: upstream calls this before it loads the models.
@@ -135,23 +125,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._pools = checked_pools(self.reward)
         doing("loading the models")
         return self.max_steps
-
-    def _make_experience_maker(self, problems: dict[str, str]) -> GradedExperienceMaker:
-        upstream = self.experience_maker
-        groups = ("actor_model_group", "critic_model_group", "reward_model_group", "initial_model_group")
-        parts = (*(getattr(upstream, name) for name in groups), upstream.kl_ctl, upstream.strategy, upstream.tokenizer)
-        rule = None if self.args.credit is None else load_rule(self.args.credit)
-        self._weighs = isinstance(rule, CreditRule)
-        if not self._weighs:
-            return GradedExperienceMaker(*parts)
-        self._dump = RolloutDump(self.args, rule.name, upstream.tokenizer)
-        scorer = None
-        if "prm_scores" in rule.needs:
-            config = self.args.credit.prm
-            colocated = self.args.train.colocate_all
-            group, self._prm_loads = start_prm(config, self.strategy, self.actor_model_group if colocated else None)
-            scorer = StepScorer(group, config, upstream.tokenizer, problems, colocated)
-        return CreditExperienceMaker(*parts, rule=rule, step_scorer=scorer)
 
     # ── The run ──
 
@@ -220,26 +193,21 @@ class ShearTrainer(plain_class(PPOTrainer)):
         Raises:
             RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
         """
-        fresh = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
         kept = ray.get(self.actor_model_group.async_run_method("get_checkpoint_states"))[0] or {}
         if not kept:
-            self._states = fresh
+            self._states = dict(FRESH)
             if self.args.ckpt.load_enable:  # a run killed before its first checkpoint may have left metrics
                 self._tracking.resume(self, 0)
-            return fresh
-        if "consumed" not in kept:  # an older version, with another order of prompts
-            size = max(len(self._order), 1)
-            kept["consumed"] = kept["total_consumed_prompts"] - kept["episode"] * size
-            logger.warning("the checkpoint is of an older version: this episode has another order of prompts")
-        self._compare(kept)
-        states = {name: kept[name] for name in (*fresh, *_KEPT) if name in kept}
-        states[fingerprint.STATE] = self._fingerprint.topics
-        self._states, step = states, states["global_step"]
+            return self._states
+        self._states = states = states_of(kept, self._fingerprint, self.args, len(self._order))
+        step = states["global_step"]
         self.restore_best_checkpoint_state(kept)
         self._batches.restore(states)
         if self.args.algo.kl.target:  # else the flag sets the coefficient
             self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
-        self._story = Story(self.args, step + self._steps_from(states["episode"], states["consumed"]))
+        self._story = Story(
+            self.args, step + steps_from(self.args, len(self._order), states["episode"], states["consumed"])
+        )
         self._books.saved = step
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
@@ -252,29 +220,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
         if due and self._tracking.evaluated < step:  # the checkpoint precedes the evaluation
             self._evaluate_and_keep_best(step, states, go_on=True)
         return states
-
-    def _compare(self, kept: dict) -> None:
-        """Compare this run with a checkpoint's run; the driver could compare only what it sees.
-
-        With other prompts, or another order, the episode restarts at its first prompt.
-        """
-        step, ckpt = kept["global_step"], self.args.ckpt
-        if fingerprint.STATE not in kept:
-            say(fingerprint.unknown(f"the checkpoint of step {step}"))
-            return
-        accepted = accepted_topics(ckpt.accept_changes)
-        saved, converted = kept[fingerprint.STATE], self.args.ds.use_universal_ckpt
-        try:
-            lines = fingerprint.judged(self._fingerprint, saved, accepted, f"{ckpt.path}: step {step}", converted)
-        except ValueError as error:
-            raise RefusedError(str(error)) from None
-        for line in lines:
-            say(line)
-        topics = {change.topic for change in self._fingerprint.changes(saved)}
-        if topics & {"data", "seed"} and kept["consumed"]:
-            say(f"episode {kept['episode'] + 1} begins again: its prompts, or their order, are others")
-            kept["total_consumed_prompts"] = kept["episode"] * len(self._order)
-            kept["consumed"] = 0
 
     def _states_after(self, step: int) -> dict:
         """Return a checkpoint's states beside weights and optimizer; (seed, place) determines everything else."""
@@ -336,14 +281,14 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return {"update/optimizer_steps": 0.0}
 
     def _close_books(self, rollout_samples, status: dict, step: int) -> dict[str, float]:
-        rated = {i for i, sample in enumerate(rollout_samples) if not is_failed(sample)}
-        noted = self.experience_maker.broken if rated else {}
-        broken = Counter({reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items()})
         trained = None
         if "update/skipped_steps" in status:
             args = self.args.ds
             copies = args.ring_attn_size * args.tensor_parallel_size
             trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
+        rated = {i for i, sample in enumerate(rollout_samples) if not is_failed(sample)}
+        noted = self.experience_maker.broken if rated else {}
+        broken = Counter({reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items()})
         return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
 
     def _compute_rollout_stats(self, experiences) -> dict:
@@ -394,7 +339,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
             return self._evaluate_suite(global_step, go_on)
         doing("evaluating")
         samples = self.samples_generator.generate_eval_samples(global_step, **generate_kwargs)
-        logs = self._log_eval(global_step, self._scores(samples, generate_kwargs["n_samples_per_prompt"]))
+        sources = [source for of_batch, *_ in self.eval_dataloader for source in of_batch]
+        logs = self._tracking.log_eval(
+            self, global_step, scores_of(samples, sources, generate_kwargs["n_samples_per_prompt"])
+        )
         if self._suite is not None:
             logs |= self._evaluate_suite(global_step, go_on)
         if self.samples_generator.eval_failed:
@@ -403,29 +351,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._story.evaluated(global_step, logs)
         return logs
 
-    def _scores(self, samples: list[Experience], size: int) -> dict[str, float]:
-        """Return the metrics of evaluation rollouts, which are in row order, `size` per row."""
-        sampled = [
-            Sampled(
-                reward=None if is_failed(sample) else sample.rewards.item(),
-                length=int(sample.response_length),
-                truncated=bool(sample.truncated),
-            )
-            for sample in samples
-        ]
-        sources = [source for of_batch, *_ in self.eval_dataloader for source in of_batch]
-        return scores_by_set(sources, [sampled[start : start + size] for start in range(0, len(sampled), size)])
-
     def _evaluate_suite(self, global_step: int, go_on: bool) -> dict[str, float]:
         with passed_over(f"the evaluation of step {global_step}"):
-            return self._log_eval(global_step, self._suite.evaluate(global_step, go_on))
+            return self._tracking.log_eval(self, global_step, self._suite.evaluate(global_step, go_on))
         return {}
-
-    def _log_eval(self, global_step: int, metrics: dict[str, float]) -> dict[str, float]:
-        for tracker in (self.wandb_logger, self.tensorboard_logger):
-            if tracker:
-                tracker.log_eval(global_step, metrics)
-        return metrics
 
     # ── Checkpoints ──
 
@@ -440,10 +369,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
         try:
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
         except ray.exceptions.RayTaskError as error:
-            _pass_over(error, f"the best checkpoint, of step {global_step}")
+            pass_over(error, f"the best checkpoint, of step {global_step}")
             return
         if self.best_eval_metric_value > before:
-            self._prune(f"best_global_step{global_step}")
+            self._saver.prune(f"best_global_step{global_step}")
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
         """Log and save as upstream does, but save no checkpoint of a step whose rewards or gradients failed."""
@@ -453,50 +382,19 @@ class ShearTrainer(plain_class(PPOTrainer)):
             logs[f"{rule}/credit_share"] = logs[f"{rule}/credit_seconds"] / max(logs["timing/step_total"], 1e-9)
         self._tracking.log(self, global_step, logs)
         self._story.step(global_step, logs, rule)
-        self._save_due |= global_step % self.args.ckpt.save_steps == 0
-        if self._save_due and self._books.worth_saving:
-            self._save(global_step, client_states)
+        self._saver.note_due(global_step % self.args.ckpt.save_steps == 0)
+        self._saver.save_if_due(global_step, client_states, self._best())
 
     def _save_unless_kept(self, states: dict) -> None:
         """Save the final states, unless a checkpoint already has them."""
         step = states["global_step"]
         kept = step == self._books.saved and states["total_consumed_prompts"] == self._states["total_consumed_prompts"]
         if step and not kept and self._books.worth_saving:
-            self._save(step, states)
+            self._saver.save(step, states, self._best())
 
-    def _save(self, step: int, states: dict) -> None:
-        """Save a checkpoint; if the disk has no room, log it, and the next step tries again."""
-        self._save_due = True
-        problem = ray.get(self.actor_model_group.actors[0].disk_problem.remote())
-        if problem:
-            logger.error(f"no checkpoint of step {step}: {problem}; that of step {self._books.saved} is the last one")
-            return
-        key = self.best_eval_metric_key
-        kept = {"best_eval_metric_key": key, "best_eval_metric_value": self.best_eval_metric_value}
-        states = states | kept | {"latest_eval_metric_value": self._latest_eval_metric_value}
-        metric = {"metric_value": self._latest_eval_metric_value, "metric_key": key or None}
-        tag = f"global_step{step}"
-        doing("saving a checkpoint")
-        refs = self.actor_model_group.async_run_method("save_checkpoint", tag, states, **metric)
-        if self.critic_model_group is not None:
-            refs += self.critic_model_group.async_run_method("save_checkpoint", tag, **metric)
-        try:
-            ray.get(refs)
-        except ray.exceptions.RayTaskError as error:
-            _pass_over(error, f"step {step}")
-            return
-        self._prune(tag)
-        self._books.saved, self._save_due = step, False
-
-    def _prune(self, tag: str) -> None:
-        ray.get(self.actor_model_group.actors[0].prune_checkpoints.remote(tag))
-
-
-_KEPT = ("ledger", "waiting", "kl")
-
-
-def _pass_over(error: ray.exceptions.RayTaskError, step: str) -> None:
-    """Log that the disk refused a checkpoint; raise any other error."""
-    if not isinstance(error.cause, checkpoints.NotSavedError):
-        raise error
-    logger.error(f"no checkpoint of {step}: {error.cause}")
+    def _best(self) -> dict:
+        """Return the states of the best evaluation, as upstream names them in a checkpoint."""
+        names = ("best_eval_metric_key", "best_eval_metric_value")
+        return {name: getattr(self, name) for name in names} | {
+            "latest_eval_metric_value": self._latest_eval_metric_value
+        }

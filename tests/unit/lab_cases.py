@@ -9,7 +9,7 @@ from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.worth import Run
+from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.tasks.arithmetic.problems import parse_problem
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 
@@ -33,7 +33,7 @@ def known_rollouts(policy):
 def write_run(job, accuracy=0.5, then=None):
     """Write a run as a worker does, under an earlier name of its rule; its second step may have another accuracy."""
     steps = accuracy, accuracy if then is None else then
-    run = Run("earlier name", job.seed, steps, accuracy, {"loss": (1.0, float("nan"))}, 3.0)
+    run = LabRun("earlier name", job.seed, steps, accuracy, {"loss": (1.0, float("nan"))}, 3.0)
     job.path.parent.mkdir(parents=True, exist_ok=True)
     job.path.write_text(json.dumps(asdict(run)))
 

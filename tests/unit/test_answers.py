@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
 from openrlhf_shear.rollouts.columns import answer_start, first_error_token, token_at, token_texts
 from openrlhf_shear.rollouts.record import Heatmap, TableError, read_rollouts, write_rollouts
+from openrlhf_shear.tasks.arithmetic import arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.tasks.arithmetic.solutions import check, write_solution
 
@@ -60,19 +61,21 @@ def test_the_first_error_is_the_character_where_texts_part():
         text = write_solution(problem, rng)
         tokens = token_texts(tokenizer, [*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
         assert tokens == [*text, "<eos>"]
-        assert first_error_token(problem.prompt, tokens) is None
+        assert first_error_token(problem.prompt, tokens, arithmetic.first_error) is None
         at = text.index("=") + 1  # of the first step's result
         wrong = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
         assert (
-            first_error_token(f"Please: {problem.prompt}", [*wrong, "<eos>"]) == at == check(problem, wrong).first_error
+            first_error_token(f"Please: {problem.prompt}", [*wrong, "<eos>"], arithmetic.first_error)
+            == at
+            == check(problem, wrong).first_error
         )
 
 
 def test_a_response_that_stops_early_errs_at_its_end_of_text():
     problem = "37a+45bx7c-12d+08ex3f-31g+77="
-    assert first_error_token(problem, [*"a37+45=82;", "<eos>"]) == 10
-    assert first_error_token(problem, [*"a37+45=82;"]) is None  # cut off: nothing is wrong yet
-    assert first_error_token("What is 37 + 45?", [*"83"]) is None
+    assert first_error_token(problem, [*"a37+45=82;", "<eos>"], arithmetic.first_error) == 10
+    assert first_error_token(problem, [*"a37+45=82;"], arithmetic.first_error) is None  # cut off: nothing is wrong yet
+    assert first_error_token("What is 37 + 45?", [*"83"], arithmetic.first_error) is None
 
 
 def test_rollouts_come_back_as_they_were(tmp_path):

@@ -31,8 +31,8 @@ def evaluated(rows: list[tuple[str, str]], rewards: list[list[float | None]]) ->
     trainer = object.__new__(ShearTrainer)
     trainer.eval_dataloader = [([source], [prompt], [""], [None]) for source, prompt in rows]
     trainer.samples_generator = SimpleNamespace(generate_eval_samples=lambda *of, **how: samples, eval_failed=0)
-    trainer.wandb_logger, trainer._suite = None, None
-    trainer.tensorboard_logger = SimpleNamespace(log_eval=lambda step, logs: logged.update(logs))
+    trainer._suite = None
+    trainer._tracking = SimpleNamespace(log_eval=lambda trainer, step, logs: logged.update(logs) or logs)
     trainer._story = SimpleNamespace(evaluated=lambda *of: None)
     assert trainer.evaluate(3, n_samples_per_prompt=len(rewards[0])) == logged
     return logged

@@ -12,10 +12,10 @@ import pytest
 from processes import chain, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
+from openrlhf_shear.rewards.code.hosts import Grade
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.jail import find_jail
-from openrlhf_shear.rewards.jail.hosts import Grade
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
@@ -251,6 +251,11 @@ def test_a_test_finds_nothing_of_the_one_before(workers: CodeWorkers):
     program = "import json\nprint('old' if hasattr(json, 'x') else 'new')\njson.x = 1"
     assert grade(program, twice, workers).correct
     assert grade(program, twice, workers).correct
+
+
+def test_a_program_sees_no_scripts_of_the_maths(workers: CodeWorkers):
+    tests = {"inputs": [""], "outputs": ["['code', 'jail']"]}
+    assert grade("import os\nprint(sorted(os.listdir('/rewards')))", tests, workers).correct
 
 
 def test_no_word_of_a_grade_stays_in_the_memory_of_the_host(workers: CodeWorkers):

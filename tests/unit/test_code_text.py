@@ -8,8 +8,8 @@ import pytest
 
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.rewards.code import text as module
+from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
-from openrlhf_shear.rewards.jail.inside import plain
 
 
 def test_the_last_python_block_counts():

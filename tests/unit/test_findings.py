@@ -12,7 +12,7 @@ from strict_json import strict
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import Estimate, paired
 from openrlhf_shear.report.figures import DARK, LIGHT, Picture, Series, columns, plot_rows, render, spread
-from openrlhf_shear.report.findings import Findings, Omission, apart, plain, print_findings, write_findings
+from openrlhf_shear.report.findings import Omission, Results, apart, plain, print_findings, write_findings
 from openrlhf_shear.report.tables import Table
 
 NUMBERS = [Estimate(0.5, 0.25, 0.75, 9, 9), None, Estimate(None, None, None, 0, 0, None, "nothing")]
@@ -29,7 +29,7 @@ def small(*drawn):
     """The findings of a tool with these pictures and omissions."""
     results = {"settings": {"steps": 2, "x": float("inf")}, "numbers": NUMBERS}
     tables = [Table("First", ("A", "B"), [("a|b", "1")], notes=["Of the first."]), Table("", ("C",), [("c",)])]
-    return Findings("Small", results, tables, ["One note.", "Another."], *apart(drawn or [rows_picture()]))
+    return Results("Small", results, tables, ["One note.", "Another."], *apart(drawn or [rows_picture()]))
 
 
 def test_files_are_json_markdown_and_pictures(tmp_path):

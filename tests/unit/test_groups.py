@@ -10,7 +10,7 @@ from lab_cases import Maker
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
 from openrlhf_shear.credit.apply import token_advantages, weighed
-from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job, step_metrics
+from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector, step_metrics
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
@@ -115,8 +115,8 @@ def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
             add(collector, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])
     lent = owner.lend([0, 1, 9])
     assert list(lent) == [0, 1]
-    made, seconds = other.work([Job(0), Job(1, 1, 3), Job(1, 2, 3), Job(9)], lent)
-    mine, _ = owner.work([Job(1, 0, 3), Job(2)], {})
+    made, seconds = other.work([CreditJob(0), CreditJob(1, 1, 3), CreditJob(1, 2, 3), CreditJob(9)], lent)
+    mine, _ = owner.work([CreditJob(1, 0, 3), CreditJob(2)], {})
     parts = tuple(part for _, part in sorted({**made, **mine}.items()))
     assert len(parts) == 3 and seconds > 0 and owner._rule.numbers == [2] and other._rule.numbers == [0]
     shared = owner.take(lent=[0], parts={1: parts}) + other.take()
@@ -134,7 +134,7 @@ def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
 def test_a_group_that_was_weighed_at_once_is_no_job():
     collector = GroupCollector(Counting(), max_waiting_bytes=0)
     add(collector, range(4), [0] * 4, group(0)[1], group(0)[0])
-    assert collector.lend([0]) == {} and collector.work([Job(0, 0, 2), Job(0, 1, 2)], {})[0] == {}
+    assert collector.lend([0]) == {} and collector.work([CreditJob(0, 0, 2), CreditJob(0, 1, 2)], {})[0] == {}
     assert len(collector.take(parts={})) == 1 and collector._rule.numbers == [0]
 
 

@@ -44,6 +44,15 @@ thread.start()
 thread.join()
 """
 
+_LOOKS = """
+import os, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "jail", "inside"))
+import wire
+for at, _, names in os.walk("/rewards"):
+    for name in names:
+        print(os.path.join(at, name), bool(os.statvfs(at).f_flag & os.ST_RDONLY))
+"""
+
 
 @pytest.fixture(scope="module")
 def jail(needs_jail) -> Jail:
@@ -251,6 +260,21 @@ def test_the_filter_against_processes_leaves_threads_and_signals_to_itself(jail:
         shutil.copy(jails.INSIDE / script, tmp_path)
     said = run(jail, tmp_path / "forks.py", _FORKS, jail.no_fork.encode() + b"\n")
     assert said.decode().split() == ["PermissionError", "PermissionError", "PermissionError", "thread"]
+
+
+def test_a_jail_reads_the_common_scripts_and_the_folder_of_its_own(jail: Jail, tmp_path: Path, monkeypatch):
+    """If this is root, only root may look up these folders, as pytest makes them: the jail's view offers them."""
+    code, maths, common = (tmp_path / room / "inside" for room in ("code", "maths", "jail"))
+    shutil.copytree(jails.INSIDE, common, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (code, maths):
+        folder.mkdir(parents=True)
+        (folder / "beside.py").write_text("")
+    monkeypatch.setattr(jails, "INSIDE", common)
+    seen = dict(line.split() for line in run(jail, code / "looks.py", _LOOKS).decode().splitlines())
+    names = [f"code/inside/{name}.py" for name in ("beside", "looks")]
+    names += [f"jail/inside/{path.name}" for path in common.iterdir()]
+    assert seen == {f"/rewards/{name}": "True" for name in names}
+    assert {"/rewards/jail/inside/runner.py", "/rewards/jail/inside/wire.py"} <= seen.keys()
 
 
 def test_packages_only_where_asked(jail: Jail, tmp_path: Path):

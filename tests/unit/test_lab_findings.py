@@ -12,7 +12,7 @@ from strict_json import strict
 from openrlhf_shear.lab.findings import find
 from openrlhf_shear.lab.pictures import wrapped
 from openrlhf_shear.lab.placement import RADIUS, placement
-from openrlhf_shear.lab.worth import Run
+from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.figures import render
 from openrlhf_shear.report.findings import write_findings
@@ -32,7 +32,7 @@ def planted_runs(gains=GAINS, seeds=6):
             noise = 0.0 if rule == "uniform" else 0.01 * (-1) ** (seed + i)
             metrics = {"negative_credit": (float("nan"),) * STEPS, "loss": (float(i),) * STEPS}
             made = MADE if seed else None
-            runs.append(Run(rule, seed, (0.4 + gain + noise,) * STEPS, 0.6 + gain + noise, metrics, 1.0, made))
+            runs.append(LabRun(rule, seed, (0.4 + gain + noise,) * STEPS, 0.6 + gain + noise, metrics, 1.0, made))
     return runs
 
 

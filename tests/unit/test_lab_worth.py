@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openrlhf_shear.lab.worth import Run, curve, worths
+from openrlhf_shear.lab.worth import LabRun, curve, worths
 from openrlhf_shear.report.estimates import Stat, paired
 
 
 def run(rule, seed, accuracy=(0.5,), final=0.5, **metrics):
-    return Run(rule, seed, tuple(accuracy), final, metrics, 1.0)
+    return LabRun(rule, seed, tuple(accuracy), final, metrics, 1.0)
 
 
 def test_the_interval_is_the_one_worked_out_by_hand():

@@ -205,7 +205,7 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
         os.wait()
         print(os.read(reading, 1000).decode())
     """
-    done = ran(code, str(jail.INSIDE), jail.find_jail().no_fork)
+    done = ran(code, str(math_workers._SCRIPT.parent), jail.find_jail().no_fork)
     assert done.stdout.strip() == "['PermissionError', 'PermissionError', True, True, True, 0]", done.stderr
 
 
@@ -280,5 +280,5 @@ def test_a_child_serves_many_and_no_answer_pays_for_another():
         *(("a", "1"), ("SIGPROF", "crashed"), ("a", "1"), ("SIGKILL", "a fault"), ("a", "1"), ("hang", "timeout")),
         *(("a", "1"), ("grow", "3"), ("timer", "True")),
     )
-    done = ran(CHILDREN, str(jail.INSIDE), json.dumps([answer for answer, _ in cases]))
+    done = ran(CHILDREN, str(math_workers._SCRIPT.parent), json.dumps([answer for answer, _ in cases]))
     assert json.loads(done.stdout) == [said for _, said in cases], done.stderr

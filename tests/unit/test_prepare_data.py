@@ -12,7 +12,7 @@ from command_lines import refusal
 from openrlhf_shear.cli import prepare_data as cli
 from openrlhf_shear.data.checks import gold_graded, normalized
 from openrlhf_shear.data.files import DataError, open_rows
-from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, Problem, label, prompt_text
+from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, ReadProblem, label, prompt_text
 from openrlhf_shear.rewards import maths
 from openrlhf_shear.rewards.verdict import Verdict
 
@@ -242,14 +242,14 @@ def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
     assert questions(rows) == ["What is 1 + 1?"]
     assert report["dropped"]["gold_not_graded"]["detail"] == "4: unparsable"
     with pytest.raises(Dropped):
-        gold_graded(Problem("p", '["1", "4"]', "answer"))  # each of several golds is asked
+        gold_graded(ReadProblem("p", '["1", "4"]', "answer"))  # each of several golds is asked
     asked.clear()
-    gold_graded(Problem("p", json.dumps(STDIN), "stdin"))
+    gold_graded(ReadProblem("p", json.dumps(STDIN), "stdin"))
     assert not asked  # tests have no gold
     monkeypatch.undo()
     for gold in ("}{", "$$"):
         with pytest.raises(Dropped, match="gold_not_graded"):
-            gold_graded(Problem("p", gold, "answer"))
+            gold_graded(ReadProblem("p", gold, "answer"))
 
 
 def many(n: int) -> list[dict]:

@@ -14,6 +14,7 @@ from openrlhf_shear.train.sampling.batches import Batches
 from openrlhf_shear.train.sampling.order import PromptOrder
 from openrlhf_shear.train.start import fingerprint
 from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.update import saving
 from openrlhf_shear.train.update.checkpoints import NotSavedError
 
 SEED, SIZE, BATCH = 42, 40, 8
@@ -143,15 +144,17 @@ def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, cap
     actor = SimpleNamespace(
         disk_problem=SimpleNamespace(remote=lambda: "room"), prune_checkpoints=SimpleNamespace(remote=str)
     )
-    made.actor_model_group = SimpleNamespace(async_run_method=lambda *given, **how: ["saved"], actors=[actor])
-    made.critic_model_group, made.best_eval_metric_key, made.best_eval_metric_value = None, "", 0.0
-    made._latest_eval_metric_value = None
-    monkeypatch.setattr(trainer.ray, "get", get)
+    actors = SimpleNamespace(async_run_method=lambda *given, **how: ["saved"], actors=[actor])
+    best = {"best_eval_metric_key": "", "best_eval_metric_value": 0.0, "latest_eval_metric_value": None}
+    monkeypatch.setattr(saving.ray, "get", get)
     errors = []
-    monkeypatch.setattr(trainer.logger, "error", errors.append)
-    made._save(8, made._states)
+    monkeypatch.setattr(saving.logger, "error", errors.append)
+    saver = saving.Saver(actors, None, made._books)
+    saver.save(8, made._states, best)
     assert errors == ["no checkpoint of step 8: [Errno 28] No space left on device: 'x'"]
-    assert made._save_due and made._books.saved == 7
+    assert made._books.saved == 7
     full.clear()
-    made._save(9, made._states)
-    assert not made._save_due and made._books.saved == 9
+    saver.save_if_due(9, made._states, best)
+    assert made._books.saved == 9, "it stays due"
+    saver.save_if_due(10, made._states, best)
+    assert made._books.saved == 9

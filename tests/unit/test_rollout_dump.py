@@ -18,6 +18,7 @@ from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import read_rollouts
+from openrlhf_shear.tasks.arithmetic import arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.train.accounts import dump as rollout_dump
 from openrlhf_shear.train.accounts.dump import RolloutDump
@@ -82,7 +83,7 @@ def states(lengths):
 
 @pytest.mark.parametrize("gap", [0, 5])
 def test_rows_are_the_rollouts_in_order(tokenizer, gap):
-    rows = rollout_rows(step(tokenizer, gap=gap), tokenizer, SIZE)
+    rows = rollout_rows(step(tokenizer, gap=gap), tokenizer, SIZE, arithmetic.first_error)
     assert [(row.group, row.sample) for row in rows] == [("0", i) for i in range(SIZE)]
     for i, row in enumerate(rows):
         assert row.response == RESPONSES[i] + tokenizer.eos_token and row.tokens[:-1] == list(RESPONSES[i])
@@ -96,6 +97,14 @@ def test_rows_are_the_rollouts_in_order(tokenizer, gap):
     assert [row.truncated for row in rows] == [False, False, True, False]
     assert [row.first_error for row in rows] == FIRST_ERRORS
     assert [row.answer_start for row in rows][:2] == [RIGHT.index("#"), RESPONSES[1].index("#")]
+
+
+def test_only_a_named_task_s_errors_are_known(tokenizer):
+    asked = []
+    rows = rollout_rows(step(tokenizer), tokenizer, SIZE, lambda prompt, text: asked.append((prompt, text)) or 2)
+    assert sorted(asked) == sorted((PROMPT, text + tokenizer.eos_token) for text in RESPONSES)
+    assert [row.first_error for row in rows] == [2] * SIZE
+    assert [row.first_error for row in rollout_rows(step(tokenizer), tokenizer, SIZE)] == [None] * SIZE
 
 
 def test_rows_have_the_evidence_of_shear(tokenizer):
@@ -118,7 +127,7 @@ def test_labels_and_prompts_that_a_file_cannot_hold(tokenizer):
     made = step(tokenizer)
     made.experiences[0].labels = ["x" * 5000, None]
     made.experiences[0].prompts = ["half a character \ud83d", PROMPT]
-    rows = rollout_rows(made, tokenizer, SIZE)
+    rows = rollout_rows(made, tokenizer, SIZE, arithmetic.first_error)
     assert rows[0].label == "" and rows[2].label == "x" * 2000 + " ..."
     assert rows[2].prompt == "half a character ?" and rows[2].first_error is None
 
@@ -148,6 +157,7 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step000020.parquet"]
     rows, settings = read_rollouts(tmp_path / "rollouts" / "step000020.parquet")
     assert rows[0].span_starts[:2] == [0, 3] and len(rows) == SIZE
+    assert [row.first_error for row in rows] == FIRST_ERRORS, "the dump names the task"
     assert (settings["rule"], settings["model"], settings["step"]) == ("shear", "a/model", 20)
     assert (settings["window"], settings["stride"], settings["samples_per_prompt"]) == (8, 3, SIZE)
 

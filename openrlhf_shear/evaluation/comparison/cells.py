@@ -80,7 +80,7 @@ def choose(run: Run, select: Select) -> Evaluation | None:
 
 
 @dataclass(frozen=True)
-class Variant:
+class MethodVariant:
     """A method with its settings on one backbone and task, with a run for each seed."""
 
     model: str
@@ -100,17 +100,17 @@ class Section:
 
     model: str
     task: str
-    variants: tuple[Variant, ...]
+    variants: tuple[MethodVariant, ...]
     # the benchmarks of the compared average: those that most runs have. Runs with other benchmarks get no average
     suite: frozenset[str]
     # label -> variant, for the main table: of each method the setting that its ablations start from
-    rows: dict[str, Variant]
+    rows: dict[str, MethodVariant]
 
-    def averaged(self, variant: Variant) -> tuple[Run, ...]:
+    def averaged(self, variant: MethodVariant) -> tuple[Run, ...]:
         """Return the variant's runs whose averages are over `suite`."""
         return tuple(run for run in variant.runs if run.evaluations and run.evaluations[0].scores.keys() == self.suite)
 
-    def average(self, variant: Variant, select: Select) -> Stat | None:
+    def average(self, variant: MethodVariant, select: Select) -> Stat | None:
         chosen = (choose(run, select) for run in self.averaged(variant))
         return stat(evaluation.average for evaluation in chosen if evaluation)
 
@@ -127,7 +127,7 @@ def sections(runs: Iterable[Run]) -> list[Section]:
     parts = []
     for (task, model), cells in grouped.items():
         of = cells.values()
-        variants = tuple(Variant(model, task, same[0].method, _settings(same[0]), _checked(same)) for same in of)
+        variants = tuple(MethodVariant(model, task, same[0].method, _settings(same[0]), _checked(same)) for same in of)
         suites = Counter(frozenset(r.evaluations[0].scores) for v in variants for r in v.runs if r.evaluations)
         suite = max(suites, key=lambda names: (suites[names], len(names)), default=frozenset())
         parts.append(Section(model, task, variants, suite, _rows(variants)))
@@ -160,18 +160,18 @@ def _checked(runs: list[Run]) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=lambda run: (run.seed is None, run.seed or 0)))
 
 
-def difference(first: Variant, other: Variant) -> list[str]:
+def difference(first: MethodVariant, other: MethodVariant) -> list[str]:
     """The names of the settings in which two variants differ."""
     names = {**first.settings, **other.settings}
     return [name for name in names if first.settings.get(name) != other.settings.get(name)]
 
 
-def ablates(first: Variant, other: Variant) -> bool:
+def ablates(first: MethodVariant, other: MethodVariant) -> bool:
     """Return whether two variants of a method differ only in the knobs of one sweep."""
     return first is not other and any(set(difference(first, other)) <= set(sweep.knobs) for sweep in SWEEPS.values())
 
 
-def _centre(variants: list[Variant]) -> Variant | None:
+def _centre(variants: list[MethodVariant]) -> MethodVariant | None:
     """Return the setting that ablations start from, or None.
 
     It is the paper's setting, else the one that every other changes in one thing, else the nearest to the paper's.
@@ -182,7 +182,7 @@ def _centre(variants: list[Variant]) -> Variant | None:
     return next((only[0] for only in (variants, paper, star, near) if len(only) == 1), None)
 
 
-def _rows(variants: tuple[Variant, ...]) -> dict[str, Variant]:
+def _rows(variants: tuple[MethodVariant, ...]) -> dict[str, MethodVariant]:
     order = list(METHODS)
     methods = sorted({v.method for v in variants}, key=lambda name: (order.index(name) if name in order else -1, name))
     rows = {}
@@ -195,7 +195,7 @@ def _rows(variants: tuple[Variant, ...]) -> dict[str, Variant]:
     return rows
 
 
-def label(variant: Variant, among: list[Variant]) -> str:
+def label(variant: MethodVariant, among: list[MethodVariant]) -> str:
     """Return the method's title with the settings in which the variant differs from others: `SHEAR (w = 80)`."""
     names = dict.fromkeys(name for other in among for name in difference(variant, other))
     settings = ", ".join(f"{LETTERS.get(name, name)} = {variant.settings.get(name, '-')}" for name in names)

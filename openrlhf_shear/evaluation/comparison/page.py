@@ -22,7 +22,7 @@ SELECTIONS = {
 
 
 @dataclass(frozen=True)
-class Report:
+class RunsReport:
     """The tables and pictures of the runs, ready to be written."""
 
     runs: tuple[Run, ...]
@@ -32,7 +32,7 @@ class Report:
     select: Select
 
 
-def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
+def make_report(runs: Iterable[Run], select: Select = "best") -> RunsReport:
     """Make tables and pictures over runs.
 
     Args:
@@ -43,10 +43,10 @@ def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
     """
     runs = tuple(runs)
     grouped = sections(runs)
-    return Report(runs, make_scores(grouped, select), *make_pictures(grouped, select), select)
+    return RunsReport(runs, make_scores(grouped, select), *make_pictures(grouped, select), select)
 
 
-def write_report(report: Report, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
+def write_report(report: RunsReport, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
     """Write every table (.md, .csv, .tex) and picture (.png, .svg, .csv) and `index.html`; return their paths.
 
     `progress` takes the list of pictures and yields them, e.g. under a progress bar.
@@ -82,7 +82,7 @@ def _embed(picture: Picture) -> dict:
     }
 
 
-def _page(report: Report, embedded: list[dict]) -> str:
+def _page(report: RunsReport, embedded: list[dict]) -> str:
     """Return the HTML page with these `embedded` pictures. All text in it is escaped."""
     count = len(report.runs)
     template, style, script = (

@@ -6,7 +6,15 @@ from dataclasses import replace
 from functools import partial
 from textwrap import fill
 
-from openrlhf_shear.evaluation.comparison.cells import OTHER_INKS, SWEEPS, Section, Select, Variant, choose, method_of
+from openrlhf_shear.evaluation.comparison.cells import (
+    OTHER_INKS,
+    SWEEPS,
+    MethodVariant,
+    Section,
+    Select,
+    choose,
+    method_of,
+)
 from openrlhf_shear.evaluation.comparison.figures import Bar, Curve, plot_bars, plot_curves, plot_heatmap, plot_lines
 from openrlhf_shear.evaluation.comparison.tables import model_title, number, numbers, task_title
 from openrlhf_shear.report.estimates import stat
@@ -26,7 +34,7 @@ LOGGED = (
     ("Credit share of the step", "Share of the step's time (%)", "/credit_share", ""),
 )
 AVERAGE = "Benchmark average (%)"
-Series = Callable[[Section, Variant], list[dict[int, float]]]  # returns, for each seed, step -> value
+Series = Callable[[Section, MethodVariant], list[dict[int, float]]]  # returns, for each seed, step -> value
 
 
 def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture], list[Omission]]:
@@ -76,12 +84,12 @@ def _picture(section: Section, name: str, *shown, **more) -> Picture:
 # --- curves over training
 
 
-def averages(section: Section, variant: Variant) -> list[dict[int, float]]:
+def averages(section: Section, variant: MethodVariant) -> list[dict[int, float]]:
     runs = section.averaged(variant)
     return [{e.step: 100 * e.average for e in run.evaluations if e.step is not None} for run in runs]
 
 
-def logged(_: Section, variant: Variant, tag: str, scale: float) -> list[dict[int, float]]:
+def logged(_: Section, variant: MethodVariant, tag: str, scale: float) -> list[dict[int, float]]:
     """Return a logged metric by seed; a KL that is 0 throughout was not measured."""
     curves = [next((points for name, points in run.curves.items() if name.endswith(tag)), ()) for run in variant.runs]
     measured = [points for points in curves if tag != REFERENCE_KL or any(value for _, value in points)]
@@ -95,7 +103,7 @@ def _training(section: Section, heading: str, series: Series, unit: str) -> Iter
 
 
 def _curves(
-    section: Section, name: str, heading: str, lines: list[tuple[str, str, Variant]], series: Series, unit: str
+    section: Section, name: str, heading: str, lines: list[tuple[str, str, MethodVariant]], series: Series, unit: str
 ) -> Iterator[Picture]:
     """Yield a picture of (label, ink, variant) lines, over the steps that all seeds of a variant share.
 
@@ -122,7 +130,7 @@ def _curves(
         )
 
 
-def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
+def inks_of(variants: Iterable[MethodVariant]) -> dict[int, str]:
     """Return ink by a variant's id; a method keeps its ink, and further settings of it take others."""
     inks: dict[int, str] = {}
     for variant in variants:
@@ -137,9 +145,9 @@ def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
 # --- ablations
 
 
-def _sweeps(section: Section, knob: str, select: Select) -> list[list[Variant]]:
+def _sweeps(section: Section, knob: str, select: Select) -> list[list[MethodVariant]]:
     """Return groups of variants of one method with an average that differ only in this sweep's knobs."""
-    contexts: dict[str, list[Variant]] = {}
+    contexts: dict[str, list[MethodVariant]] = {}
     for variant in section.variants:
         held = {name: value for name, value in variant.settings.items() if name not in SWEEPS[knob].knobs}
         if section.average(variant, select):
@@ -147,7 +155,7 @@ def _sweeps(section: Section, knob: str, select: Select) -> list[list[Variant]]:
     return [sorted(same, key=lambda v: _order(knob, v)) for same in contexts.values() if len(same) > 1]
 
 
-def _order(knob: str, variant: Variant) -> tuple:
+def _order(knob: str, variant: MethodVariant) -> tuple:
     values = [variant.settings.get(name) for name in SWEEPS[knob].knobs]
     order = SWEEPS[knob].order
     known = [order.index(value) if value in order else value for value in values]
@@ -156,7 +164,7 @@ def _order(knob: str, variant: Variant) -> tuple:
     )
 
 
-def _name(knob: str, variant: Variant) -> str:
+def _name(knob: str, variant: MethodVariant) -> str:
     """Return the name of a variant in its ablation."""
     settings = variant.settings
     if knob == "span":
@@ -186,7 +194,12 @@ def _ablation(section: Section, knob: str, select: Select) -> Iterator[Picture]:
 
 
 def _bars_picture(
-    knob: str, section: Section, variants: list[Variant], main: list[Variant], base: Variant | None, select: Select
+    knob: str,
+    section: Section,
+    variants: list[MethodVariant],
+    main: list[MethodVariant],
+    base: MethodVariant | None,
+    select: Select,
 ) -> Picture:
     zero = base and section.average(base, select)
     origin = 100 * zero.mean if zero else 0.0
@@ -222,7 +235,7 @@ def _selected(select: Select) -> str:
     return f"at the {select} checkpoint of each seed" if isinstance(select, str) else f"at step {select}"
 
 
-def _span_pictures(section: Section, variants: list[Variant], select: Select) -> Iterator[Picture]:
+def _span_pictures(section: Section, variants: list[MethodVariant], select: Select) -> Iterator[Picture]:
     cells = {
         (v.settings["window"], v.settings["stride"]): section.average(v, select).percent
         for v in variants
@@ -309,5 +322,5 @@ def _overhead(sections: list[Section], heading: str) -> Iterator[Picture]:
         )
 
 
-def _seconds(variant: Variant) -> list[float]:
+def _seconds(variant: MethodVariant) -> list[float]:
     return [run.seconds_per_step for run in variant.runs if run.seconds_per_step]

@@ -6,9 +6,9 @@ checker answers for the expected output.
 
 import time
 
+from openrlhf_shear.rewards.code.hosts import Grade, raise_if_killed
+from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
-from openrlhf_shear.rewards.jail.hosts import Grade, raise_if_killed
-from openrlhf_shear.rewards.jail.inside import plain
 
 GRACE_SECONDS = 2.0
 _SAID = {"true": True, "false": False}  # the answers that a child writes

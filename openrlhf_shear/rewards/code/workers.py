@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from openrlhf_shear.rewards.code.hosts import Grade, Host
 from openrlhf_shear.rewards.crew import Crew, Defaults
 from openrlhf_shear.rewards.jail import find_jail, strike
-from openrlhf_shear.rewards.jail.hosts import Grade, Host
 
 MOST_GRADES = 500
 

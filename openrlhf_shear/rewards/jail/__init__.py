@@ -1,7 +1,7 @@
 """Jails for untrusted code.
 
-`bubblewrap` starts jails, `hosts` keeps jails ready for code, `seccomp` filters system calls, and `inside` holds the
-scripts that run in jails.
+`bubblewrap` starts jails, `seccomp` filters system calls, `escapes` tries to get out, and `inside` holds the scripts
+that every jail has.
 """
 
 from openrlhf_shear.rewards.jail.bubblewrap import (

@@ -24,8 +24,8 @@ from openrlhf_shear.rewards.jail.inside import wire
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0  # until a process in a jail says that it is ready
-INSIDE = Path(__file__).parent / "inside"
-_PLACE = "/jail"
+INSIDE = Path(wire.__file__).resolve().parent  # scripts that every jail has
+_PLACE = "/rewards"  # where a jail has the folders of scripts
 _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
 _THREADS = 64  # of a program, including the few processes of its jail
@@ -34,7 +34,7 @@ _THREADS = 64  # of a program, including the few processes of its jail
 _LIMITED = {"nofile": 128, "core": 0, "sigpending": 128, "memlock": 0, "msgqueue": 0}
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-_groups: dict[subprocess.Popen[bytes], cgroups.Group] = {}  # of the jails that have not ended
+_groups: dict[subprocess.Popen[bytes], cgroups.ControlGroup] = {}  # of the jails that have not ended
 
 _MECHANISMS = (
     "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
@@ -103,7 +103,7 @@ class Jail:
         )
 
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
-        """Run `python -I script` inside, which may read the files beside it. End the process with `kill`.
+        """Run `python -I script` inside, which may read the files beside it and `INSIDE`. End the process with `kill`.
 
         stdin (if not given) and stdout are binary pipes without buffers. Raises JailError: it could not be started.
 
@@ -112,7 +112,7 @@ class Jail:
             stdin: as for `subprocess.Popen`, else a pipe; stderr: as for it, else nowhere.
         """
         # The kernel ends a jail with the *thread* that started it. This thread lives as long as the process.
-        return _spawner.submit(self._popen, script.absolute(), limits, **options).result()
+        return _spawner.submit(self._popen, script.resolve(), limits, **options).result()
 
     def _popen(
         self,
@@ -126,7 +126,7 @@ class Jail:
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
         most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
-        group = cgroups.make() if self.has_group else cgroups.Group(())
+        group = cgroups.make() if self.has_group else cgroups.ControlGroup(())
         limited = {name: _at_most(name, value) for name, value in most.items()}
         command = [*group.enter(), self._prlimit, *(f"--{name}={value}:{value}" for name, value in limited.items())]
         pass_fds = ()
@@ -140,7 +140,7 @@ class Jail:
                 number, _ = another_user.user() if self._changes_user else (None, "")
                 command += another_user.switch(number) if number is not None else []
                 command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages, found), "--"]
-                script = Path(_PLACE, script.name)
+                script = _place(script.parent) / script.name
             command += [*python, "-I", "-X", "utf8", str(script)]
             options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
             pipes = {"bufsize": 0, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
@@ -328,8 +328,15 @@ def _sandbox(script: Path, limits: Limits, packages: bool, found: Callable[[str]
     flags += ["--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp"]  # first: a Python may be installed below /tmp
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix) if packages else (sys.base_prefix,)):
         flags += ["--ro-bind", found(prefix), prefix]
-    flags += ["--ro-bind", found(str(script.resolve().parent)), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
-    return [*flags, "--remount-ro", "/dev/pts", "--chdir", "/tmp", "--remount-ro", "/"]
+    for folder in dict.fromkeys((INSIDE, script.parent)):
+        flags += ["--ro-bind", found(str(folder)), str(_place(folder))]
+    flags += ["--dev", "/dev", "--remount-ro", "/dev", "--remount-ro", "/dev/pts"]
+    return [*flags, "--chdir", "/tmp", "--remount-ro", "/"]
+
+
+def _place(folder: Path) -> Path:
+    """Return where a jail has a folder of scripts. Scripts find `INSIDE` from their own folder, as in `rewards/`."""
+    return Path(_PLACE, folder.parent.name, folder.name)
 
 
 def _renew_spawner() -> None:

@@ -28,7 +28,7 @@ _numbers = itertools.count()
 _left: list[Path] = []  # groups that still had processes when they were to be removed
 
 
-class Group:
+class ControlGroup:
     """Control group of a jail: a folder for each controller, or one for all of them. Without any, it limits nothing."""
 
     def __init__(self, folders: tuple[Path, ...]) -> None:
@@ -58,7 +58,7 @@ class Group:
             time.sleep(_PAUSE)
 
 
-def make() -> Group:
+def make() -> ControlGroup:
     """Make a group; it limits nothing if no control group can be made."""
     name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
     made: dict[Path, None] = {}
@@ -68,10 +68,10 @@ def make() -> Group:
             folder.mkdir(exist_ok=True)
             made[folder] = None
             (folder / file).write_text(value)
-    return Group(tuple(made))
+    return ControlGroup(tuple(made))
 
 
-def is_limited(group: Group) -> bool:
+def is_limited(group: ControlGroup) -> bool:
     """Return whether the group limits processes and threads."""
     return any(_words(folder / "pids.max") == [str(_PROCESSES)] for folder in group.folders)
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from openrlhf_shear.rewards.code.hosts import DiedError, Grade, Host
 from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, Limits, kill
-from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, Host
 
 MARK = "openrlhf-shear-escape"
 _SECONDS = 60

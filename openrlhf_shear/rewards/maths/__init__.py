@@ -1,4 +1,5 @@
-"""The maths grader. `grade` decides, `text` finds the answer, `workers` run what needs evaluation."""
+"""The maths grader. `grade` decides, `text` finds the answer, `workers` run what needs evaluation, by the scripts of
+`inside`."""
 
 from openrlhf_shear.rewards.maths.grade import grade_math
 

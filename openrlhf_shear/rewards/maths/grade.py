@@ -16,7 +16,7 @@ from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable
 from openrlhf_shear.rewards.maths.numbers import Number, split_unit
 from openrlhf_shear.rewards.maths.ranges import as_intervals
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, squeeze, tidy
-from openrlhf_shear.rewards.maths.values import Group, Text, read, same, without_name
+from openrlhf_shear.rewards.maths.values import Text, ValueGroup, read, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
 from openrlhf_shear.rewards.verdict import Verdict
 
@@ -99,7 +99,7 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[st
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return "wrong"
     wanted, value = read(gold), read(answer)
-    if isinstance(wanted, Group) and isinstance(value, Number):
+    if isinstance(wanted, ValueGroup) and isinstance(value, Number):
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
     equal = same(wanted, value, tolerance)
     if equal is not None:
@@ -110,7 +110,7 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[st
         return "wrong"  # a gold with words: only the same words will do
     if refused := refusal(answer, gold):
         return refused
-    if ("=" in gold) != ("=" in answer) and not isinstance(wanted, Group) and not isinstance(value, Group):
+    if ("=" in gold) != ("=" in answer) and not isinstance(wanted, ValueGroup) and not isinstance(value, ValueGroup):
         return "wrong"  # math-verify takes 2x=3 for 3, and 4 for xy=4
     return gold, answer
 

@@ -38,7 +38,7 @@ def refusal(answer: str, gold: str) -> str | None:
 
     "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs. "unevaluated": it
     has operations that the gold does not use: sums over an index, products, integrals, limits, determinants, named
-    functions. (`jail/inside/worked.py` finds other unfinished work in the tree.)
+    functions. (`inside/worked.py` finds other unfinished work in the tree.)
     """
     if not readable(answer, commands(gold)):
         return "unevaluated" if readable(answer, commands(answer)) else "unreadable"

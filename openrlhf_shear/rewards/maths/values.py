@@ -31,7 +31,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Group:
+class ValueGroup:
     r"""Items in `brackets`: "()", "[]", "[)", "(]", "{}" for a set, "" for a bare list; ":" a ratio, "\cup" a union."""
 
     brackets: str
@@ -39,7 +39,7 @@ class Group:
     name: str = ""
 
 
-Value = Number | Text | Group
+Value = Number | Text | ValueGroup
 
 
 def read(text: str, depth: int = 0) -> Value:
@@ -50,18 +50,18 @@ def read(text: str, depth: int = 0) -> Value:
     if depth < _DEEPEST:
         for brackets, separators in (("", SEPARATORS), (r"\cup", (r"\cup",))):
             if 1 < len(items := split(text, separators)) <= _MOST_ITEMS:
-                return Group(brackets, tuple(read(item, depth + 1) for item in items))
+                return ValueGroup(brackets, tuple(read(item, depth + 1) for item in items))
         name, rest = without_name(text)
         if rest != text:
             return _named(read(rest, depth + 1), name)
         if 1 < len(items := split(text, (":",))) <= _MOST_ITEMS:
-            return Group(":", tuple(read(item, depth + 1) for item in items))
+            return ValueGroup(":", tuple(read(item, depth + 1) for item in items))
         if (held := inside(text)) is not None:
             brackets, items = held
             if len(items) == 1 and brackets == "()":
                 return read(items[0], depth + 1)
             if brackets == "{}" or 1 < len(items) <= _MOST_ITEMS:
-                return Group(brackets, tuple(read(item, depth + 1) for item in items))
+                return ValueGroup(brackets, tuple(read(item, depth + 1) for item in items))
     return Text(squeeze(text).removeprefix("+"))
 
 
@@ -70,7 +70,7 @@ def _named(value: Value, name: str) -> Value:
     if not name.startswith("("):
         return replace(value, name=name)
     names = name[1:-1].split(",")
-    if not isinstance(value, Group) or len(names) != len(value.items):
+    if not isinstance(value, ValueGroup) or len(names) != len(value.items):
         return value
     pairs = zip(value.items, names, strict=True)
     return replace(value, items=tuple(replace(item, name=item_name) for item, item_name in pairs))
@@ -119,7 +119,7 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool 
     if gold.name and answer.name and gold.name != answer.name:
         return False if _settled(gold) and _settled(answer) else None
     gold, answer = _unwrapped(gold), _unwrapped(answer)
-    if isinstance(gold, Group) and isinstance(answer, Group):
+    if isinstance(gold, ValueGroup) and isinstance(answer, ValueGroup):
         return _same_group(gold, answer, tolerance)
     if isinstance(gold, Number):
         answer = _quotient(answer) or answer
@@ -128,9 +128,9 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool 
         if gold.text == answer.text:
             return bool(gold.text) or None
         return False if len(gold.text) == len(answer.text) == 1 else None
-    if isinstance(gold, Group) and gold.brackets == ":":
+    if isinstance(gold, ValueGroup) and gold.brackets == ":":
         return same(_quotient(gold), answer, tolerance) if _quotient(gold) else None
-    return False if isinstance(gold, Group) and isinstance(answer, Number) else None
+    return False if isinstance(gold, ValueGroup) and isinstance(answer, Number) else None
 
 
 def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bool:
@@ -149,7 +149,7 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
     return abs(per_cent - (100 * answer.value if answer.percent else answer.value)) <= near
 
 
-def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool | None:
+def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None) -> bool | None:
     kinds = {gold.brackets, answer.brackets}
     if kinds == {r"\cup"}:
         return _same_set(gold.items, answer.items, tolerance) or None  # a worker compares sets that overlap
@@ -169,22 +169,22 @@ def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool 
     return False if False in equal else None if None in equal else True
 
 
-def _one_name(group: Group) -> bool:
+def _one_name(group: ValueGroup) -> bool:
     """Return whether the items are values of a single variable: `2, 3`, `x=2, x=3`, `x_1=2, x_2=3`."""
     return len({_INDEX.sub("", item.name) for item in group.items}) == 1
 
 
-def _nameless(group: Group) -> "tuple[Value, ...]":
+def _nameless(group: ValueGroup) -> "tuple[Value, ...]":
     return tuple(replace(item, name="") for item in group.items)
 
 
-def _sorted(group: Group) -> Group:
+def _sorted(group: ValueGroup) -> ValueGroup:
     return replace(group, items=tuple(sorted(group.items, key=lambda item: item.name)))
 
 
 def _quotient(value: Value) -> Number | None:
     """Return the fraction that a ratio of two numbers is."""
-    if not isinstance(value, Group) or value.brackets != ":" or len(value.items) != 2:
+    if not isinstance(value, ValueGroup) or value.brackets != ":" or len(value.items) != 2:
         return None
     above, below = value.items
     plain = isinstance(above, Number) and isinstance(below, Number) and below.value
@@ -203,11 +203,11 @@ def _same_set(gold: tuple[Value, ...], answer: tuple[Value, ...], tolerance: Fra
 
 
 def _settled(value: Value) -> bool:
-    return isinstance(value, Number) or (isinstance(value, Group) and all(map(_settled, value.items)))
+    return isinstance(value, Number) or (isinstance(value, ValueGroup) and all(map(_settled, value.items)))
 
 
 def _unwrapped(value: Value) -> Value:
     """Return the element of a set or list with a single item; other values stay unchanged."""
-    while isinstance(value, Group) and len(value.items) == 1 and value.brackets in ("", "{}"):
+    while isinstance(value, ValueGroup) and len(value.items) == 1 and value.brackets in ("", "{}"):
         value = value.items[0]
     return value

@@ -2,11 +2,12 @@
 
 import subprocess
 import time
+from pathlib import Path
 
 from openrlhf_shear.rewards import jail
 from openrlhf_shear.rewards.crew import Crew, Defaults
 
-_SCRIPT = jail.INSIDE / "math_worker.py"
+_SCRIPT = Path(__file__).parent / "inside" / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
 _GRACE_SECONDS = 2.0
 _MOST_SECONDS = 3600.0
@@ -18,7 +19,7 @@ class WorkerDiedError(RuntimeError):
 
 
 class MathWorkers(Crew):
-    """Jailed hosts of about 100 MB that compare answers (`jail.inside.math_worker`)."""
+    """Jailed hosts of about 100 MB that compare answers (`inside.math_worker`)."""
 
     def __init__(self, count: int, allow_unsandboxed: bool = False) -> None:
         super().__init__(count)

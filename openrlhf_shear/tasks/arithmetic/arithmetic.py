@@ -29,6 +29,15 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
     return as_reward_output([float(result.correct) for result in results], extra_logs)
 
 
+def first_error(prompt: str, decoded: str) -> int | None:
+    """Return `Check.first_error` of a decoded response; None if the prompt is of another task."""
+    try:
+        problem = parse_problem(prompt)
+    except ValueError:
+        return None
+    return check(problem, response_text(decoded)).first_error
+
+
 def response_text(decoded: str) -> str:
     """Remove the end-of-text token, and the padding after it, from a decoded response."""
     while decoded.endswith(PAD):

@@ -11,6 +11,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import write_rollouts
+from openrlhf_shear.tasks.arithmetic import arithmetic
 
 logger = init_logger(__name__)
 
@@ -44,7 +45,7 @@ class RolloutDump:
         If the disk refuses the file, the run logs it and goes on.
         """
         path, started = self._folder / f"step{step:06d}.parquet", time.perf_counter()
-        rows = rollout_rows(made, self._tokenizer, self._group_size)
+        rows = rollout_rows(made, self._tokenizer, self._group_size, arithmetic.first_error)
         try:
             write_rollouts(path, rows, self._settings | {"step": step})
         except (OSError, pyarrow.ArrowException) as error:

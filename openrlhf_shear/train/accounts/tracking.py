@@ -83,6 +83,12 @@ class Tracking:
         if trainer.tensorboard_logger:
             trainer.tensorboard_logger.flush(step)
 
+    def log_eval(self, trainer, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Log an evaluation's metrics, and return them."""
+        for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
+            tracker.log_eval(step, metrics)
+        return metrics
+
     def close(self, trainer) -> None:
         for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
             tracker.close()

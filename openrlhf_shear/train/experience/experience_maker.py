@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.apply import TokenCredit, token_advantages
-from openrlhf_shear.credit.groups import CreditRequest, Job, step_metrics, step_warnings
+from openrlhf_shear.credit.groups import CreditJob, CreditRequest, step_metrics, step_warnings
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
 from openrlhf_shear.rollouts.dump import StepRollouts
 from openrlhf_shear.train.experience.fillers import without_fillers
@@ -133,12 +133,12 @@ class CreditExperienceMaker(GradedExperienceMaker):
         work = [self.rule.work(lengths[group], correct[group]) for group in range(len(owners))]
         tolls = [self.toll * sum(lengths[group]) for group in range(len(owners))]
         units = share_credit(work, owners, len(actors), self.rule.splits, tolls)
-        shares = [[Job(*unit) for unit in share] for share in units]
+        shares = [[CreditJob(*unit) for unit in share] for share in units]
         if all(owners[job.group] == rank and job.parts == 1 for rank, jobs in enumerate(shares) for job in jobs):
             return ray.get([actor.take_group_credits.remote() for actor in actors]), [0.0] * len(actors)
         return self._shared(actors, owners, shares)
 
-    def _shared(self, actors: list, owners: list[int], shares: list[list[Job]]):
+    def _shared(self, actors: list, owners: list[int], shares: list[list[CreditJob]]):
         """Weigh groups as `_weighed`, lending them to ranks with less work; a group's owner joins its parts."""
         foreign = [{job.group for job in jobs if owners[job.group] != rank} for rank, jobs in enumerate(shares)]
         asked = [

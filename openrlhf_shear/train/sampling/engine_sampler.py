@@ -15,7 +15,7 @@ from openrlhf_shear.sampling.sampler import (
     DIED,
     NO_ENGINE,
     NO_ROOM,
-    Engines,
+    EngineSettings,
     Failure,
     Output,
     Request,
@@ -103,7 +103,7 @@ class EngineSampler:
 
 @contextmanager
 def started_engines(
-    plan: Plan, engines: Engines, connect: Callable[[], PlacementGroup | None]
+    plan: Plan, engines: EngineSettings, connect: Callable[[], PlacementGroup | None]
 ) -> Iterator[EngineSampler]:
     """Start vLLM engines for an evaluation as training does: in one placement group, on a cluster or here.
 

@@ -26,7 +26,7 @@ _DTYPE = "torch.bfloat16"  # the policy's: preflight accepts no other --ds.param
 _CAUSES = "stale weights, adapters not merged, sampling settings, a kept prefix cache, another dtype"
 
 
-class Policy(Protocol):
+class SyncedPolicy(Protocol):
     """Interface of the trained policy, before its update."""
 
     def score(self, token_ids: list[int]) -> torch.Tensor:
@@ -62,7 +62,7 @@ class GapWatch:
         if self._probe:
             self._asked = torch.tensor(self._engines.call("score", self._probe))
 
-    def judge(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> None:
+    def judge(self, gap: Gap, experiences: Sequence[Experience], policy: SyncedPolicy) -> None:
         """Judge a step's gap, before its update.
 
         Raises:
@@ -96,7 +96,7 @@ class GapWatch:
             f"{seen}; it is none of: {_CAUSES}; the next warning is at twice that, and --vllm.max_gap ends the run"
         )
 
-    def _cause(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> str:
+    def _cause(self, gap: Gap, experiences: Sequence[Experience], policy: SyncedPolicy) -> str:
         """Return the proven cause, or ""."""
         if self._args.ds.lora.rank > 0:
             base = policy.gap_without_adapters(experiences).by_engine[gap.worst]

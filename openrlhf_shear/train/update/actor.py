@@ -11,7 +11,7 @@ from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.captured import captured_entropies
-from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job
+from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
@@ -223,7 +223,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         """Lend waiting groups to other ranks: return references, by group, to objects in this node's store."""
         return {number: ray.put(waiting) for number, waiting in self._collector.lend(numbers).items()}
 
-    def work_on_groups(self, jobs: list[Job], borrowed: dict[int, ray.ObjectRef]) -> tuple[dict[Job, object], float]:
+    def work_on_groups(
+        self, jobs: list[CreditJob], borrowed: dict[int, ray.ObjectRef]
+    ) -> tuple[dict[CreditJob, object], float]:
         """Weigh this rank's share of the step's groups (`GroupCollector.work`)."""
         device = next(self.actor.model.parameters()).device
         return self._collector.work(jobs, {number: ray.get(ref) for number, ref in borrowed.items()}, device)

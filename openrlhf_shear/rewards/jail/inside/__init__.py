@@ -1,1 +1,4 @@
-"""Scripts that run inside a jail. Standard library only, but for the maths; nothing here may import the rest."""
+"""Scripts that run inside a jail: those that every jail has. Standard library only; nothing here may import the rest.
+
+Beside these, a jail has the folder of the script that it runs: `maths/inside` or `code/inside`.
+"""

@@ -1,8 +1,6 @@
 """Equality of two tidy answers, by math-verify's LaTeX grammar and sympy. Runs inside a jail only."""
 
-import os
 import re
-import sys
 from functools import lru_cache
 
 import sympy
@@ -10,9 +8,6 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from math_verify.grader import is_relation
 from sympy.core.relational import Relational
-
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
-
 from worked import worked_out
 
 # maths/text.py takes off units first: math-verify would read 4g as 4.

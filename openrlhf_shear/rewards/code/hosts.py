@@ -7,11 +7,12 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
-from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, Limits, greet, hear, kill
+from openrlhf_shear.rewards.jail import Jail, JailError, Limits, greet, hear, kill
 from openrlhf_shear.rewards.jail.inside import wire
 
-_SCRIPT = INSIDE / "host.py"
+_SCRIPT = Path(__file__).parent / "inside" / "host.py"
 _LIMITS = Limits(memory_mb=1 << 20, cpu_seconds=24 * 3600)  # of the host; the processes it runs lower their own
 _END_SECONDS = 5.0  # for a host to check that nothing of a grade is left
 

@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
+sys.path.insert(1, os.path.join(sys.path[0], "..", "..", "jail", "inside"))  # here and in a jail
 
 import runner
 import wire

@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Callable
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
+sys.path.insert(1, os.path.join(sys.path[0], "..", "..", "jail", "inside"))  # here and in a jail
 
 import checker
 import judge
