@@ -119,7 +119,7 @@ def print_table(title: str, rows: list[dict], columns: dict[str, str]) -> None:
     for row in rows:
         table.add_row(*(_text(row.get(key)) for key in columns))
     console = Console()
-    Console(width=console.width if console.is_terminal else 170).print(table)
+    Console(width=console.width if console.is_terminal else 170, markup=False).print(table)
 
 
 def _text(value) -> str:

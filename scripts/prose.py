@@ -14,33 +14,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("README.md", "CONTRIBUTING.md", "docs", "benchmarks", "examples", "openrlhf_shear", "scripts", "tests")
-# Beginnings of paths that are not checked. The lab knows its saved runs of these rules by the bytes of the files.
-ALLOWED: tuple[str, ...] = ("examples/rules/", "scripts/prose.py")
 MOST_WORDS = 30
-RIDDLES = (  # what stands for a plain word; the fix depends on the sentence
-    r"what becomes of",
-    r"whatever becomes of",
-    r"(?:who|which|that) (?:has|have) died",
-    r"(?:is|are|was|were) gone on with",
-    r"(?:of|a|an) (?:its|their|his|one's|my|our|your) own\b(?! (?:\w+))",
-    r"(?:default|child) of nothing",
-    r"who calls\b",
-    r"what (?:\w+ ){1,3}stands? on",
-    r"\bkept runs?\b",
-    r"(?:have|take|takes|has|at) a look\b",
-    r"\ba rest\b",
-    r"\bthe rest of it\b",
-    r"that are there\b",
-    r"in place of which\b",
-    r"of what (?:it|they|that) (?:is|are|was|were)\b",
-    r"\bnobody (?:asked|asks) for\b",
-    r"\bwithout (?:one|them|it) (?:it|they)\b",
-    r"\bwho (?:has|have|lacks|asks|reads|wants|would)\b",
-    r"\bsay(?:s)? (?:it )?of (?:it|them|another|one)\b",
-    r"\bit is told of\b",
-    r"\bis told of\b",
+RIDDLES = (  # what stands for a plain word, with _ for white space; the fix depends on the sentence
+    r"what_becomes_of",
+    r"whatever_becomes_of",
+    r"(?:who|which|that)_(?:has|have)_died",
+    r"(?:is|are|was|were)_gone_on_with",
+    r"(?:of|a|an)_(?:its|their|his|one's|my|our|your)_own\b(?!_(?:\w+))",
+    r"(?:default|child)_of_nothing",
+    r"who_calls\b",
+    r"what_(?:\w+_){1,3}stands?_on",
+    r"\bkept_runs?\b",
+    r"(?:have|take|takes|has|at)_a_look\b",
+    r"\ba_rest\b",
+    r"\bthe_rest_of_it\b",
+    r"that_are_there\b",
+    r"in_place_of_which\b",
+    r"of_what_(?:it|they|that)_(?:is|are|was|were)\b",
+    r"\bnobody_(?:asked|asks)_for\b",
+    r"\bwithout_(?:one|them|it)_(?:it|they)\b",
+    r"\bwho_(?:has|have|lacks|asks|reads|wants|would)\b",
+    r"\bsay(?:s)?_(?:it_)?of_(?:it|them|another|one)\b",
+    r"\bit_is_told_of\b",
+    r"\bis_told_of\b",
 )
-_RIDDLE = re.compile("|".join(f"(?:{riddle})" for riddle in RIDDLES), re.IGNORECASE)
+_RIDDLE = re.compile("|".join(f"(?:{riddle})" for riddle in RIDDLES).replace("_", r"\s+"), re.IGNORECASE)
 _END = re.compile(r"(?<=[.!?])[)\"'*_`]*\s+|:\s*\n|\n\s*\n|\n\s*(?:[-*>]|\d+\.)\s")
 _WORD = re.compile(r"[^\W\d_][\w'’-]*|\d[\w.,%]*")
 _CODE = re.compile(r"```.*?(?:```|\Z)|<!--.*?-->|^ {4}[^\n]*$|^\s*<[^>]*>\s*$", re.DOTALL | re.MULTILINE)
@@ -81,10 +79,8 @@ def problems(text: str) -> Iterator[str]:
         yield f"a riddle: {' '.join(riddle.group().split())!r}"
 
 
-def _files(path: Path) -> Iterator[Path]:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in (".md", ".py"))
-    allowed = tuple(str(ROOT / start) for start in ALLOWED)
-    return (file for file in files if not allowed or not str(file).startswith(allowed))
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in (".md", ".py"))
 
 
 def _plain(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Incorrect rollouts are blamed where SHEAR's weights change for good; one token's worth in all.
+"""Blame incorrect rollouts where SHEAR's weights change for good; the blame of a rollout sums to one token.
 
     p_t ~ s_t^surprisal exp(rise z_t), summing to 1 over the rollout
     z_t = sqrt(t (T - t) / T) (mean omega of t..T-1 - mean omega of 0..t-1)
 
-with s_t = -log p(token t), in nats, and omega SHEAR's weights for small windows. z is the statistic of a change of mean
-at a known moment (CUSUM; Page 1954): what follows an error differs from every correct rollout up to the end, and what
-is merely unusual soon does not. Correct rollouts keep weight 1.
+s_t = -log p(token t), in nats, and omega are SHEAR's weights for small windows. z is the statistic of a change of mean
+at a known moment (CUSUM; Page 1954). All tokens after an error differ from every correct rollout. Tokens after an
+unusual choice of words soon do not. Correct rollouts keep weight 1.
 """
 
 import torch
@@ -13,7 +13,10 @@ from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
 
 class ChangeRule(ErrorOddsRule):
-    """As above; the knobs are those of `error_odds`, but for `reach`, which is the whole rollout."""
+    """Blames tokens by surprisal and by the change at them.
+
+    The knobs are those of `error_odds` except `reach`, which is the whole rollout.
+    """
 
     name = "change"
 

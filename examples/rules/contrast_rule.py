@@ -1,11 +1,11 @@
-"""Incorrect rollouts are blamed where they begin to be far from the correct ones and not from each other, for good.
+"""Blame incorrect rollouts where they begin to be far from the correct rollouts and not from each other, for good.
 
-    p_t as of `change_rule`, with omega_t - own * omega'_t in omega's place
+    p_t as of `change_rule`, with omega_t - own * omega'_t instead of omega_t
 
-omega is SHEAR's weight for small windows, the distance to the correct rollouts, and omega' the same distance to the
-group's other incorrect ones, both in units of the group's mean norm (0 without another). What is merely unusual, a
-benign choice of words among them, is far from both. Correct rollouts keep weight 1. `surprisal=0` reads hidden states
-alone, no probabilities.
+omega is SHEAR's weight for small windows: the distance to the correct rollouts. omega' is the distance to the group's
+other incorrect rollouts, 0 if there is no other. Both are in units of the group's mean norm. An unusual but harmless
+choice of words is far from both kinds. Correct rollouts keep weight 1. With `surprisal=0` the rule reads only hidden
+states, no probabilities.
 """
 
 import torch
@@ -15,7 +15,10 @@ from openrlhf_shear.credit import RolloutGroup, shear_weights
 
 
 class ContrastRule(ChangeRule):
-    """As above; `own` 0 is `change`, whose knobs the others are."""
+    """Blames tokens by surprisal and by the change of the contrast at them.
+
+    The knobs are those of `change`, and `own`: the factor of the distance to the incorrect rollouts; 0 makes `change`.
+    """
 
     name = "contrast"
 
@@ -35,7 +38,7 @@ class ContrastRule(ChangeRule):
     def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:
         result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
         metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
-        signal, wrong = [one.cpu() for one in result.weights], [i for i, right in enumerate(group.correct) if not right]
+        signal, wrong = [row.cpu() for row in result.weights], [i for i, right in enumerate(group.correct) if not right]
         for i in wrong:
             others = [group.hidden_states[j] for j in wrong if j != i]
             signal[i] = signal[i] - self.own * self._near(group.hidden_states[i], others, result.mean_norm)

@@ -1,13 +1,14 @@
-"""Incorrect rollouts are blamed where their hidden states begin to look wrong, for good: the direction of a move, not
-its size.
+"""Blame incorrect rollouts where their hidden states begin to look wrong, for good.
 
-    p_t as of `change_rule`, with x_t in omega's place
+The direction of a move counts, not its size:
+
+    p_t as of `change_rule`, with x_t instead of omega_t
     x_t = w (h_t - m), in units of its standard deviation over the rollouts that w is fitted on
-    w = (C + ridge trace(C) / d I)^-1 (mean state of the incorrect rollouts - that of the correct ones)
+    w = (C + ridge trace(C) / d I)^-1 (mean state of the incorrect rollouts - mean state of the correct rollouts)
 
-that is Fisher's linear discriminant (1936) of the states of the group's *other* rollouts, C their pooled covariance and
-m the mean of the two means: a rollout is judged by a direction that it had no part in. 0 without both kinds among the
-others. Correct rollouts keep weight 1.
+w is Fisher's linear discriminant (1936) of the states of the group's *other* rollouts, so the rollout itself has no
+influence on it. C is the pooled covariance of these states, and m the mean of the two means. x_t is 0 if the other
+rollouts are all correct or all incorrect. Correct rollouts keep weight 1.
 """
 
 import torch
@@ -17,7 +18,10 @@ from openrlhf_shear.credit import RolloutGroup
 
 
 class DiscriminantRule(ChangeRule):
-    """As above; `surprisal`, `entropy` and `rise` as of `change`."""
+    """Blames tokens by surprisal and by the change of the discriminant at them.
+
+    `surprisal`, `entropy` and `rise` are those of `change`; `ridge` is in the formula above.
+    """
 
     name = "discriminant"
 
@@ -39,7 +43,7 @@ class DiscriminantRule(ChangeRule):
         return signal, {"fitted": fitted / max(len(sides[False]), 1)}
 
     def _projected(self, states: torch.Tensor, right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-        """(T,) float32 from float64 states (T, d)."""
+        """Return x, (T,) float32 on the CPU, from float64 states (T, d)."""
         means = [side.mean(0) for side in (right, wrong)]
         within = torch.cat([side - mean for side, mean in zip((right, wrong), means, strict=True)])
         covariance = within.T @ within / len(within)

@@ -1,15 +1,17 @@
-"""Incorrect rollouts are blamed by the odds that their first error is at the token; one token's worth in all.
+"""Blame the tokens of incorrect rollouts by the odds that they are the first error; the blame sums to one token.
 
     p_t ~ s_t^surprisal exp(-entropy H_t + rise r_t), summing to 1 over the rollout
 
-with s_t = -log p(token t), H_t the entropy it was drawn from, both in nats, and r_t = mean omega of the `reach` tokens
-from t on minus that of the `reach` tokens before it where that is positive; omega are SHEAR's weights for small
-windows. Correct rollouts keep weight 1.
+s_t = -log p(token t), and H_t is the entropy of the distribution of token t, both in nats. r_t is the mean omega of the
+`reach` tokens from t on, minus the mean omega of the `reach` tokens before t, or 0 if this is negative. omega are
+SHEAR's weights for small windows. Correct rollouts keep weight 1.
 
-An error is a token that surprised a policy which was sure (a free choice surprises one that was not), and from which on
-the rollout is unlike every correct one. SHEAR's weights alone say *after* the error; their rise says *where*. This rule
-is the project's own, no paper's: docs/credit-lab.md has what it is worth on the task that its constants were chosen on,
-and that the rise adds nothing there: error_odds/rise=0 reads no hidden states and gains as much.
+An error is a token that surprised a policy which was sure; a free choice surprises a policy that was not. After an
+error the rollout is unlike every correct rollout. SHEAR's weights alone show what is *after* the error; their rise
+shows *where* it is.
+
+The rule comes from this project, not from a paper. docs/credit-lab.md measures it on the task that its constants were
+chosen on. The rise adds nothing there: error_odds/rise=0 reads no hidden states and gains as much.
 
     --algo.advantage.estimator error_odds/rise=0      short for openrlhf_shear_examples.error_odds:ErrorOddsRule/rise=0
 """
@@ -26,11 +28,11 @@ _LONGEST = 128  # tokens of a span
 
 
 class ErrorOddsRule(CreditRule):
-    """As above.
+    """Blames tokens by the odds of the first error.
 
     Args:
         surprisal: power of the sampled token's surprisal (>= 0; 0 leaves it out).
-        entropy: log odds taken off for each nat of entropy of the choice (>= 0; 0 leaves it out).
+        entropy: log odds subtracted for each nat of entropy of the choice (>= 0; 0 leaves it out).
         rise: log odds added for a rise of SHEAR's weights by one mean hidden-state norm (>= 0; 0 leaves it out, and
             then no hidden states are read).
         reach: tokens before and from a token on whose mean weights a rise compares (>= 1).
@@ -68,8 +70,10 @@ class ErrorOddsRule(CreditRule):
         self.needs = frozenset({"log_probs", "entropies", *(["hidden_states"] if rise else [])})
 
     def credit(self, group: RolloutGroup) -> Credit:
-        """Metrics: `largest_weight`, the mean over incorrect rollouts of the largest (1: one token has all blame);
-        `opposed`, whether there was a rise to measure, and `unconverged_fraction`, unless `rise` is 0.
+        """Return the weights, and these metrics.
+
+        `largest_weight` is the mean over incorrect rollouts of the largest weight; at 1 a single token has all blame.
+        Unless `rise` is 0, there are also `opposed`, whether there was a rise to measure, and `unconverged_fraction`.
         """
         weights = [torch.ones(length) for length in group.lengths]
         blamed = [i for i, correct in enumerate(group.correct) if correct is False and group.lengths[i]]
@@ -81,10 +85,10 @@ class ErrorOddsRule(CreditRule):
         return Credit(weights, metrics)
 
     def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:
-        """Of each rollout (T_i,) on the CPU, what begins to be larger at an error: SHEAR's weights; and metrics."""
+        """Return for each rollout (T_i,), on the CPU, what rises at an error: SHEAR's weights; and metrics."""
         result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
         metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
-        return [one.cpu() for one in result.weights], metrics
+        return [row.cpu() for row in result.weights], metrics
 
     def _odds(self, signal: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         surprisal = (-log_probs).clamp(min=_LEAST_SURPRISAL).log()
@@ -92,12 +96,12 @@ class ErrorOddsRule(CreditRule):
         return torch.softmax(odds, 0)
 
     def risen(self, signal: torch.Tensor) -> torch.Tensor:
-        """(T,) from the signal (T,) of one rollout: how much it begins to be larger at each token."""
+        """Return (T,) from the signal (T,) of a rollout: how much it rises at each token."""
         return rise(signal, self.reach, self.reach)
 
 
 def rise(omega: torch.Tensor, after: int, before: int) -> torch.Tensor:
-    """(T,) from (T,): how far the mean of tokens t..t+after-1 exceeds that of t-before..t-1; 0 at the first token."""
+    """Return (T,) from (T,): the mean of t..t+after-1 minus the mean of t-before..t-1, at least 0; 0 at token 0."""
     total = torch.cat([torch.zeros(1), omega.cumsum(0)])
     at = torch.arange(len(omega))
     end, begin = (at + after).clamp(max=len(omega)), (at - before).clamp(min=0)

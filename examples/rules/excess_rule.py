@@ -1,12 +1,13 @@
-"""Incorrect rollouts are blamed where the policy surprised itself: surprisal beyond the entropy of its choice.
+"""Blame incorrect rollouts where the policy surprised itself: surprisal beyond the entropy of its choice.
 
-w_t = max(s_t - discount * H_t, 0) / max over the rollout of the same, with s_t = -log p(token t), H_t the entropy it
-was drawn from, and discount 1 (0: by surprisal alone).
-Correct rollouts keep weight 1.
+    w_t = max(s_t - discount * H_t, 0), divided by its maximum in the rollout
 
-The policy's own samples have E[s_t] = H_t, so a filler or any free choice, surprising as it is, counts for nothing on
-average; a slip where the policy as good as knew the right token counts most. No hidden states are needed. A rollout
-without any excess is not blamed.
+s_t = -log p(token t), and H_t is the entropy of the distribution of token t. `discount` is 1; with 0 the surprisal
+alone counts. Correct rollouts keep weight 1.
+
+The policy's samples have E[s_t] = H_t. So a filler or another free choice counts for nothing on average, however
+surprising it is. A slip where the policy was almost sure of the right token counts most. The rule needs no hidden
+states. A rollout without any excess is not blamed.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""Incorrect rollouts are blamed in their lines with numbers, more and more over the first steps.
+"""Blame incorrect rollouts in their lines with numbers, more and more over the first steps.
 
     --algo.advantage.estimator examples.rules.number_lines_rule:NumberLinesRule/over=50
 
-w_t = 1 in a line with a digit, else 1 - min(step / over, 1). Correct rollouts keep weight 1, and so does a rollout that
-has no such line. A token that ends a line is of that line.
+w_t = 1 in a line with a digit, else 1 - min(step / over, 1). Correct rollouts keep weight 1, and so does a rollout
+without such a line. A token that ends a line belongs to that line.
 """
 
 import torch
@@ -31,7 +31,7 @@ class NumberLinesRule(CreditRule):
 
 
 def in_numbered_line(texts: tuple[str, ...]) -> list[bool]:
-    """Of each token, whether its line has a digit.
+    """Return for each token whether its line has a digit.
 
     >>> in_numbered_line(("So", " 1", "+1", "\\n", "done"))
     [True, True, True, True, False]

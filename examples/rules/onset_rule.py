@@ -1,10 +1,11 @@
-"""Incorrect rollouts are blamed where SHEAR's weights begin to rise, at a token that surprised the policy.
+"""Blame incorrect rollouts where SHEAR's weights begin to rise, at a token that surprised the policy.
 
-w_t ~ max(mean omega of t..t+3 - mean omega of t-8..t-1, 0) * min(s_t, 3), over its maximum in the rollout, with omega
-SHEAR's weights of small windows and s_t = -log p(token t). Correct rollouts keep weight 1.
+    w_t = max(mean omega of t..t+3 - mean omega of t-8..t-1, 0) * min(s_t, 3), divided by its maximum in the rollout
 
-SHEAR's weights say *after* the error; only their rise, and the surprisal, say *where*. A rollout whose weights never
-rise is not blamed.
+omega are SHEAR's weights for small windows, and s_t = -log p(token t). Correct rollouts keep weight 1.
+
+SHEAR's weights show what is *after* the error; only their rise and the surprisal show *where* it is. A rollout whose
+weights never rise is not blamed.
 """
 
 import torch

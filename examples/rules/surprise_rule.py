@@ -1,8 +1,9 @@
-"""A credit rule from outside the package: surprising tokens of a mixed group get more of the credit.
+"""Give surprising tokens more of the credit; a rule from outside the package, to copy.
 
     python -m openrlhf_shear.cli.train_ppo_ray --algo.advantage.estimator examples.rules.surprise_rule:SurpriseRule ...
 
-w_t = 1 + s_t - mean(s), s_t = min(-log p(token t), 5) / 5: between 0 and 2, with mean 1 in every rollout.
+w_t = 1 + s_t - mean(s), with s_t = min(-log p(token t), 5) / 5. Weights are between 0 and 2; their mean is 1 in every
+rollout.
 """
 
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup

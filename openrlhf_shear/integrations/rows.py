@@ -9,7 +9,7 @@ Legend: B rows of this process, A columns of a mask, T_i response tokens of roll
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,6 +64,26 @@ def outcomes(scores: Sequence[float], threshold: float) -> list[bool | None]:
     """
     OutcomeConfig(threshold)
     return [None if math.isnan(score) else score >= threshold for score in scores]
+
+
+def made_rows(
+    first: int,
+    groups: Iterable[Hashable],
+    scores: Sequence[float],
+    threshold: float,
+    mask: torch.Tensor,
+    tensors: Iterable[Mapping[str, object]],
+) -> list[Row]:
+    """Return the rows of a process.
+
+    Args:
+        first: the number of its first row over all processes.
+        groups, scores, tensors: for each row its `Row.group`, `Row.reward` and `Row.tensors`.
+        threshold: a rollout counts as correct if its score is at least this.
+        mask: (B, A) bool, the response tokens.
+    """
+    facts = zip(groups, scores, outcomes(scores, threshold), mask.sum(1).tolist(), tensors, strict=True)
+    return [Row(first + row, *of_row) for row, of_row in enumerate(facts)]
 
 
 def of_responses(

@@ -28,9 +28,9 @@ from openrlhf_shear.credit.groups import step_warnings
 from openrlhf_shear.credit.registry import Rule
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.integrations.rows import (
-    Row,
     credited_groups,
     failed_of,
+    made_rows,
     made_rule,
     of_responses,
     outcomes,
@@ -90,11 +90,8 @@ class ShearGRPOTrainer(GRPOTrainer):
         mask = _loss_mask(batch).bool()
         first = self.accelerator.process_index * len(mask)
         scores = self._scores[first : first + len(mask)].tolist()
-        facts = zip(scores, outcomes(scores, self._correct_threshold), mask.sum(1).tolist(), strict=True)
-        rows = [
-            Row(first + row, (first + row) // self.num_generations, *of_row, tensors)
-            for row, (of_row, tensors) in enumerate(zip(facts, self._read(batch, mask), strict=True))
-        ]
+        prompts = [row // self.num_generations for row in range(first, first + len(mask))]
+        rows = made_rows(first, prompts, scores, self._correct_threshold, mask, self._read(batch, mask))
         groups, metrics = credited_groups(self.rule, rows, self.state.global_step + 1, gather_object)
         base = {i.rollout: value.expand(i.length).cpu() for i, value in zip(rows, batch["advantages"], strict=True)}
         tokens = token_advantages(self.rule, groups, base, failed_of(groups))

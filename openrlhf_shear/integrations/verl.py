@@ -41,9 +41,9 @@ from openrlhf_shear.credit.captured import captured_backbone_output
 from openrlhf_shear.credit.groups import step_warnings
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.integrations.rows import (
-    Row,
     credited_groups,
     failed_of,
+    made_rows,
     made_rule,
     of_responses,
     outcomes,
@@ -140,10 +140,7 @@ def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[in
     counts = gather([len(data)])
     first = sum(counts[: engine.get_data_parallel_rank()])
     scores = [row.sum().item() for row in data["rm_scores"].unbind()]
-    facts = zip(tu.get(data, "uid"), scores, outcomes(scores, asked.threshold), mask.sum(1).tolist(), strict=True)
-    rows = [
-        Row(first + i, *of_row, of_tokens) for i, (of_row, of_tokens) in enumerate(zip(facts, tensors, strict=True))
-    ]
+    rows = made_rows(first, tu.get(data, "uid"), scores, asked.threshold, mask, tensors)
     rows = [row for row in rows if row.length]  # verl pads batches with rows without response tokens
     groups, metrics = credited_groups(rule, rows, asked.step, gather)
     for field, sign in zip(FIELDS, (1.0, -1.0), strict=False):

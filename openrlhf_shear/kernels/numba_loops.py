@@ -1,4 +1,6 @@
-"""Compiled inner loops of `numba_sinkhorn`; the plan of a pair's block is `u_i K_ij v_j`.
+"""Compiled inner loops of `numba_sinkhorn` on a kernel K; the plan of a pair's block is `u_i K_ij v_j`.
+
+`numba_matrix` fills K. The files call nothing of each other: numba would keep a cached caller after its callee changed.
 
 Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 """
@@ -17,7 +19,7 @@ _KERNELS = 6  # tries to build a pair's kernel, before the reference solves the 
 _GROUP = 16  # rows at a time: their part of the block stays in the innermost cache for the row and the column sums
 TINY = 1.2e-38  # the smallest float32 that is not denormal
 _TWO_THIRDS = int(np.float32(2 / 3).view(np.int32))  # the bits of float32 2/3
-_LOG2_E, _LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+_LOG_2 = np.float32(math.log(2))
 # Without "nnan" and "ninf", since these loops test for numbers that are not finite. Functions whose numbers are all
 # finite use full fastmath, with which more loops are vectorised.
 _compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp", "afn"})
@@ -27,84 +29,6 @@ _compiled_finite = njit(nogil=True, cache=True, error_model="numpy", fastmath=Tr
 @_compiled
 def _buffer(size):
     return np.empty(size, np.float32)
-
-
-@_compiled_finite
-def make_kernel(
-    products, first, last, x, y, x_squared, y_squared, cancellation, shift, scale, floor,
-    kernel, row_max, column_max,
-):  # fmt: skip
-    """Fill the rows [first, last) of the kernel `K = exp(shift - ||x_i - y_j|| / scale)`, (n, m) float32.
-
-    Entries with an exponent below `floor` become 0. All inputs must be finite. Squared distances below `cancellation`
-    of the squared norms are computed again, from the tokens x (n, d) and y (m, d).
-
-    Args:
-        products: `x_i . y_j` (n, m); may be `kernel` itself.
-        row_max: (n,), filled with the maxima of these rows.
-        column_max: (m,), raised to the maxima of the columns over these rows.
-
-    Returns:
-        The number of entries that are 0.
-    """
-    squared, zeros = _buffer(kernel.shape[1]), 0
-    scale, shift, floor = np.float32(1 / scale), np.float32(shift), np.float32(floor)
-    for i in range(first, last):
-        source, row, own, near = products[i], kernel[i], x_squared[i], 0
-        for j in range(len(squared)):
-            squared[j] = own + y_squared[j] - np.float32(2) * source[j]
-            near += squared[j] <= cancellation * (own + y_squared[j])
-        if near > 0:
-            for j in range(len(squared)):
-                if squared[j] <= cancellation * (own + y_squared[j]):
-                    squared[j] = _squared_distance(x[i], y[j])
-        for j in range(len(squared)):
-            exponent = shift - np.sqrt(squared[j]) * scale
-            value = _exp(floor if exponent < floor else exponent)
-            row[j] = np.float32(0) if exponent < floor else value
-            zeros += exponent < floor
-        row_max[i] = _largest(row)
-        for j in range(len(squared)):
-            column_max[j] = max(column_max[j], row[j])
-    return zeros
-
-
-@_compiled_finite
-def _squared_distance(x, y):
-    total = 0.0
-    for k in range(len(x)):
-        total += (np.float64(x[k]) - np.float64(y[k])) ** 2
-    return total
-
-
-@_compiled_finite
-def _largest(values):
-    """Return the largest of float32 numbers >= 0, by their bits, which have the same order.
-
-    Unlike a maximum of floats, a maximum of integers is vectorised.
-    """
-    bits, largest = values.view(np.int32), np.int32(0)
-    for j in range(len(bits)):
-        largest = max(largest, bits[j])
-    return np.int32(largest).view(np.float32)
-
-
-@_compiled_finite
-def _exp(x):
-    """Return the float32 `exp` of -87 < x < 88, vectorised: 2^k times a polynomial for 2^r, |r| <= 1/2.
-
-    The polynomial is the Taylor series of `exp(r log 2)`, whose next term is below 2e-7.
-    """
-    doubled = x * _LOG2_E
-    whole = np.floor(doubled + np.float32(0.5))
-    r = (doubled - whole) * _LOG_2
-    value = np.float32(1 / 720)
-    value = value * r + np.float32(1 / 120)
-    value = value * r + np.float32(1 / 24)
-    value = value * r + np.float32(1 / 6)
-    value = value * r + np.float32(1 / 2)
-    value = (value * r + np.float32(1)) * r + np.float32(1)
-    return value * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 @_compiled_finite

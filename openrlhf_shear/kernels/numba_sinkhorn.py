@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from openrlhf_shear.kernels import numba_loops as loops
+from openrlhf_shear.kernels import numba_matrix
 from openrlhf_shear.transport.geometry import Tokens
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
@@ -56,7 +57,7 @@ class NumbaSinkhorn(FastPairs):
         row_max, column_max = np.zeros(len(x), np.float32), np.zeros((self._threads, len(y)), np.float32)
 
         def task(part: slice) -> int:
-            return loops.make_kernel(
+            return numba_matrix.make_kernel(
                 products.numpy(), part.start, part.stop, *tokens, x.cancellation,
                 self._shift, scale, _LOG_FLOOR, kernel.numpy(), row_max, column_max[part.start // size],
             )  # fmt: skip

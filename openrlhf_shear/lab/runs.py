@@ -51,7 +51,7 @@ def jobs(
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
     folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{_digest(decides)}"
-    places = {variant: folder / _place(variant, settings) for variant in variants}
+    places = {variant: _place(folder, variant, settings) for variant in variants}
     return [
         LabJob(settings, variant, seed, start, places[variant] / f"seed{seed:03d}.json")
         for seed in seeds
@@ -150,9 +150,14 @@ def _count(steps: multiprocessing.Queue) -> int:
             return number
 
 
-def _place(variant: Variant, settings: LabSettings) -> str:
-    readable = "+".join(filter(None, (variant.estimator.replace(":", "."), variant.control)))
-    return f"{readable.replace('/', '+')}-{_digest(variant.identity(settings))}"
+def _place(folder: Path, variant: Variant, settings: LabSettings) -> Path:
+    """Return the folder of a variant's runs: that of version 0.1 if it has runs and the newer folder has none."""
+    readable = "+".join(filter(None, (variant.estimator.replace(":", "."), variant.control))).replace("/", "+")
+    place, earlier = (
+        folder / f"{readable}-{_digest(identity)}"
+        for identity in (variant.identity(settings), variant.earlier_identity(settings))
+    )
+    return earlier if earlier.is_dir() and not place.is_dir() else place
 
 
 def _digest(content: dict) -> str:

@@ -6,6 +6,7 @@
 - my_module:MyRule/power=2: a rule of yours, whose knobs are the arguments of its class
 """
 
+import ast
 import hashlib
 import inspect
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from openrlhf_shear.config import RULES, CreditSpec, SearchConfig
 from openrlhf_shear.config.names import ALIASES, NoKnobError, RuleName, is_outside, names_file, parse_rule, split
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.spec import credit_spec
+from openrlhf_shear.config.syntax import canonical
 from openrlhf_shear.credit.registry import Rule, make_rule
 from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
 from openrlhf_shear.lab.credit import CONTROLS, ORACLES
@@ -25,6 +27,18 @@ NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.trai
 _SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings supply unless a rule's name sets them
 # newer knobs, at the values that change nothing: leaving them out keeps the identity of older runs
 _NEW = {("max_spans", 0), ("tail", "one")}
+# rules of examples/rules, by the first part of their code's digest: the digest of their bytes in version 0.1, which
+# names the folders of the runs in benchmarks/results
+_BY_BYTES = {
+    "f09b9d325b98458d": "82c56d4183a7563f86aca061adee7e68835a5a2fd25d8c534402c840441832ef",  # change
+    "0f9811247944a08a": "77daa05af1b64c162194aa18255c48aa7f3949e9e70a00fbf07c05a8a655cbb2",  # contrast
+    "cfdc446c518d4906": "05a9da07c298259a4c50759ff30ba8552a23a6ad6eac0dc64e2fca3236d9ac11",  # discriminant
+    "9131691c531f9935": "25d1e2405f2d85bee793e128870d719f5d9cbc3828d37ffb9ca28d205b5aaa30",  # error_odds
+    "df7f3d20c59e813a": "f6aba849a639ab65c4c538d3f4a1f558d9866ce72bae3caa87941cde0e892471",  # excess
+    "a72e517eccaa31c3": "972bf7c62ac31929038bdba08e4467609816e0256696acbb6431eadd28983487",  # number_lines
+    "ad58eb0defeb5386": "d7f8a15b8d419c38fafe60a11d173bebeb006d59b042e4c121179fc71f3c9998",  # onset
+    "b3609b46b55083fd": "fb20f0d9dc91f651ad6ee59cd003db3119566a39f08d86921d76b31424097495",  # surprise
+}
 _GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 
@@ -59,18 +73,31 @@ class Variant:
     def identity(self, settings: LabSettings) -> dict:
         """Return all that decides the variant's numbers; runs are stored by it. How the search runs decides nothing.
 
-        A rule of yours is identified by the content of the files of its class and of the class's bases.
+        A rule of yours is identified by the code of the files of its class and of the class's bases, without
+        docstrings and comments.
         """
         identity = {"estimator": self.estimator, "control": self.control}
         if self.estimator in ALIASES:
             return identity | _all_arguments(type(self.rule(settings)), self._rule_name.arguments())
         if is_outside(self.estimator):
-            return identity | dict(self.knobs) | {"source": _source(type(self.rule(settings)))}
+            source = _digest(repr([canonical(ast.parse(text)) for text in self._files(settings)]).encode())
+            return identity | dict(self.knobs) | {"source": _BY_BYTES.get(source[:16], source)}
         if self.estimator in ORACLES:
             return identity | self._rule_name.arguments()
         searching = {each.name for each in fields(SearchConfig)}
         knobs = self._spec(settings).knobs().items()
         return identity | {name: value for name, value in knobs if name not in searching and (name, value) not in _NEW}
+
+    def earlier_identity(self, settings: LabSettings) -> dict:
+        """Return the identity of version 0.1, which had the bytes of a rule's files instead of their code."""
+        identity = self.identity(settings)
+        return identity | {"source": _digest(b"".join(self._files(settings)))} if "source" in identity else identity
+
+    def _files(self, settings: LabSettings) -> list[bytes]:
+        """Return the files of the rule's class and of its bases outside this package and the standard library."""
+        classes = type(self.rule(settings)).__mro__
+        outside = [c for c in classes if c.__module__.partition(".")[0] not in ("openrlhf_shear", "abc", "builtins")]
+        return [Path(file).read_bytes() for file in dict.fromkeys(inspect.getsourcefile(c) for c in outside)]
 
     def _oracle(self, where: str) -> CreditRule:
         oracle = ORACLES[self.estimator]
@@ -138,8 +165,5 @@ def _all_arguments(rule: type, given: dict[str, object]) -> dict[str, object]:
     return defaults | read
 
 
-def _source(rule: type) -> str:
-    """Return a digest of the files of the class and of its bases outside this package and the standard library."""
-    outside = [c for c in rule.__mro__ if c.__module__.partition(".")[0] not in ("openrlhf_shear", "abc", "builtins")]
-    files = dict.fromkeys(inspect.getsourcefile(c) for c in outside)
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

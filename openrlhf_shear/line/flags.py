@@ -173,6 +173,14 @@ def _add(group: argparse._ArgumentGroup, flag: str, default: object, about: str,
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("openrlhf_shear", "how a run of this fork starts, logs, stops and resumes")
+    _add_start(group)
+    _add_output(group)
+    _add_checkpoints(group)
+    _add_limits(group)
+    _add_suite(parser)
+
+
+def _add_start(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "--device",
@@ -204,6 +212,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add(group, "--json", False, listed)
     forced = "Continue with an OpenRLHF that the fork's hooks may not fit; its changes are listed"
     _add(group, FORCE, False, forced)
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         DUMP,
@@ -218,6 +229,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     before = "Also evaluate on --eval.dataset before the first step, so that curves start at the base model"
     _add(group, "--eval.before_train", False, before)
+
+
+def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
     best = "For the best evaluation save only the model (CKPT_PATH/best_global_stepN_hf), without optimizer state"
     _add(group, "--ckpt.best_weights_only", False, best)
     means = "; ".join(f"{topic}: {meaning}" for topic, meaning in accepted.TAKEN.items())
@@ -232,6 +246,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "many times"
     )
     _add(group, "--train.max_restarts", 0, restarts, metavar="N")
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    """Add how long a run waits, and what stops it."""
     gap = (
         "Stop if in three steps in a row the mean gap between an engine's log-probs and the policy's exceeds this, in "
         "nats a token. A smaller gap stops the run too if the engine demonstrably has old weights or no adapters; 0 "
@@ -251,6 +269,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
     grace = "Seconds after SIGTERM or SIGINT in which the run ends its update and saves; generation is cancelled"
     _add(group, "--train.grace_seconds", 120.0, grace, metavar="SECONDS")
+
+
+def _add_suite(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "benchmarks during training",
         "run every --eval.steps steps at --eval.temperature, on the training engines; logged as eval/suite/..., and "

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -51,7 +51,7 @@ class Crew(AbstractContextManager):
         self._starting = self._waiting = 0  # workers that the keeper is starting; jobs that wait for them
         self._coming = 0  # workers that jobs are starting, not yet in `_all`
         self._closed = False
-        self._logged: set[type[Exception]] = set()  # kinds of errors of the keeper
+        self._logged: set[tuple[str, type[Exception]]] = set()  # what failed, and kinds of errors of the keeper
         self._keeper: threading.Thread | None = None
 
     def keep(self, wanted: int = 0) -> None:
@@ -174,8 +174,7 @@ class Crew(AbstractContextManager):
             with self._lock:
                 dead = [worker for worker in self._idle if worker.poll() is not None]
                 self._idle = [worker for worker in self._idle if worker not in dead]
-            for worker in dead:
-                self._discard(worker)
+            self._ended(dead)
             rest = _LOOK_SECONDS if self._refilled() else _REST_SECONDS
             with self._lock:
                 self._lock.wait_for(lambda: self._closed, rest)
@@ -194,24 +193,34 @@ class Crew(AbstractContextManager):
                     self._starting -= 1
                     self._lay(fresh.pop())
         except Exception as error:
-            self._log(error)
-            for worker in fresh:
-                self._discard(worker)
+            self._log(
+                f"start a worker ahead of its job. It tries again every {_REST_SECONDS:g} s, and a job that finds no "
+                "worker starts its own",
+                error,
+            )
+            self._ended(fresh)
         with self._lock:
             self._starting, whole = 0, not self._starting
             self._lock.notify_all()
         return whole
 
-    def _log(self, error: Exception) -> None:
+    def _ended(self, workers: Sequence[Worker]) -> None:
+        """Discard workers; log what goes wrong, since jobs wait for what the keeper does next."""
+        for worker in workers:
+            try:
+                self._discard(worker)
+            except Exception as error:
+                self._log("end a worker. It starts another", error)
+
+    def _log(self, failed: str, error: Exception) -> None:
         """Log the first error of each kind with its traceback: the keeper's errors reach no job."""
-        kind = type(error)
+        kind = failed, type(error)
         if kind in self._logged or self._closed:
             return
         self._logged.add(kind)
         logger.warning(
-            "%s could not start a worker ahead of its job. It tries again every %g s, and a job that finds no worker "
-            "starts its own. Later errors of this kind (%s) are not logged",
-            *(type(self).__name__, _REST_SECONDS, kind.__name__),
+            "%s could not %s. Later errors of this kind (%s) are not logged",
+            *(type(self).__name__, failed, type(error).__name__),
             exc_info=error,
         )
 

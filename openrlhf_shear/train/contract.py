@@ -20,9 +20,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from openrlhf_shear.config.syntax import canonical
+
 CONTRACT = Path(__file__).with_name("contract.json")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_IGNORED = {"annotation", "returns", "type_comment", "type_params", "kind"}
+_TYPES = frozenset({"annotation", "returns", "type_params"})
 
 
 @dataclass(frozen=True)
@@ -154,16 +156,4 @@ def _digest(node: _Function | ast.ClassDef) -> str:
     if isinstance(node, ast.ClassDef):
         fields = [field for field in node.body if isinstance(field, ast.Assign | ast.AnnAssign)]
         node = ast.ClassDef(node.name, node.bases, node.keywords, fields, node.decorator_list)
-    return hashlib.sha256(repr(_canonical(node)).encode()).hexdigest()[:16]
-
-
-def _canonical(node: object) -> object:
-    """Return the parts of a syntax tree that count, as nested lists that are equal under every Python version."""
-    if isinstance(node, list):
-        return [_canonical(item) for item in node]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = {name: value for name, value in ast.iter_fields(node) if name not in _IGNORED and value not in (None, [])}
-    if isinstance(node, _Function | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
-        fields["body"] = node.body[1:]
-    return [type(node).__name__, *((name, _canonical(value)) for name, value in fields.items())]
+    return hashlib.sha256(repr(canonical(node, _TYPES)).encode()).hexdigest()[:16]

@@ -112,7 +112,7 @@ ENGINE_CORE = Patch(
 
 STORE = Patch(
     "torch.distributed.rendezvous:_create_c10d_store",
-    "loopback.keep_stores_there: the same, but a store for loopback listens there alone",
+    "loopback.keep_stores_there: upstream's function, whose stores for loopback listen only there",
     "torch's stores listen on every address, without authentication",
 )
 
@@ -136,17 +136,17 @@ DATA = Patch(
 )
 WANDB = Patch(
     "openrlhf.trainer.ppo_trainer:WandbLogger",
-    "tracking: curves.Curves of it",
+    "tracking: curves.Curves around upstream's logger",
     "upstream's ends the run when the network or the service fails",
 )
 TENSORBOARD = Patch(
     "openrlhf.trainer.ppo_trainer:TensorboardLogger",
-    "tracking: curves.Curves of it",
+    "tracking: curves.Curves around upstream's logger",
     "upstream's ends the run when the disk is full",
 )
 LENGTH_PENALTIES = Patch(
     "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",
-    "graded_experience: nothing is done",
+    "graded_experience: a function that does nothing",
     "shaping.shape_rewards has applied them, to lengths without tool output, with the room that the prompt leaves",
 )
 TOKEN_REWARDS = Patch(
@@ -156,7 +156,7 @@ TOKEN_REWARDS = Patch(
 )
 GATHERED = Patch(
     "deepspeed.runtime.zero:GatheredParameters",
-    "lora.merged: the same, where a base weight comes with its adapters in it",
+    "lora.merged: upstream's context, in which base weights include their adapters",
     "vLLM and saved models need merged weights, and upstream reads each weight inside this context",
 )
 
@@ -175,7 +175,7 @@ ON_OBJECTS = (
     ),
     Patch(
         f"{_TRAINER}.prompts_dataloader",
-        "trainer: the same, in an order that the seed determines",
+        "trainer: upstream's data loader, in an order that the seed determines",
         "upstream's order has no seed",
     ),
     Patch(
@@ -206,7 +206,7 @@ ON_OBJECTS = (
     ),
     Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
-        "update: the same, watched, during an update",
+        "update: upstream's method, watched during an update",
         "with dynamic batches DeepSpeed must know where an optimizer step ends; the accounts count applied steps",
     ),
     Patch(
@@ -216,7 +216,7 @@ ON_OBJECTS = (
     ),
     Patch(
         "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step",
-        "update: the same, watched, during an update",
+        "update: upstream's method, watched during an update",
         "the same as for the actor",
     ),
 )
@@ -226,7 +226,7 @@ ON_OBJECTS = (
 _SLOW = "without such instructions torch takes some ten times as long for bfloat16 as for float32"
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 OPERATORS = tuple(
-    Patch(f"torch:ops.aten.{name}", "kernels.bfloat16: the same, computed in float32 and rounded", _SLOW)
+    Patch(f"torch:ops.aten.{name}", "kernels.bfloat16: upstream's operator, computed in float32 and rounded", _SLOW)
     for name in (*("mm", "addmm", "bmm", "baddbmm"), _ATTENTION, f"{_ATTENTION}_backward")
 )
 
@@ -235,11 +235,11 @@ OPERATORS = tuple(
 _NO_CUDA = "OpenRLHF calls it without checking for CUDA"
 CUDA_DEVICE = Patch("torch.cuda:current_device", 'the device "cpu"', _NO_CUDA)
 CUDA_CALLS = tuple(
-    Patch(f"torch.cuda:{name}", "does nothing", _NO_CUDA)
+    Patch(f"torch.cuda:{name}", "a function that does nothing", _NO_CUDA)
     for name in ("set_device", "synchronize", "empty_cache", "current_stream")
 )
 DEVICE_MESH = tuple(
-    Patch(f"{module}:init_device_mesh", "the same, over gloo", 'OpenRLHF requests a mesh of "cuda"')
+    Patch(f"{module}:init_device_mesh", "upstream's mesh, over gloo", 'OpenRLHF requests a mesh of "cuda"')
     for module in ("torch.distributed.device_mesh", "torch.distributed")
 )
 FLASH_ATTN = {
@@ -254,7 +254,7 @@ RING_FLASH_ATTN = Patch(
 )
 RING_ATTENTION = Patch(
     "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS[sdpa]",
-    "ring_flash_attn_stand_in: the same, over all ranks' keys and values",
+    "ring_flash_attn_stand_in: attention over all ranks' keys and values",
     "on the CPU it runs instead of flash attention, which ring_flash_attn would replace",
 )
 SHM_OP = Patch(

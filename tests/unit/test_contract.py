@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import upstream_uses
 
+from openrlhf_shear.config.syntax import canonical
 from openrlhf_shear.train import contract, hooks, upstream
 
 RENEW = (
@@ -82,6 +83,17 @@ def test_comments_docstrings_annotations_and_line_breaks_do_not_count(copied):
     assert doctored(copied, ACTOR, '"""Generates actor values."""', "# as before") == []
     assert doctored(copied, ACTOR, "sequences: torch.LongTensor,", "sequences,") == []
     assert doctored(copied, ACTOR, "sequences.to(device),", "sequences.to(\n    device\n),") == []
+
+
+def test_f_strings_are_the_same_under_every_python():
+    """Python 3.12.1 has an empty text after the last value of a format."""
+    tree = ast.parse('f"{x:{width}}"')
+    (spec,) = (node.format_spec for node in ast.walk(tree) if isinstance(node, ast.FormattedValue) and node.format_spec)
+    before = canonical(tree)
+    spec.values.append(ast.Constant(""))
+    assert canonical(tree) == before
+    spec.values.append(ast.Constant("s"))
+    assert canonical(tree) != before
 
 
 def test_a_package_that_is_not_installed_is_passed_over():

@@ -17,7 +17,7 @@ import os, sys
 sys.path.insert(0, sys.argv[2])
 from processes import children
 from openrlhf_shear.rewards import grade_code, grade_math
-from openrlhf_shear.rewards.KIND.workers import close_default_workers
+from openrlhf_shear.rewards.KIND.workers import default_workers
 
 def graded():
     return GRADE
@@ -31,7 +31,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0 and graded() and children() == workers, "the end of the fork ends its own"
 print(*workers)
 if sys.argv[1] == "close":
-    close_default_workers()
+    default_workers.close()
     assert not children() and graded() and len(children()) == 1
 """
 

@@ -1,7 +1,7 @@
 """The gradient that reaches the optimizer is that of one float32 pass, whichever way the batch was cut.
 
-`benchmarks/gradients.py` has the ways, the oracle and the limits. Here each way has a row; `make check-gradients` has
-them all, and prints their table.
+`benchmarks/gradient_rows.py` has the ways and the limits, `gradients.py` the oracle. Here each way has a row;
+`make check-gradients` has them all, and prints their table.
 """
 
 import gradients

@@ -11,7 +11,15 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.checks import CreditRuleError
 from openrlhf_shear.integrations import versions
-from openrlhf_shear.integrations.rows import Row, credited_groups, failed_of, made_rule, of_responses, outcomes
+from openrlhf_shear.integrations.rows import (
+    Row,
+    credited_groups,
+    failed_of,
+    made_rows,
+    made_rule,
+    of_responses,
+    outcomes,
+)
 from openrlhf_shear.train import contract
 
 CONFIG = ShearConfig(window=4, stride=2)
@@ -53,6 +61,13 @@ def on_processes(parts: list[list[Row]], rule: CreditRule) -> list[tuple]:
     for thread in threads:
         thread.join()
     return results
+
+
+def test_rows_are_numbered_over_all_processes():
+    mask, nan = torch.tensor([[True, True], [True, False], [False, False]]), float("nan")
+    found = made_rows(4, "aab", [0.5, nan, 0.2], 0.5, mask, [{"x": 1}, {"x": 2}, {}])
+    assert found[:1] + found[2:] == [Row(4, "a", 0.5, True, 2, {"x": 1}), Row(6, "b", 0.2, False, 0, {})]
+    assert (found[1].rollout, found[1].group, found[1].correct, found[1].length) == (5, "a", None, 1)
 
 
 @pytest.mark.parametrize("cuts", [(), (4, 8), (4,), (2,), (1, 3, 6, 11), tuple(range(1, 12))])

@@ -41,11 +41,11 @@ def made(text, settings=SETTINGS):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A function: needs of the rule `lab_test_rule:Mine`, text to append -> the module, which can then be imported."""
+    """A function that writes `lab_test_rule:Mine` with these needs, and text around it."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def write(needs="()", extra=""):
-        (tmp_path / "lab_test_rule.py").write_text(RULE.format(needs=needs) + extra)
+    def write(needs="()", extra="", before=""):
+        (tmp_path / "lab_test_rule.py").write_text(before + RULE.format(needs=needs) + extra)
         sys.modules.pop("lab_test_rule", None)
         importlib.invalidate_caches()
 
@@ -131,15 +131,37 @@ def test_the_identity_of_a_rule_follows_its_inputs():
     assert identity("uniform", window=8) == identity("uniform")
 
 
-def test_an_outside_rule_is_known_by_its_source_and_knobs(module):
+def test_an_outside_rule_is_known_by_its_code_and_knobs(module):
     module()
     first, knob = variant_of("lab_test_rule:Mine"), variant_of("lab_test_rule:Mine/power=2")
-    before = first.identity(SETTINGS)
+    before, earlier = first.identity(SETTINGS), first.earlier_identity(SETTINGS)
     assert first.identity(SETTINGS) == before and knob.identity(SETTINGS) != before
     module(extra="\nPOWER = 2\n")
     assert first.identity(SETTINGS) != before
-    module()
+    module(extra="\n\n# a comment\n")
+    assert first.identity(SETTINGS) == before and first.earlier_identity(SETTINGS) != earlier
+    module(before='"""A docstring."""\n')
     assert first.identity(SETTINGS) == before
+    module()
+    assert first.identity(SETTINGS) == before and first.earlier_identity(SETTINGS) == earlier
+    assert variant_of("shear").earlier_identity(SETTINGS) == variant_of("shear").identity(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "bytes_of_version_0_1"),
+    [
+        ("change_rule:ChangeRule", "82c56d4183a7"),
+        ("contrast_rule:ContrastRule", "77daa05af1b6"),
+        ("discriminant_rule:DiscriminantRule", "05a9da07c298"),
+        ("error_odds:ErrorOddsRule", "25d1e2405f2d"),
+        ("excess_rule:ExcessRule", "f6aba849a639"),
+        ("number_lines_rule:NumberLinesRule", "972bf7c62ac3"),
+        ("onset_rule:OnsetRule", "d7f8a15b8d41"),
+        ("surprise_rule:SurpriseRule", "fb20f0d9dc91"),
+    ],
+)
+def test_the_rules_of_examples_have_the_identity_of_their_first_bytes(rule, bytes_of_version_0_1):
+    assert variant_of(f"examples.rules.{rule}").identity(SETTINGS)["source"].startswith(bytes_of_version_0_1)
 
 
 def known_group():

@@ -1,5 +1,6 @@
 """Runs in files, one of them trained in a worker process; and the policy that they start from."""
 
+import hashlib
 import json
 import os
 import re
@@ -164,6 +165,24 @@ def test_settings_of_later_name_no_other_run():
         assert job.path.parents[1].name == folder
     (other,) = jobs(LabSettings(task="ledger"), parse_rules("uniform"), [0], Path("p"), "start", Path("o"))
     assert other.path.parents[1].name.startswith("ledger-steps60-")
+
+
+def test_runs_of_version_0_1_are_read_where_they_are(tmp_path, monkeypatch):
+    """They are in a folder that is named by the bytes of the rule's file."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lab_older_rule.py").write_text(FAILING)
+    rule = "lab_older_rule:Fails"
+    (newer,) = wanted(rule, [0], tmp_path)
+    identity = {"control": None, "estimator": rule, "source": hashlib.sha256(FAILING.encode()).hexdigest()}
+    name = f"lab_older_rule.Fails-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}"
+    older = replace(newer, path=newer.path.parents[1] / name / "seed000.json")
+    assert newer.path != older.path
+    write_run(older)
+    first, second = wanted(rule, [0, 1], tmp_path)
+    assert first.path == older.path and second.path.parent == older.path.parent
+    assert [run.seed for run in finished([second])] == [0]
+    write_run(newer)
+    assert wanted(rule, [0], tmp_path)[0].path == newer.path
 
 
 def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import ledger_comparison
 import numpy as np
@@ -14,6 +15,8 @@ from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.report.provenance import distinct
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
 def write(folder, rule, accuracy, large=None, **changes):
@@ -44,6 +47,18 @@ def test_runs_of_the_larger_policy_are_recognised_by_its_weights(tmp_path):
     assert differences(Kept(tmp_path, "a digest"), asked)["mean"] == pytest.approx([0.2])
     for large in (None, "", "another one"):
         assert differences(Kept(tmp_path, large), asked) == {"mean": [], "final": []}
+
+
+def test_the_published_differences_are_those_of_the_runs_beside_them():
+    """Every run is found, also of rules whose files were edited since."""
+    large = (RESULTS / "ledger/lab/large.sha256").read_text().strip()
+    published = json.loads((RESULTS / "ledger_comparison.json").read_text())["differences"]
+    found = compared(Kept(RESULTS / "ledger/lab", large))
+    assert [(row["rule"], row["over"], row["seeds"]) for row in found] == [
+        (row["rule"], row["over"], row["seeds"]) for row in published
+    ]
+    for row, of in zip(found, published, strict=True):
+        assert row["mean"] == pytest.approx(of["mean"]) and row["final"] == pytest.approx(of["final"])
 
 
 def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):

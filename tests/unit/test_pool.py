@@ -415,6 +415,47 @@ def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(monkeypatch, c
         assert "Failing could not start a worker" in record.message and "tries again every 0.01 s" in record.message
 
 
+def test_the_keeper_goes_on_when_it_cannot_end_a_worker(monkeypatch, caplog):
+    """Two workers are dead and cannot be ended, then a third does not greet and cannot be ended."""
+
+    class Undying(Crew):
+        def __init__(self):
+            super().__init__(2)
+            self.workers, self.refused = [], []
+
+        def _spawn(self):
+            self.workers.append(Mock(**{"poll.return_value": None}))
+            return self.workers[-1]
+
+        def _greet(self, worker):
+            if worker in self.workers[2:3]:
+                raise JailError("no greeting")
+
+        def _kill(self, worker):
+            pass
+
+        def _end(self, worker):
+            if worker in self.workers[:3] and worker not in self.refused:
+                self.refused.append(worker)
+                raise OSError("it does not end")
+
+    monkeypatch.setattr("openrlhf_shear.rewards.crew._REST_SECONDS", 0.01)
+    with caplog.at_level("WARNING"), Undying() as crew:
+        crew.keep(2)
+        assert wait_until(lambda: len(crew._idle) == 2)
+        for worker in [*crew.workers]:
+            worker.poll.return_value = 1
+        assert wait_until(lambda: len(crew.workers) >= 5 and len(crew._idle) == 2), "it starts others"
+        assert all(worker in crew.refused for worker in crew.workers[:3])
+        with crew._lent() as worker:
+            assert worker.poll() is None
+    messages = [record.message for record in caplog.records if record.name == "openrlhf_shear.rewards.crew"]
+    assert [message.partition(".")[0] for message in messages] == [
+        "Undying could not end a worker",
+        "Undying could not start a worker ahead of its job",
+    ]
+
+
 def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file, monkeypatch):
     taken_in, done = [], []
 

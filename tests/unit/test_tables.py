@@ -3,6 +3,8 @@
 import csv
 import io
 
+import measure
+
 from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, print_tables
 
 
@@ -45,6 +47,14 @@ def test_the_console_shows_text_as_it_is(capsys):
     print_tables([table(sections={1: "[bold]"}, rows=[*table().rows, ("last",)])], ["[red]seen[/red]"], lines=True)
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("R&D", "│ [d]    │     2 │ x   │", "[bold]", "Plain.\n[red]seen[/red]\n"))
+
+
+def test_tables_of_the_benchmarks_show_text_as_it_is(capsys):
+    measure.print_table(
+        "Of [red]rows[/red]", [{"name": "[x]", "n": 1234, "ok": False}], {"name": "[b]", "n": "n", "ok": "ok"}
+    )
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("Of [red]rows[/red]", "[b]", "[x]", "1,234", "NO"))
 
 
 def test_a_wide_table_is_cut_into_pieces_of_80_columns(capsys):

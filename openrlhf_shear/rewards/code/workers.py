@@ -82,4 +82,3 @@ class CodeWorkers(AbstractContextManager):
 
 
 default_workers = Defaults(CodeWorkers)  # hosts start with the first grades
-close_default_workers = default_workers.close

@@ -78,4 +78,3 @@ class MathWorkers(Crew):
 
 
 default_workers = Defaults(MathWorkers)  # hosts start with the first comparisons
-close_default_workers = default_workers.close
