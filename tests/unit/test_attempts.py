@@ -48,7 +48,7 @@ def test_what_failed_starts_again(tmp_path, monkeypatch, codes, restarts, last, 
 
 SUPERVISE = """
 import sys
-from openrlhf_shear.train import attempts
+from openrlhf_shear.train.start import attempts
 sys.exit(attempts.supervise([sys.executable, "-c", sys.argv[1], sys.argv[2]], 3))
 """
 WAITING = """
@@ -75,7 +75,7 @@ def test_a_signal_reaches_the_run(tmp_path, number):
 
 PAUSED = """
 import os, signal, sys, threading
-from openrlhf_shear.train import attempts
+from openrlhf_shear.train.start import attempts
 told = attempts.say
 def say(text):
     told(text)
@@ -94,7 +94,7 @@ def test_a_signal_between_two_attempts_ends_the_run():
 
 STARTED = """
 import os, signal, subprocess, sys
-from openrlhf_shear.train import attempts
+from openrlhf_shear.train.start import attempts
 class Popen(subprocess.Popen):
     def __init__(self, *args, **kwargs):
         if os.environ.get("SECOND"):
@@ -114,7 +114,7 @@ def test_a_signal_reaches_an_attempt_that_starts():
 
 SIGNALS = """
 import os, signal, sys, threading, time, types
-from openrlhf_shear.train import signals
+from openrlhf_shear.train.start import signals
 
 class Trainer:
     class ask_to_stop:
@@ -166,7 +166,7 @@ def test_a_signal_ends_the_run_within_its_grace(mode, said):
 
 STARTING = """
 import os, signal, sys
-from openrlhf_shear.train import signals
+from openrlhf_shear.train.start import signals
 from openrlhf_shear.train.start.outcome import StoppedError
 
 def start():  # as `ray.init` does

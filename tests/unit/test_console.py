@@ -54,7 +54,7 @@ def test_a_screen_and_a_disk_that_are_gone_do_not_stop_the_run(tmp_path):
     """More lines than a pipe holds, to a closed pipe and to /dev/full."""
     run = "for i in range(20000): print(f'[openrlhf_shear] {i}')\nopen('ended', 'w')"
     watch = (
-        "import sys\nfrom pathlib import Path\nfrom openrlhf_shear.train import attempts\n"
+        "import sys\nfrom pathlib import Path\nfrom openrlhf_shear.train.start import attempts\n"
         "from openrlhf_shear.train.start.console import Console\n"
         f"console = Console(Path('log'), ['x'])\nconsole._file = open('/dev/full', 'a', buffering=1)\n"
         f"sys.exit(attempts.supervise([sys.executable, '-c', {run!r}], 0, console))"
@@ -121,7 +121,7 @@ def test_a_terminal_shows_what_is_being_done(tmp_path):
     watch = textwrap.dedent(f"""
         import sys
         from pathlib import Path
-        from openrlhf_shear.train import attempts
+        from openrlhf_shear.train.start import attempts
         from openrlhf_shear.train.start.console import Console
         attempts.supervise([sys.executable, "-c", {run!r}], 0, Console(Path({str(tmp_path / "log")!r}), ["x"]))
     """)

@@ -74,7 +74,8 @@ def test_every_command_is_installed():
     assert all(callable(importlib.import_module(module).main) for module in modules)
     commands = {file.stem for file in Path(cli.__file__).parent.glob("*.py") if "\n    main()\n" in file.read_text()}
     assert modules == {f"openrlhf_shear.cli.{name}" for name in commands}
-    assert all(name.startswith("shear-") for name in scripts) and len(scripts) == len(modules)
+    older = {"shear-warm-up-ledger"}  # an older name of a command
+    assert all(name.startswith("shear-") for name in scripts) and len(scripts) == len(modules) + len(older)
 
 
 def test_no_two_flags_of_a_command_have_one_help():
