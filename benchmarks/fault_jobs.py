@@ -19,12 +19,13 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import openrlhf_shear
 from openrlhf_shear.rollouts.record import read_rollouts
 from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 from openrlhf_shear.train.update import checkpoints
 
 TRAIN = ("-m", "openrlhf_shear.cli.train_ppo_ray")
-PACKAGE = Path(checkpoints.__file__).parents[1]
+PACKAGE = Path(openrlhf_shear.__file__).parent
 POLICY, REWARD = PACKAGE / "tasks" / "arithmetic" / "shipped_policy", PACKAGE / "tasks" / "arithmetic" / "arithmetic.py"
 GROUP, BATCH = 4, 8  # rollouts a prompt, prompts a step
 METRIC = "metric/"

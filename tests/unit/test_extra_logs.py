@@ -16,7 +16,7 @@ FILES = (
     *(UPSTREAM / "ray" / name for name in ("ppo_actor.py", "ppo_critic.py")),
     *(UPSTREAM / "ppo_utils" / name for name in ("experience_maker.py", "samples_generator.py", "length_penalty.py")),
     UPSTREAM / "ppo_trainer.py",
-    *sorted(Path(contract.__file__).parent.glob("*.py")),
+    *sorted(Path(contract.__file__).parent.rglob("*.py")),
 )
 HOLDERS = {"info", "metrics", "status", "stats", "merged_status", "status_mean", "reduced_status", "logs_dict"}
 
