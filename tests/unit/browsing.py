@@ -45,3 +45,22 @@ def loads_alone(driver, path):
     asked = requests(driver)
     assert path.as_uri() in asked
     assert all(address == path.as_uri() or address.startswith("data:") for address in asked)
+
+
+def js(browser, code, *arguments):
+    return browser.execute_script("return " + code, *arguments)
+
+
+def each(browser, selector, what):
+    """Of all such nodes `n`."""
+    return js(browser, f"[...document.querySelectorAll(arguments[0])].map(n => {what})", selector)
+
+
+def text(browser, selector):
+    return js(browser, "document.querySelector(arguments[0]).textContent", selector)
+
+
+def press(browser, *keys):
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()

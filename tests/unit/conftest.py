@@ -188,3 +188,9 @@ def browser():
     driver = browsing.start()
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def short_back_off(monkeypatch):
+    """Tries of a reward server follow each other at once."""
+    monkeypatch.setattr("openrlhf_shear.rewards.client.BACK_OFF_SECONDS", 0.001)

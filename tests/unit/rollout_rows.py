@@ -125,3 +125,26 @@ def long_groups(groups, rollouts, length, seed=0, window=100, stride=25):
         correct[:2] = True, False
         made += group(f"group-{g}", tokens, correct, seed + g, window, stride, prompt="A long problem. " * 20)
     return made
+
+
+ATTACKS = ("<script>window.hit=1</script>", "</script><script>window.hit=2</script>", "--><!--",
+           "<img src=x onerror=window.hit=3>", "\u2028\u2029'\"`${window.hit=4}", "\u202etxt\u202c", "ab\u0301\u0301",
+           "\n", "\n\n", "\t", "", " ", "<b>", "\x1b[0m", "&lt;", "javascript:window.hit=5")  # fmt: skip
+
+
+def odd_groups():
+    """By group: three mixed and one unmixed of arithmetic; hostile text; a rule without weights; odd ends."""
+    attacks = "".join(ATTACKS[:5])
+    hostile = group(attacks, [ATTACKS * 3, ATTACKS * 2], [True, False], seed=7, prompt=attacks, label=attacks)
+    plain = group("own-advantages", [["one", "two", "three"] * 9] * 2, [True, False], seed=8)
+    signs = [r.correct * 2 - 1 for r in plain]
+    nothing = dict.fromkeys(("weights", "span_starts", "span_distances", "nearest_sample", "nearest_span"))
+    nothing |= dict.fromkeys(("heatmap_spans", "heatmaps"))
+    plain = [
+        replace(r, token_advantages=[sign * (0.5 + i / 10) for i in range(len(r.tokens))], **nothing)
+        for r, sign in zip(plain, signs, strict=True)
+    ]
+    odd = group("odd", [["x"] * 20, ["y"] * 30, [], ["z"] * 9], [True, False, False, None], seed=9)
+    odd[0] = replace(odd[0], first_error=20)  # it stops early: where its end-of-text token would be
+    odd[1] = replace(odd[1], truncated=True)
+    return [*arithmetic_groups(4), *hostile, *plain, *odd]

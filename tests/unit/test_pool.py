@@ -2,72 +2,21 @@
 
 import asyncio
 import threading
-import time
 from contextlib import closing
-from unittest.mock import Mock
 
 import numpy
 import pytest
-import torch
 from processes import children, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import pool as pool_module
 from openrlhf_shear.rewards.breaker import Breaker
-from openrlhf_shear.rewards.crew import Crew
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.jobs import Job
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 from openrlhf_shear.rewards.responses import answer_of
-from openrlhf_shear.rewards.verdict import Verdict, of_numbers, read_reward
-
-
-def test_rewards_in_every_form_openrlhf_takes():
-    for output, expected in (
-        ({"rewards": [0.5], "scores": [1.0], "extra_logs": {"a": [2]}}, of_numbers(0.5, 1.0, {"a": 2.0})),
-        ({"rewards": True, "scores": None, "extra_logs": None}, of_numbers(1.0, 1.0)),
-        ({"rewards": [[0.5]]}, of_numbers(0.5, 0.5)),
-        ({"rewards": torch.tensor([0.25]), "scores": numpy.float32(1)}, of_numbers(0.25, 1.0)),
-    ):
-        assert read_reward(output) == expected
-
-
-def test_what_is_no_reward_is_a_failure_and_no_zero():
-    for failure, *outputs in (
-        ("returned no dict", None, [1.0]),
-        ("returned None", {}, {"rewards": None}),
-        ("wrong shape", {"rewards": [1.0, 2.0]}, {"rewards": []}),
-        ("not finite", {"rewards": float("nan")}, {"rewards": 1.0, "scores": float("inf")}),
-        ("not a number", {"rewards": "1.0"}),
-        ("timeout", {"rewards": None, "failed": [{"index": 0, "reason": "timeout", "detail": ""}]}),
-    ):
-        for output in outputs:
-            assert read_reward(output).failure == failure
-            assert (read_reward(output).reward, read_reward(output).score, read_reward(output).correct) == (None,) * 3
-
-
-def test_a_verdict_has_the_numbers_of_its_grader():
-    assert [(v.reward, v.score) for v in (Verdict(True), Verdict(False, "timeout"))] == [(1.0, 1.0), (0.0, 0.0)]
-    below, lucky = of_numbers(0.9, 0.9), of_numbers(0.5, 1.0)
-    assert (below.correct, below.reason, below.reward, below.score) == (False, "wrong", 0.9, 0.9)
-    assert (lucky.correct, lucky.reason) == (True, None)
-    assert lucky.as_openrlhf() == {"rewards": 0.5, "scores": 1.0, "extra_logs": {}}
-
-
-def test_absurd_numbers_are_kept_and_questioned():
-    for output, questionable in (
-        ({"rewards": 1e30}, True),
-        ({"rewards": 0.0, "scores": -1e7}, True),
-        ({"rewards": 10**12}, True),
-        ({"rewards": -1e6}, False),
-        ({"rewards": 1.0}, False),
-    ):
-        verdict = read_reward(output)
-        assert (verdict.failure, verdict.reward) == (None, float(output["rewards"]))
-        assert verdict.is_questionable is questionable
-    assert not Verdict(True).is_questionable and not Verdict(None, failure="timeout").is_questionable
-    assert read_reward({"rewards": 10**400}).failure == "not finite", "too large for a float"
+from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 
 def test_gold_answers_of_a_label():
@@ -361,99 +310,6 @@ def test_a_file_that_died_is_loaded_again_before_the_next_grade(function_file):
         assert next(pool.grade_all([("exit", "", "1")])).failure == "worker died"
         assert wait_until(lambda: len(children() - before) == 1)
         assert children() - before == {next(pool.grade_all([("pid", "", "1")])).reward}
-
-
-def test_the_keeper_does_not_start_a_worker_that_a_job_is_starting():
-    """The start of a worker takes as long as five rounds of the keeper."""
-
-    class Slow(Crew):
-        started = 0
-
-        def _spawn(self):
-            self.started += 1
-            if threading.current_thread().name != "keeper":
-                time.sleep(1.0)
-            return Mock(**{"poll.return_value": None})
-
-        def _nothing(self, worker):
-            pass
-
-        _greet = _kill = _end = _nothing
-
-    with Slow(1) as crew:
-        crew.keep(1)
-        with pytest.raises(KeyError), crew._lent():
-            raise KeyError("it is lost")
-        with crew._lent():
-            assert crew.started == 2, "one, and one in its place"
-
-
-def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(monkeypatch, caplog):
-    class Failing(Crew):
-        errors = iter([OSError("no memory"), OSError("still none"), JailError("no jail"), OSError("again")])
-        started = False
-
-        def _spawn(self):
-            for error in self.errors:
-                raise error
-            self.started = True
-            return Mock(**{"poll.return_value": None})
-
-        def _nothing(self, worker):
-            pass
-
-        _greet = _kill = _end = _nothing
-
-    monkeypatch.setattr("openrlhf_shear.rewards.crew._REST_SECONDS", 0.01)
-    with caplog.at_level("WARNING"), Failing(1) as crew:
-        crew.keep(1)
-        assert wait_until(lambda: crew.started), "it tries until a worker starts"
-    records = [record for record in caplog.records if record.name == "openrlhf_shear.rewards.crew"]
-    assert [str(record.exc_info[1]) for record in records] == ["no memory", "no jail"]
-    for record in records:
-        assert record.exc_info[2] is not None and "in _spawn" in caplog.text, "with its traceback"
-        assert "Failing could not start a worker" in record.message and "tries again every 0.01 s" in record.message
-
-
-def test_the_keeper_goes_on_when_it_cannot_end_a_worker(monkeypatch, caplog):
-    """Two workers are dead and cannot be ended, then a third does not greet and cannot be ended."""
-
-    class Undying(Crew):
-        def __init__(self):
-            super().__init__(2)
-            self.workers, self.refused = [], []
-
-        def _spawn(self):
-            self.workers.append(Mock(**{"poll.return_value": None}))
-            return self.workers[-1]
-
-        def _greet(self, worker):
-            if worker in self.workers[2:3]:
-                raise JailError("no greeting")
-
-        def _kill(self, worker):
-            pass
-
-        def _end(self, worker):
-            if worker in self.workers[:3] and worker not in self.refused:
-                self.refused.append(worker)
-                raise OSError("it does not end")
-
-    monkeypatch.setattr("openrlhf_shear.rewards.crew._REST_SECONDS", 0.01)
-    with caplog.at_level("WARNING"), Undying() as crew:
-        crew.keep(2)
-        assert wait_until(lambda: len(crew._idle) == 2)
-        for worker in [*crew.workers]:
-            worker.poll.return_value = 1
-        assert wait_until(lambda: len(crew.workers) >= 5 and len(crew._idle) == 2), "it starts others"
-        assert all(worker in crew.refused for worker in crew.workers[:3])
-        with crew._lent() as worker:
-            assert worker.poll() is None
-    messages = [record.message for record in caplog.records if record.name == "openrlhf_shear.rewards.crew"]
-    assert [message.partition(".")[0] for message in messages] == [
-        "Undying could not end a worker",
-        "Undying could not start a worker ahead of its job",
-    ]
 
 
 def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file, monkeypatch):

@@ -2,96 +2,29 @@
 
 import asyncio
 import base64
-import contextlib
-import gzip
-import re
-import socket
-from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import test_utils, web
+from reward_servers import (
+    LONG,
+    TOKEN,
+    Clock,
+    answering,
+    asked_of,
+    free_port,
+    good,
+    grade,
+    serving,
+    silent,
+    while_serving,
+)
 
 from openrlhf_shear.rewards import client as module
 from openrlhf_shear.rewards.client import FAILURES, RewardClient
 from openrlhf_shear.rewards.server import build_app
 from openrlhf_shear.rewards.verdict import Verdict
 
-TOKEN = "a-token_of-tests.0123"
-LONG = 60.0  # seconds that no test waits
-
-
-@pytest.fixture(autouse=True)
-def short_back_off(monkeypatch):
-    monkeypatch.setattr(module, "BACK_OFF_SECONDS", 0.001)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@contextlib.asynccontextmanager
-async def serving(answer: Callable[[dict, int], object], port: int | None = None) -> AsyncIterator[tuple[str, list]]:
-    """Yield a server's URL and its clients' ports; `answer` gets the request and its number from 0."""
-    asked = []
-
-    async def handle(request: web.Request) -> web.Response:
-        asked.append(request.transport.get_extra_info("peername")[1])
-        said = answer(await request.json(), len(asked) - 1)
-        said = await said if asyncio.iscoroutine(said) else said
-        return said if isinstance(said, web.Response) else web.json_response(said)
-
-    app = web.Application()
-    app.router.add_post("/get_reward", handle)
-    async with test_utils.TestServer(app, port=port) as server:
-        yield str(server.make_url("/get_reward")), asked
-
-
-@contextlib.contextmanager
-def silent(accepts: bool):
-    """Yield the URL of a listener that never answers; if it accepts no connection, connecting takes for ever."""
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=512 if accepts else 0) as listener,
-        contextlib.ExitStack() as full,
-    ):
-        for _ in range(0 if accepts else 4):
-            waiting = full.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(listener.getsockname())
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/get_reward"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-async def asked_of(url: str, label: object = "42", calls: int = 1, **options) -> list[Verdict]:
-    """The verdicts of calls, one after the other, by a new client."""
-    client = RewardClient(url, **options)
-    try:
-        return [await client.grade("q 42", "q", label) for _ in range(calls)]
-    finally:
-        await client.close()
-
-
-def grade(url: str, **options) -> list[Verdict]:
-    return asyncio.run(asked_of(url, **options))
-
-
-def while_serving(answer, **options) -> tuple[list[Verdict], list[int]]:
-    async def work():
-        async with serving(answer) as (url, ports):
-            return await asked_of(url, **options), ports
-
-    return asyncio.run(work())
-
-
-def good(request: dict, _: int) -> dict:
-    return {"rewards": 0.5, "scores": 1.0, "extra_logs": {"seen": float(request["labels"][0])}}
-
+pytestmark = pytest.mark.usefixtures("short_back_off")
 
 # ── Answers ──
 
@@ -197,110 +130,6 @@ def test_an_answer_that_is_no_reward_is_a_failure():
 def test_a_label_that_is_not_json_fails_its_own_rollout():
     (verdict,) = grade("http://127.0.0.1:1/", label={1, 2})
     assert verdict.failure == "label is not JSON" and "TypeError" in verdict.detail
-
-
-# ── Answers that no server should give ──
-
-
-@contextlib.asynccontextmanager
-async def answering(answer: Callable[[int], bytes], later: float = 0.0) -> AsyncIterator[str]:
-    """The URL of a server that writes what `answer` says of each request's label, and an answer of 99 after label 3."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                body = await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))
-                label = int(b"0" + re.search(rb'"labels": \["(\d*)"', body)[1])
-                writer.write(answer(label))
-                if label == 3:
-                    await asyncio.sleep(later)
-                    writer.write(answer(99))
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/get_reward"
-
-
-def test_a_surplus_answer_is_no_reward():
-    def answer(label: int) -> bytes:
-        body = f'{{"rewards": {label}}}'
-        return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-
-    async def work(later: float):
-        async with answering(answer, later) as url:
-            client = RewardClient(url, retries=0)
-            verdicts = []
-            for label in range(8):
-                verdicts.append(await client.grade("q", "q", str(label)))
-                await asyncio.sleep(2 * later)
-            await client.close()
-            return [verdict.reward for verdict in verdicts]
-
-    for later in (0.0, 0.05):
-        assert asyncio.run(work(later)) == [*range(8)]
-
-
-def test_an_answer_is_read_up_to_a_limit():
-    taken = []
-
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        with contextlib.suppress(OSError):
-            while len(taken) < 4096:
-                await response.write(b" " * (1 << 16))
-                taken.append(1 << 16)
-        return response
-
-    async def work():
-        app = web.Application()
-        app.router.add_post("/get_reward", endless)
-        async with test_utils.TestServer(app) as server:
-            return await asked_of(str(server.make_url("/get_reward")))
-
-    (verdict,) = asyncio.run(work())
-    assert verdict.failure == "reward server answered too much" and "over 1048576 bytes" in verdict.detail
-    assert "after 1 of 3 tries" in verdict.detail and sum(taken) < 64 * module.MOST_BYTES
-
-
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "GZIP", "gzip, gzip", "br"])
-def test_a_compressed_answer_is_not_unpacked(coding, monkeypatch):
-    bomb = web.Response(body=gzip.compress(b" " * (64 << 20)), headers={"Content-Encoding": coding})
-    seen = []
-    monkeypatch.setattr(module.json, "loads", seen.append)
-    (verdict,), _ = while_serving(lambda *_: bomb)
-    assert verdict.failure == "reward server answered compressed" and coding in verdict.detail and seen == []
-
-
-def test_a_failure_that_a_server_tells_is_cut():
-    told = {"failed": [{"reason": "x:" * 100_000, "detail": f"{TOKEN} http://" * 10_000}]}
-    (verdict,), _ = while_serving(lambda *_: told, token=TOKEN)
-    assert len(verdict.why) == 80 and len(verdict.detail) == 500 and TOKEN not in verdict.detail
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_prompt_and_label_go_to_no_other_origin(status):
-    async def work():
-        async with serving(good) as (other, followed):
-            astray = web.Response(status=status, headers={"Location": other.replace("//", "//u:p@") + "?key=secret"})
-            async with serving(lambda *_: astray) as (url, first):
-                (verdict,) = await asked_of(url.replace("//", f"//shear:{TOKEN}@"))
-                return verdict, len(followed), len(first), other
-
-    verdict, followed, first, other = asyncio.run(work())
-    assert (verdict.why, followed, first) == (f"reward server answered {status}", 0, 1)
-    assert f"to {other.removesuffix('/get_reward')}, which is not followed" in verdict.detail
-    assert "secret" not in verdict.detail
-
-
-def test_a_redirect_within_an_origin_is_followed_and_only_so_often():
-    for turns, reward in ((3, 0.5), (4, None)):
-
-        def moved(request, n, turns=turns):
-            return web.Response(status=308, headers={"Location": "/get_reward"}) if n < turns else good(request, n)
-
-        (verdict,), ports = while_serving(moved, retries=0)
-        assert verdict.reward == reward and len(ports) == 4
 
 
 # ── No answer ──

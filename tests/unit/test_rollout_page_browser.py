@@ -1,41 +1,17 @@
 """The rollout page in headless Chromium shows the rollouts' values, by pointer and by keyboard."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from browsing import load, loads_alone
-from rollout_rows import SETTINGS, WINDOW, arithmetic_groups, group, long_groups
+from browsing import each, js, load, loads_alone, press, text
+from rollout_rows import ATTACKS, SETTINGS, WINDOW, long_groups, odd_groups
 
 from openrlhf_shear.rollouts.page import data, make_page
 
 webdriver, ui = pytest.importorskip("selenium.webdriver"), pytest.importorskip("selenium.webdriver.support.ui")
 ActionChains, Keys, Select = webdriver.ActionChains, webdriver.Keys, ui.Select
-ATTACKS = ("<script>window.hit=1</script>", "</script><script>window.hit=2</script>", "--><!--",
-           "<img src=x onerror=window.hit=3>", "\u2028\u2029'\"`${window.hit=4}", "\u202etxt\u202c", "ab\u0301\u0301",
-           "\n", "\n\n", "\t", "", " ", "<b>", "\x1b[0m", "&lt;", "javascript:window.hit=5")  # fmt: skip
-
-
-def made_rollouts():
-    """By group: three mixed and one unmixed of arithmetic; hostile text; a rule without weights; odd ends."""
-    attacks = "".join(ATTACKS[:5])
-    hostile = group(attacks, [ATTACKS * 3, ATTACKS * 2], [True, False], seed=7, prompt=attacks, label=attacks)
-    plain = group("own-advantages", [["one", "two", "three"] * 9] * 2, [True, False], seed=8)
-    signs = [r.correct * 2 - 1 for r in plain]
-    nothing = dict.fromkeys(("weights", "span_starts", "span_distances", "nearest_sample", "nearest_span"))
-    nothing |= dict.fromkeys(("heatmap_spans", "heatmaps"))
-    plain = [
-        replace(r, token_advantages=[sign * (0.5 + i / 10) for i in range(len(r.tokens))], **nothing)
-        for r, sign in zip(plain, signs, strict=True)
-    ]
-    odd = group("odd", [["x"] * 20, ["y"] * 30, [], ["z"] * 9], [True, False, False, None], seed=9)
-    odd[0] = replace(odd[0], first_error=20)  # it stops early: where its end-of-text token would be
-    odd[1] = replace(odd[1], truncated=True)
-    return [*arithmetic_groups(4), *hostile, *plain, *odd]
-
-
-ROLLOUTS = made_rollouts()
+ROLLOUTS = odd_groups()
 
 
 @pytest.fixture(scope="module")
@@ -53,25 +29,12 @@ def opened(browser, page, name="problem-000", sample=0, **view):
     load(browser, page, fragment=f"#g={name}&r={sample}", **view)
 
 
-def js(browser, code, *arguments):
-    return browser.execute_script("return " + code, *arguments)
-
-
-def each(browser, selector, what):
-    """Of all such nodes `n`."""
-    return js(browser, f"[...document.querySelectorAll(arguments[0])].map(n => {what})", selector)
-
-
 def card(browser, rollout):
     return browser.find_element("css selector", f"[aria-label='Response of rollout {rollout.sample}']")
 
 
 def token(browser, rollout, at):
     return card(browser, rollout).find_elements("css selector", ".t")[at]
-
-
-def text(browser, selector):
-    return js(browser, "document.querySelector(arguments[0]).textContent", selector)
 
 
 def framed(browser, kind):
@@ -103,10 +66,6 @@ def written(folder, rollouts, window):
     path = folder / "page.html"
     path.write_text(make_page(rollouts, SETTINGS | {"window": window}), encoding="utf-8")
     return path
-
-
-def press(browser, *keys):
-    ActionChains(browser).send_keys(*keys).perform()
 
 
 def test_it_loads_without_errors_or_requests(browser, page):

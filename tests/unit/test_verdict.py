@@ -5,10 +5,12 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from openrlhf_shear.rewards.server import answer
-from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict, of_texts, read_reward
+from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict, of_numbers, of_texts, read_reward
 from openrlhf_shear.sampling.records import Completion
 from openrlhf_shear.train.accounts.accounts import Accounts
 
@@ -103,3 +105,50 @@ def test_the_page_names_failures_as_they_are_counted():
         word for word in named if all(of_texts(None, failure=start + word).failure is Failure.OTHER for start in starts)
     }
     assert len(named) > 20 and not unknown, unknown
+
+
+def test_rewards_in_every_form_openrlhf_takes():
+    for output, expected in (
+        ({"rewards": [0.5], "scores": [1.0], "extra_logs": {"a": [2]}}, of_numbers(0.5, 1.0, {"a": 2.0})),
+        ({"rewards": True, "scores": None, "extra_logs": None}, of_numbers(1.0, 1.0)),
+        ({"rewards": [[0.5]]}, of_numbers(0.5, 0.5)),
+        ({"rewards": torch.tensor([0.25]), "scores": numpy.float32(1)}, of_numbers(0.25, 1.0)),
+    ):
+        assert read_reward(output) == expected
+
+
+def test_what_is_no_reward_is_a_failure_and_no_zero():
+    for failure, *outputs in (
+        ("returned no dict", None, [1.0]),
+        ("returned None", {}, {"rewards": None}),
+        ("wrong shape", {"rewards": [1.0, 2.0]}, {"rewards": []}),
+        ("not finite", {"rewards": float("nan")}, {"rewards": 1.0, "scores": float("inf")}),
+        ("not a number", {"rewards": "1.0"}),
+        ("timeout", {"rewards": None, "failed": [{"index": 0, "reason": "timeout", "detail": ""}]}),
+    ):
+        for output in outputs:
+            assert read_reward(output).failure == failure
+            assert (read_reward(output).reward, read_reward(output).score, read_reward(output).correct) == (None,) * 3
+
+
+def test_a_verdict_has_the_numbers_of_its_grader():
+    assert [(v.reward, v.score) for v in (Verdict(True), Verdict(False, "timeout"))] == [(1.0, 1.0), (0.0, 0.0)]
+    below, lucky = of_numbers(0.9, 0.9), of_numbers(0.5, 1.0)
+    assert (below.correct, below.reason, below.reward, below.score) == (False, "wrong", 0.9, 0.9)
+    assert (lucky.correct, lucky.reason) == (True, None)
+    assert lucky.as_openrlhf() == {"rewards": 0.5, "scores": 1.0, "extra_logs": {}}
+
+
+def test_absurd_numbers_are_kept_and_questioned():
+    for output, questionable in (
+        ({"rewards": 1e30}, True),
+        ({"rewards": 0.0, "scores": -1e7}, True),
+        ({"rewards": 10**12}, True),
+        ({"rewards": -1e6}, False),
+        ({"rewards": 1.0}, False),
+    ):
+        verdict = read_reward(output)
+        assert (verdict.failure, verdict.reward) == (None, float(output["rewards"]))
+        assert verdict.is_questionable is questionable
+    assert not Verdict(True).is_questionable and not Verdict(None, failure="timeout").is_questionable
+    assert read_reward({"rewards": 10**400}).failure == "not finite", "too large for a float"
