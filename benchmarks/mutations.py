@@ -8,8 +8,8 @@
 files may move, and lines may wrap otherwise. Exit code 1: a mutation does not apply, or later tests lost one.
 
 Each mutation gets a copy of the checkout. Test files run one by one, up to the first failure: first those of the
-mutation's `tests`, then those that import the mutated module, with `--whole` all others too. Tests that fail without a
-mutation are left out. A file that takes three times as long as without a mutation, and a minute more, is a failure.
+mutation's `tests`, then those that import the mutated module, with `--whole` all others too. A test that fails runs
+again without the mutation; if it fails there too, it does not count. A file that takes over 20 minutes is a failure.
 """
 
 import argparse
@@ -41,6 +41,7 @@ _LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tok
 _NO_COPY = shutil.ignore_patterns(".git", ".pytest_cache", ".ruff_cache", "site", "*.egg-info")
 _LINKED = "benchmarks/results"  # large, and no test writes to it
 _FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_MOST_SECONDS = 1200  # of a test file
 _COLUMNS = {"name": "mutation", "room": "room", "result": "result", "seconds": "seconds", "by": "by"}
 
 
@@ -143,9 +144,9 @@ def importing(file: str) -> list[str]:
 class Bench:
     """Copies of the checkout, and the tests that run in them."""
 
-    def __init__(self, folder: Path, baseline: dict[str, dict]):
-        """`baseline` has the results of `_baseline` by test file; test files that it has are not run again."""
-        self._folder, self._known = folder, baseline
+    def __init__(self, folder: Path, failing: list[str]):
+        """`failing` are tests that fail without a mutation; more are added as they are found."""
+        self._folder, self._failing = folder, failing
         folder.chmod(0o755)  # jails run as another user
         self._clean = self._copied(ROOT, "clean")
         shutil.rmtree(self._clean / _LINKED)
@@ -176,38 +177,41 @@ class Bench:
                     raise
                 return None, process.communicate()[0]
 
-    def _pytest(self, tree: Path, test: str, seconds: float, *words: str) -> tuple[int | None, str]:
+    def _pytest(self, tree: Path, *words: str) -> tuple[int | None, list[str]]:
+        """Exit code, and the tests or files that failed."""
         asked = ["-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--basetemp", str(self._folder / "t"), *words]
-        return self._run(tree, [sys.executable, "-m", "pytest", *asked, f"{UNIT}/{test}"], seconds)
+        code, output = self._run(tree, [sys.executable, "-m", "pytest", *asked], _MOST_SECONDS)
+        if code not in (None, 0, 1, 2, 5):  # pytest's: passed, failed, a file without its imports, no tests
+            raise RuntimeError(f"pytest {' '.join(words)} cannot be run (exit code {code}):\n{output[-2000:]}")
+        return code, _FAILURE.findall(output)
 
-    def _baseline(self, test: str) -> dict:
-        """The seconds of a test file without a mutation, and the tests that fail even so; run once."""
-        if test not in self._known:
-            began = time.monotonic()
-            code, output = self._pytest(self._clean, test, 3600)
-            if code not in (0, 1, 2, 5):  # pytest's: passed, failed, a file without its imports, no tests
-                raise RuntimeError(f"{test} cannot be run without a mutation (exit code {code}):\n{output[-2000:]}")
-            failing = sorted(set(_FAILURE.findall(output)))
-            self._known[test] = {"seconds": round(time.monotonic() - began, 1), "failing": failing}
-            print("".join(f"left out, as it fails unmutated: {name}\n" for name in failing), end="", flush=True)
-        return self._known[test]
+    def _failure(self, tree: Path, test: str) -> tuple[str, str] | None:
+        """The first test of a file that fails because of the mutation, and how: "failed" or "timeout"."""
+        while True:
+            left_out = [word for name in self._failing for word in ("--deselect", name)]
+            code, failures = self._pytest(tree, "-x", *left_out, test)
+            if code in (0, 5):
+                return None
+            if code is None:
+                return "timeout", test
+            name = next(iter(failures), test)
+            if self._pytest(self._clean, name)[0] == 0:
+                return "failed", name
+            print(f"left out, as it fails unmutated: {name}", flush=True)
+            if name == test or name in self._failing:
+                return None
+            self._failing.append(name)
 
     def try_out(self, site: Site, tests: Sequence[str]) -> dict:
         """Run test files on the mutated package, up to the first failure."""
-        began, run, result, by = time.monotonic(), [], "survived", None
+        began, run, failure = time.monotonic(), [], None
         tree = self._copied(self._clean, "mutant")
         (tree / site.file).write_text(site.text, encoding="utf-8")
         for test in tests:
-            clean = self._baseline(test)
-            if f"{UNIT}/{test}" in clean["failing"]:
-                continue
             run.append(test)
-            words = [word for failing in clean["failing"] for word in ("--deselect", failing)]
-            code, output = self._pytest(tree, test, 60 + 3 * clean["seconds"], "-x", *words)
-            if code not in (0, 5):
-                result = "timeout" if code is None else "failed"
-                by = next(iter(_FAILURE.findall(output)), f"{UNIT}/{test}")
+            if failure := self._failure(tree, f"{UNIT}/{test}"):
                 break
+        result, by = failure or ("survived", None)
         row = {"caught": by is not None, "result": result, "by": by, "file": site.file, "tests": run}
         return row | {"seconds": round(time.monotonic() - began, 1)}
 
@@ -244,7 +248,7 @@ def compare(before: dict, after: dict) -> bool:
 
 
 def run_all(mutations: Sequence[Mutation], places: dict[str, Site], args: argparse.Namespace) -> None:
-    tree, kept = tested_tree(), {"rows": {}, "baseline": {}}
+    tree, kept = tested_tree(), {"rows": {}, "failing": []}
     if args.output.exists():
         kept = json.loads(args.output.read_text(encoding="utf-8"))
         if kept["tree"] != tree["tree"]:
@@ -252,7 +256,7 @@ def run_all(mutations: Sequence[Mutation], places: dict[str, Site], args: argpar
     kept |= tree | {"environment": environment("cpu")}
     every = sorted(test.name for test in (ROOT / UNIT).glob("test_*.py"))
     with tempfile.TemporaryDirectory(prefix="mut_", ignore_cleanup_errors=True) as folder:
-        bench = Bench(Path(folder), kept["baseline"])
+        bench = Bench(Path(folder), kept["failing"])
         for mutation in mutations:
             asked = {name: getattr(mutation, name) for name in ("room", "find", "replace")}
             row = kept["rows"].get(mutation.name, {})
