@@ -11,14 +11,12 @@ from scipy.special import logsumexp
 def entropic(cost: np.ndarray, epsilon: float) -> tuple[float, float]:
     """`<C, gamma> + eps KL(gamma | P x Q)` and `<C, gamma>` of the entropic plan between uniform masses.
 
-    Sinkhorn converges sublinearly on some problems (identical prefixes), and hardly ever on others (tight clusters of
-    unequal mass). Newton's method on the dual finishes these, from a larger epsilon downwards where needed.
+    POT's Sinkhorn begins. It converges sublinearly on some problems (identical prefixes), and hardly ever on others
+    (tight clusters of unequal mass). So Newton's method on the dual finishes, from a larger epsilon where needed.
     """
     n, m = cost.shape
     a, b = np.full(n, 1 / n), np.full(m, 1 / m)
-    _, log = pot.sinkhorn(
-        a, b, cost, epsilon, method="sinkhorn_log", stopThr=1e-9, numItermax=300, warn=False, log=True
-    )
+    _, log = pot.sinkhorn(a, b, cost, epsilon, method="sinkhorn_log", stopThr=1e-9, numItermax=20, warn=False, log=True)
     g, plan = _newton(cost, epsilon, epsilon * (log["log_v"] - np.log(b)))
     if not _error(plan) <= 1e-9:
         g = np.zeros(m)

@@ -116,6 +116,12 @@ def folder(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """No pictures: the tests of test_diagnosis_figures.py look at them."""
+    monkeypatch.setattr("openrlhf_shear.report.findings.render", lambda picture, kind: b"")
+
+
 def test_tables_hold_the_sampled_and_measured_values(finished):
     rollouts, settings = read_rollouts(finished / ROLLOUTS)
     assert settings["model"] == "a model" and settings["window"] == 16 and settings["completions"] == 2
@@ -232,7 +238,7 @@ def test_a_prefix_is_asked_as_its_problem_with_the_first_tokens(finished):
     assert len({q.id for q in asked}) == len(asked) > 3
 
 
-def test_controls_are_measured_where_they_are_asked_for_and_once(folder, capsys):
+def test_controls_are_measured_where_they_are_asked_for_and_once(folder, undrawn, capsys):
     cluster = Cluster()
     run(diagnosis(controls=True), folder, cluster)
     assert (cluster.started, cluster.read) == (0, ["p0", "p1"])
@@ -269,7 +275,7 @@ def test_a_continuation_has_a_budget_of_its_own_and_engines_leave_room_for_it(tm
     assert kept["budget"] == "of each continuation" and "budget" not in kept["k"]
 
 
-def test_tables_from_before_there_were_controls_are_read(folder, capsys):
+def test_tables_from_before_there_were_controls_are_read(folder, undrawn, capsys):
     news = {"same_distance", "permuted_distance", "same_distances", "permuted_distances", "largest_norm"}
     for name in (PREFIXES, ROLLOUTS):
         table = pyarrow.parquet.read_table(folder / name)
@@ -281,7 +287,7 @@ def test_tables_from_before_there_were_controls_are_read(folder, capsys):
     assert json.loads((folder / "results.json").read_text())["analyses"]["controls"] is None
 
 
-def test_a_process_reward_model_scores_the_steps_of_a_finished_diagnosis(folder, prm, capsys):
+def test_a_process_reward_model_scores_the_steps_of_a_finished_diagnosis(folder, prm, undrawn, capsys):
     for name in (ROLLOUTS, PREFIXES):  # whose tokenizer is there
         table = pyarrow.parquet.read_table(folder / name)
         metadata = {key: value.replace(b'"a model"', json.dumps(str(POLICY_DIR)).encode())

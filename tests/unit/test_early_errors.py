@@ -8,10 +8,12 @@ from runpy import run_path
 
 import pytest
 from command_lines import HEAVY, refusal, run_fresh
+from conftest import Tried
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.preflight import rows
+from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.train import upstream
 
@@ -389,3 +391,8 @@ def test_a_search_that_takes_long_is_told_with_its_numbers(job, capsys, words, w
     parse(job(f"{words} --rollout.batch_size 16 --train.batch_size 16"))
     told = capsys.readouterr().err
     assert warned in told if warned else "pairs of spans" not in told
+
+
+def test_the_stand_in_for_the_reward_s_process_says_what_the_process_says(job):
+    with FunctionWorkers("reward.py", 60.0, 1) as workers:
+        assert workers.grade("a", "b", "c") == Tried().grade("a", "b", "c")

@@ -117,10 +117,11 @@ def test_the_tools_analyse_a_diagnosis_and_report_a_run(under, tmp_path):
     assert not {"vllm", "ray", "openrlhf", "datasets"} & tools
     names = [field.name for field in fields(Prefix)]
     rows = [
-        Prefix(**{name: row[name] for name in names if name in row}) for row in drawn_prefixes(rng).to_dict("records")
+        Prefix(**{name: row[name] for name in names if name in row})
+        for row in drawn_prefixes(rng, problems=14, positions=5).to_dict("records")
     ]
     write_prefixes(tmp_path / "diagnosis/prefixes.parquet", rows, SETTINGS)
-    write_rollouts(tmp_path / "diagnosis/rollouts.parquet", drawn_rollouts(rng), SETTINGS)
+    write_rollouts(tmp_path / "diagnosis/rollouts.parquet", drawn_rollouts(rng, groups=14), SETTINGS)
     write_log(tmp_path / "tb", CURVES)
     lines = (
         "diagnose --analyse diagnosis --resamples 10",
