@@ -13,7 +13,7 @@ LONG = " ".join(["word"] * 31)
 
 
 def test_the_repository_reads_plainly():
-    files = [file for place in prose.PLACES for file in prose._files(ROOT / place)]
+    files = [file for place in prose.PLACES for file in prose.files_of(ROOT / place)]
     assert [finding for file in files for finding in prose.check(file)] == []
     below = {file for place in prose.PLACES for ending in ("md", "py") for file in (ROOT / place).rglob(f"*.{ending}")}
     assert set(files) == below | {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}, "nothing is left out"
