@@ -80,7 +80,7 @@ def right(device: torch.device) -> dict:
         values = TritonSinkhorn(tile, EPSILON).solve(pairs).value.double().cpu()
         cost = tile.cost.double().cpu().numpy()
         for (k, j), value in zip(pairs.tolist(), values.tolist(), strict=True):
-            block = cost[_of(a, k), _of(b, j)]
+            block = cost[tokens_of(a, k), tokens_of(b, j)]
             worst = max(worst, abs(value - sinkhorn(block, EPSILON)) / EPSILON)
     return _row("values, worst error [epsilon]", worst, f"<= {ACCURACY}", worst <= ACCURACY)
 
@@ -100,7 +100,7 @@ def _log_sum(values: np.ndarray, axis: int) -> np.ndarray:
     return np.log(np.exp(values - top).sum(axis)) + top.squeeze(axis)
 
 
-def _of(spans: Spans, k: int) -> slice:
+def tokens_of(spans: Spans, k: int) -> slice:
     return slice(int(spans.starts[k]), int(spans.starts[k] + spans.sizes[k]))
 
 

@@ -50,7 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path, help="files or folders (default: the repository's)")
     paths = parser.parse_args().paths or [ROOT / place for place in PLACES]
-    found = [finding for path in paths for file in _files(path.resolve()) for finding in check(file)]
+    found = [finding for path in paths for file in files_of(path.resolve()) for finding in check(file)]
     for finding in found:
         print(finding)
     if found:
@@ -79,7 +79,7 @@ def problems(text: str) -> Iterator[str]:
         yield f"a riddle: {' '.join(riddle.group().split())!r}"
 
 
-def _files(path: Path) -> list[Path]:
+def files_of(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in (".md", ".py"))
 
 

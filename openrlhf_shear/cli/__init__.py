@@ -10,7 +10,7 @@ from openrlhf_shear.line.values import INSTALL
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
 
 
-def _remedy(module: str) -> str:
+def what_to_install(module: str) -> str:
     """Return what to install if a module is missing; "" if no extra would bring it."""
     if module.partition(".")[0] in TOOLS:
         return f"needs the extra [tools]: {module} is not installed; {INSTALL_TOOLS}"
@@ -21,7 +21,7 @@ def _remedy(module: str) -> str:
 
 def _without_the_extra(kind: type[BaseException], error: BaseException, trace) -> None:
     """Show an uncaught exception; if an extra is missing, in a single line. Python then exits with 1."""
-    if issubclass(kind, ModuleNotFoundError) and (remedy := _remedy(error.name or "")):
+    if issubclass(kind, ModuleNotFoundError) and (remedy := what_to_install(error.name or "")):
         print(f"{prog(Path(sys.argv[0]).stem)}: error: {remedy}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

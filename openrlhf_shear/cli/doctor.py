@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
         nodes = {socket.gethostname(): list(frame.progress(check_node(args.path, args.deep), "checks"))}
     if args.line:
         first_node = next(iter(nodes), "")
-        nodes[first_node] = [*nodes.get(first_node, []), *_line(args.line)]
+        nodes[first_node] = [*nodes.get(first_node, []), *check_line(args.line)]
     everything = [(name, result) for name, results in ({"cluster": overall} | nodes).items() for result in results]
     # For a cluster only warnings and failures; for this machine everything, without the machine's name.
     shown = [(name, result) for name, result in everything if not overall or result.status != "ok"]
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _line(words: list[str]) -> list[Result]:
+def check_line(words: list[str]) -> list[Result]:
     """Return training's findings on these flags, and print the memory that they take."""
     from openrlhf_shear.cli.train_ppo_ray import examine
 

@@ -35,7 +35,7 @@ class Gpus:
 
 def probe() -> Gpus:
     """Ask the driver and torch."""
-    asked = _ask_driver()
+    asked = ask_driver()
     try:
         import torch
 
@@ -46,7 +46,7 @@ def probe() -> Gpus:
 
 def visible() -> list[Gpu]:
     """Return the driver's GPUs that this process may use."""
-    named, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), _ask_driver()[2]
+    named, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), ask_driver()[2]
     if named is None or named.startswith(("GPU-", "MIG-")):
         return [*gpus]
     return [gpu for index, gpu in enumerate(gpus) if str(index) in named.split(",")]
@@ -115,7 +115,7 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-def _ask_driver() -> tuple[str | None, tuple[int, int], tuple[Gpu, ...]]:
+def ask_driver() -> tuple[str | None, tuple[int, int], tuple[Gpu, ...]]:
     """Return the driver's version, its CUDA and its devices."""
     nvml = None
     with suppress(OSError):

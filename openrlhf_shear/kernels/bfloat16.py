@@ -10,7 +10,7 @@ import torch
 
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 # Operators, each with the number of its first arguments that must all be bfloat16; the kernel refuses other mixtures.
-_OPERATORS = {"mm": 2, "addmm": 3, "bmm": 2, "baddbmm": 3, _ATTENTION: 3, f"{_ATTENTION}_backward": 5}
+OPERATORS = {"mm": 2, "addmm": 3, "bmm": 2, "baddbmm": 3, _ATTENTION: 3, f"{_ATTENTION}_backward": 5}
 _registered: list[torch.library.Library] = []  # kept alive until the process ends
 
 
@@ -25,7 +25,7 @@ def multiply_in_float32() -> None:
     _registered.append(torch.library.Library("aten", "IMPL"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-        for name, alike in _OPERATORS.items():
+        for name, alike in OPERATORS.items():
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
             operator = _widening(kernel, alike, (1,) if name == _ATTENTION else ())
             _registered[0].impl(name, operator, "CPU", with_keyset=True)

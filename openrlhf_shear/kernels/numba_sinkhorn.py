@@ -27,7 +27,7 @@ _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potential
 # The size of a task is about a millisecond of work, so that starting it costs little in comparison.
 _SOLVED_ENTRIES = 2**18  # entries of pairs' blocks in a task
 _BOUNDED_ROWS, _BOUNDED_COLUMNS = 64, 512  # kernel rows or columns in a task: they stay in the cache for all spans
-_FEW_ENTRIES = 2**20  # less work runs in the calling thread: on a busy machine another thread starts late
+FEW_ENTRIES = 2**20  # less work runs in the calling thread: on a busy machine another thread starts late
 _DENORMAL = np.float32(1e-40)
 
 
@@ -97,7 +97,7 @@ class NumbaSinkhorn(FastPairs):
             )  # fmt: skip
 
         entries = f.shape[1] * g.shape[1]
-        self._in_parallel(task, count, _SOLVED_ENTRIES // entries, _FEW_ENTRIES // _SOLVED_ENTRIES * entries)
+        self._in_parallel(task, count, _SOLVED_ENTRIES // entries, FEW_ENTRIES // _SOLVED_ENTRIES * entries)
         ends = (status == end for end in (loops.CONVERGED, loops.DROPPED, loops.FLAGGED))
         *solved, flagged = (torch.from_numpy(x) for x in (value, f, g, iterations, error, *ends))
         return SinkhornResult(*solved), flagged
@@ -146,7 +146,7 @@ class NumbaSinkhorn(FastPairs):
         """
         size = max(1, min(most, -(-count // self._threads)))
         slices = (slice(first, min(first + size, count)) for first in range(0, count, size))
-        if count * entries > _FEW_ENTRIES:
+        if count * entries > FEW_ENTRIES:
             return list(self._pool.map(task, slices))
         flushed = bool(_DENORMAL * np.float32(1.0) == 0.0)
         torch.set_flush_denormal(True)

@@ -94,7 +94,7 @@ def _step(
 ) -> dict[str, float]:
     order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
     parts = order.chunk(settings.mini_batches)
-    reading, first = _read(policy, rollouts, parts, "hidden_states" in rule.needs)
+    reading, first = read_mini_batches(policy, rollouts, parts, "hidden_states" in rule.needs)
     credit = credited(rule, control, rollouts, reading, draw, number)
     measured = {
         "accuracy": rollouts.accuracy,
@@ -107,7 +107,9 @@ def _step(
     return measured | _update(policy, rule, rollouts, credit, reading.log_probs, parts, first, settings)
 
 
-def _read(policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], states: bool) -> tuple[Reading, Reading]:
+def read_mini_batches(
+    policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], states: bool
+) -> tuple[Reading, Reading]:
     """Read all rollouts without gradients, and the first mini-batch with its graph, so that its update reuses it.
 
     Args:

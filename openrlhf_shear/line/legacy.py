@@ -32,7 +32,7 @@ CHANGED: dict[str, list[str]] = {f"--{name}": row for name, row in _TABLE["defau
 MOVED: dict[str, str] = _TABLE["moved"]
 _CORRECTION = "--algo.advantage.is_correction_"
 _ESTIMATOR = "--algo.advantage.estimator"  # an old command that is used with this fork has it too
-_SINCE_0_10 = {f"--{name}" for name in _TABLE["defaults"]["since_0_10"]}
+SINCE_0_10 = {f"--{name}" for name in _TABLE["defaults"]["since_0_10"]}
 
 
 Tell = Callable[[Told], None]
@@ -118,7 +118,7 @@ def _old_defaults(argv: Sequence[str], line: list[str], tell: Tell) -> list[str]
     """
     given, today = _flags(line), {name for new in RENAMES.values() for name in new} - {_ESTIMATOR}
     before = _flags(argv)
-    if before & _SINCE_0_10:
+    if before & SINCE_0_10:
         return line
     old = not before & today
     kept = {name: values for name, values in KEPT.items() if name not in given}

@@ -19,7 +19,7 @@ from openrlhf_shear.rewards.verdict import Failure
 
 _FLAG = "reward.remote_url"
 _RESPONSE = "I do not know."  # response of the test call to a reward function
-_TRY_SECONDS = 20.0  # time limit to import the file, and again to answer
+TRY_SECONDS = 20.0  # time limit to import the file, and again to answer
 _REMEDIES = {
     Failure.TIMEOUT: "; --reward.timeout SECONDS allows more",
     Failure.NO_DICT: '; use return {"rewards": NUMBER}',
@@ -114,7 +114,7 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
     file = values[_FLAG] or ""
     if not file.endswith(".py"):
         return
-    seconds = max(_TRY_SECONDS, values["reward.timeout"])
+    seconds = max(TRY_SECONDS, values["reward.timeout"])
     with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
         try:
             workers.check()

@@ -189,17 +189,17 @@ def try_attacks() -> Iterator[Row]:
     for name, response in OF_MATHS.items():
         verdict = grade_math(response, "x^2-1", timeout=_SECONDS)
         honest = grade_math(r"\boxed{-1+x^2}", "x^2-1", timeout=_HONEST_SECONDS)
-        yield f"maths: {name}", _EXACT, _wrong(verdict, honest)
+        yield f"maths: {name}", _EXACT, outcome_of_response(verdict, honest)
     for name in OF_TEXTS:
-        yield f"text: {name}", _LINEAR, _read_elsewhere(name)
+        yield f"text: {name}", _LINEAR, outcome_of_text(name)
     for name, (program, tests, defence) in OF_PROGRAMS.items():
         label = json.dumps(tests if "test_list" in tests else _SPLIT | tests)
         verdict = grade_code(program, label, timeout=_SECONDS, extract=False)
         honest = grade_code(_HONEST, json.dumps(_SPLIT), timeout=_HONEST_SECONDS, extract=False)
-        yield f"program: {name}", defence, _wrong(verdict, honest)
+        yield f"program: {name}", defence, outcome_of_response(verdict, honest)
 
 
-def _wrong(verdict: Verdict, honest: Verdict) -> str:
+def outcome_of_response(verdict: Verdict, honest: Verdict) -> str:
     """Return the outcome of an attack by a response. Its rollout must count as wrong: a response must not remove it."""
     if not honest.correct:
         return _SPOILT
@@ -208,7 +208,7 @@ def _wrong(verdict: Verdict, honest: Verdict) -> str:
     return f"refused: {verdict.why}"
 
 
-def _its_own(verdict: Verdict, number: float | None, honest: bool) -> str:
+def outcome_of_reward(verdict: Verdict, number: float | None, honest: bool) -> str:
     """Return the outcome of an attack whose verdict may be `number` or no reward, but no other reward."""
     if not honest:
         return _SPOILT
@@ -227,7 +227,7 @@ def _of_files() -> Iterator[Row]:
                 after = [workers.grade("time.sleep(0.2)", "", str(-n)) for n in (number, number + 1000)]
                 # An answer between two calls may cost the first of these its reward, but must not replace it.
                 right = after[-1].reward == -number - 1000 and after[0].reward in (-number, None if own else -number)
-                yield f"file: {name}", defence, _its_own(verdict, number if own else None, right)
+                yield f"file: {name}", defence, outcome_of_reward(verdict, number if own else None, right)
 
 
 async def _of_servers() -> list[Row]:
@@ -269,19 +269,19 @@ async def _of_servers() -> list[Row]:
             verdict = await client.grade(name, "", str(number))
             await asyncio.sleep(0.2)
             honest = [(await client.grade("", "", str(-n))).reward == -n for n in (number, number + 1000)]
-            said = "WORKED: it was followed" if astray else _its_own(verdict, _FIRST if own else None, all(honest))
-            rows.append((f"server: {name}", defence, said))
+            said = outcome_of_reward(verdict, _FIRST if own else None, all(honest))
+            rows.append((f"server: {name}", defence, "WORKED: it was followed" if astray else said))
         await client.close()
     return rows
 
 
-def _read_elsewhere(name: str) -> str:
+def outcome_of_text(name: str, seconds: float = _READ_SECONDS) -> str:
     """Read a text in a process that can be killed, as nothing interrupts a search."""
     command = [sys.executable, "-c", f"from {__name__} import read_text; read_text({name!r})"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        return f"WORKED: it is not read in {_READ_SECONDS:g} s"
+        return f"WORKED: it is not read in {seconds:g} s"
     return f"WORKED: {done.stderr[-300:]}" if done.returncode else "refused: it is read at once"
 
 

@@ -14,7 +14,6 @@ from openrlhf_shear.rewards.jobs import CalledOffError, killable
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2  # between two checks of the idle workers
-_REST_SECONDS = 5.0  # pause after a start that failed
 
 
 class Worker(Protocol):
@@ -39,6 +38,8 @@ class Crew(AbstractContextManager):
         ValueError: count is below 1.
     """
 
+    REST_SECONDS = 5.0  # pause of the keeper after a start that failed
+
     def __init__(self, count: int) -> None:
         if count < 1:
             raise ValueError(f"count must be at least 1: got {count}; use the number of cores for rewards, e.g. 2")
@@ -53,6 +54,12 @@ class Crew(AbstractContextManager):
         self._closed = False
         self._logged: set[tuple[str, type[Exception]]] = set()  # what failed, and kinds of errors of the keeper
         self._keeper: threading.Thread | None = None
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers that run now, idle or lent."""
+        with self._lock:
+            return tuple(self._all)
 
     def keep(self, wanted: int = 0) -> None:
         """From now on start `wanted` workers, and another for each that dies, without waiting for a job."""
@@ -175,7 +182,7 @@ class Crew(AbstractContextManager):
                 dead = [worker for worker in self._idle if worker.poll() is not None]
                 self._idle = [worker for worker in self._idle if worker not in dead]
             self._ended(dead)
-            rest = _LOOK_SECONDS if self._refilled() else _REST_SECONDS
+            rest = _LOOK_SECONDS if self._refilled() else self.REST_SECONDS
             with self._lock:
                 self._lock.wait_for(lambda: self._closed, rest)
 
@@ -194,8 +201,8 @@ class Crew(AbstractContextManager):
                     self._lay(fresh.pop())
         except Exception as error:
             self._log(
-                f"start a worker ahead of its job. It tries again every {_REST_SECONDS:g} s, and a job that finds no "
-                "worker starts its own",
+                f"start a worker ahead of its job. It tries again every {self.REST_SECONDS:g} s, and a job that finds "
+                "no worker starts its own",
                 error,
             )
             self._ended(fresh)

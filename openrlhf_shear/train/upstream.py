@@ -57,13 +57,16 @@ def forced(argv: Sequence[str]) -> tuple[bool, list[str]]:
     return FORCE in argv, [word for word in argv if word != FORCE]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(source: str | None = None) -> argparse.ArgumentParser:
     """Return OpenRLHF's parser of `openrlhf.cli.train_ppo_ray`, as built before `parse_args()`.
+
+    Args:
+        source: the text of that module in another version; None for the installed version.
 
     Raises:
         RuntimeError: OpenRLHF is missing, or its module no longer builds a `parser` the way 0.11 does.
     """
-    source, origin = _source()
+    source, origin = (source, MAIN) if source is not None else _source()
     tree = ast.parse(source, origin)
     body = [*_standard_imports(tree), *_parser_statements(tree)]
     namespace = {"__name__": "openrlhf_shear.train.upstream.parser"}

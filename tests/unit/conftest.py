@@ -202,9 +202,9 @@ def no_bubblewrap(monkeypatch):
 
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else which(name))
-    bubblewrap._probed.cache_clear()
+    bubblewrap.probed.cache_clear()
     yield
-    bubblewrap._probed.cache_clear()
+    bubblewrap.probed.cache_clear()
 
 
 @pytest.fixture(scope="session")

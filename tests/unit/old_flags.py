@@ -8,7 +8,6 @@ docs/migration.md; without WHEELS the table alone.
 """
 
 import argparse
-import ast
 import json
 import sys
 import zipfile
@@ -23,14 +22,6 @@ from openrlhf_shear.train import upstream
 FLAGS, PAGE = ROOT / "tests" / "data" / "old_flags.json", ROOT / "docs" / "migration.md"
 MARK = "<!-- by tests/unit/old_flags.py -->\n"
 _OF_TODAY = {"--logger.wandb.run_name", "--wandb_run_name"}  # by default the time of day
-
-
-def parser_of(source: str) -> argparse.ArgumentParser:
-    """The parser that a main of OpenRLHF makes, of whatever version."""
-    tree, namespace = ast.parse(source), {"__name__": "old"}
-    body = [*upstream._standard_imports(tree), *upstream._parser_statements(tree)]
-    exec(compile(ast.Module(body, []), "train_ppo_ray.py", "exec"), namespace)
-    return namespace["parser"]
 
 
 def flags_of(parser: argparse.ArgumentParser) -> dict[str, dict]:
@@ -56,7 +47,7 @@ def collect(wheels: Path) -> dict[str, dict]:
     for wheel in wheels.glob("openrlhf-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             name = next(name for name in archive.namelist() if name.endswith("openrlhf/cli/train_ppo_ray.py"))
-            versions[wheel.name.split("-")[1]] = flags_of(parser_of(archive.read(name).decode()))
+            versions[wheel.name.split("-")[1]] = flags_of(upstream.parser(archive.read(name).decode()))
     rows: dict[str, dict] = {}
     for version in sorted(versions, key=Version):
         for flag, how in versions[version].items():
@@ -95,8 +86,8 @@ def became(flag: str) -> str:
 def table() -> str:
     now, rows = flags_of(upstream.parser()), []
     for flag, row in read().items():
-        values = {version: _shown(default) for version, default in row["defaults"].items()}
-        new = {_shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ()) if name in now} or {""}
+        values = {version: shown(default) for version, default in row["defaults"].items()}
+        new = {shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ()) if name in now} or {""}
         differs = len(values) > 1 or set(values.values()) != new
         told = ", ".join(f"{value} ({version})" for version, value in values.items()) if differs and new != {""} else ""
         told += f" → {'kept' if _kept(flag) else new.pop()}" if told else ""
@@ -113,7 +104,7 @@ def _kept(flag: str) -> bool:
     return any(name in legacy.KEPT for name in legacy.RENAMES.get(flag, ()))
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     if isinstance(value, list):
         return " ".join(f"{number:g}" for number in value)
     return "none" if value is None else f"{float(value):g}" if isinstance(value, int | float) else str(value)

@@ -222,7 +222,7 @@ def test_few_operations_have_few_problems_and_too_many_is_an_error(monkeypatch):
     with pytest.raises(ValueError, match="20101 different train problems with operations=1"):
         make_problems(different_problems(1) + 1, 0, operations=1)
     # The held-out split has about a sixteenth of them: the loop gives up.
-    monkeypatch.setattr(problems_module, "_FRUITLESS_DRAWS", 20_000)
+    monkeypatch.setattr(problems_module, "FRUITLESS_DRAWS", 20_000)
     with pytest.raises(ValueError, match="2000 different heldout problems with operations=1"):
         make_problems(2000, 0, "heldout", operations=1)
 

@@ -33,7 +33,7 @@ sys.exit(int(code))
     ],
 )
 def test_what_failed_starts_again(tmp_path, monkeypatch, codes, restarts, last, tries):
-    monkeypatch.setattr(attempts, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     kept = tmp_path / "kept"
     kept.write_text("")
@@ -81,7 +81,7 @@ def say(text):
     told(text)
     if "starts again" in text:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-attempts.say, attempts._PAUSE_SECONDS = say, 60.0
+attempts.say, attempts.PAUSE_SECONDS = say, 60.0
 sys.exit(attempts.supervise([sys.executable, "-c", "print('an attempt', flush=True); raise SystemExit(1)"], 3))
 """
 
@@ -101,7 +101,7 @@ class Popen(subprocess.Popen):
             os.kill(os.getpid(), signal.SIGTERM)
         super().__init__(*args, **kwargs)
         os.environ["SECOND"] = "1"
-attempts.subprocess.Popen, attempts._PAUSE_SECONDS = Popen, 0.0
+attempts.subprocess.Popen, attempts.PAUSE_SECONDS = Popen, 0.0
 waits = "import os, time; os.environ['OPENRLHF_SHEAR_ATTEMPT'] == '1' and time.sleep(60); raise SystemExit(1)"
 sys.exit(attempts.supervise([sys.executable, "-c", waits], 3))
 """
@@ -131,7 +131,7 @@ sys.modules["ray"] = types.SimpleNamespace(
     is_initialized=lambda: MODE != "no Ray", get_actor=get_actor, get=lambda ref, timeout: None,
     exceptions=types.SimpleNamespace(RayError=OSError), shutdown=lambda: print("shut down", flush=True),
 )
-signals._SAME_SECONDS = 0.3
+signals.SAME_SECONDS = 0.3
 with signals.stopping(0.3 if MODE == "over" else 60.0):
     os.kill(os.getpid(), signal.SIGTERM)
     if MODE == "in time":

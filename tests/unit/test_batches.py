@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from processes import wait_until
 
 from openrlhf_shear.train.accounts.accounts import Accounts
-from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead, _Turns
+from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead, Turns
 from openrlhf_shear.train.sampling.samples import FAILED, is_failed
 
 SIZE, BATCH, SECONDS = 2, 2, 30.0  # rollouts a prompt, prompts a batch; until a test that hangs fails
@@ -129,7 +129,7 @@ def test_as_many_batches_as_there_is_room_for_are_made_ahead(room):
 
 
 def test_no_batch_is_begun_while_the_trainer_asks_for_the_engines_or_has_them():
-    turns, seen, leave = _Turns(), [], threading.Event()
+    turns, seen, leave = Turns(), [], threading.Event()
 
     def trainer():
         with turns.trainer():
@@ -175,7 +175,7 @@ def test_an_error_in_generation_is_raised_after_earlier_batches_are_used_up():
 
 def test_closed_or_asked_to_stop_nothing_more_is_generated():
     for way in ("closed", "asked"):
-        generator = Generator(prompts=100)
+        generator, others = Generator(prompts=100), {*threading.enumerate()}
         batches = ahead(generator, room=1)
         batches.next()
         with batches.undisturbed():
@@ -189,5 +189,4 @@ def test_closed_or_asked_to_stop_nothing_more_is_generated():
             with pytest.raises(KeyboardInterrupt):
                 batches.next()
         batches.close()
-        batches._thread.join(SECONDS)
-        assert not batches._thread.is_alive() and generator.begun <= 2
+        assert wait_until(lambda others=others: {*threading.enumerate()} <= others) and generator.begun <= 2

@@ -231,7 +231,7 @@ def test_a_warm_up_grows_its_stories_and_measures_its_policy(monkeypatch):
         return 0.0
 
     checks = [Check(True, None), Check(False, 3, True), Check(False, 4, False), Check(True, 9, False)]
-    monkeypatch.setattr(warm_up, "_train_step", step)
+    monkeypatch.setattr(warm_up, "train_step", step)
     monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: checks)
     said, settings = [], WarmUpSettings(target_accuracy=0.5, batch_size=2, max_steps=400, decay_steps=50)
     result = warm_up.warm_up(settings, said.append)
@@ -249,7 +249,7 @@ def test_a_warm_up_step_learns_from_responses():
     model = build_model(tokenizer, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     problems = make_problems(4, 0, transfers=1)
-    losses = [warm_up._train_step(model, tokenizer, optimizer, problems, random.Random(0)) for _ in range(4)]
+    losses = [warm_up.train_step(model, tokenizer, optimizer, problems, random.Random(0)) for _ in range(4)]
     assert losses[-1] < losses[0] < 6
 
 
@@ -292,7 +292,7 @@ def policy(tmp_path):
     return Policy(tmp_path / "policy", LabSettings(task="bookkeeping", precision="float32"))
 
 
-def test_the_lab_reads_the_ledger_block_by_block(policy):
+def test_the_lab_reads_the_ledger_block_by_block(policy, tmp_path, monkeypatch):
     tokenizer = policy.tokenizer
     assert policy.tokenizer.decode(policy.tokenizer.encode(STORY.prompt)) == STORY.prompt
     asked = []
@@ -303,8 +303,9 @@ def test_the_lab_reads_the_ledger_block_by_block(policy):
     sample_ids(policy, tokenizer, [STORY.prompt], 0, max_new_tokens=1)
     hook.remove()
     assert asked == ["blocked_causal", "sdpa"]
-    policy._long = False
-    eager = policy.read(sequences, mask)
+    settings = LabSettings(task="bookkeeping", precision="float32")
+    monkeypatch.setattr(type(task_of(settings)), "long_responses", False)
+    eager = Policy(tmp_path / "policy", settings).read(sequences, mask)
     # Float32 sums of at most 300 products in another order, log-probabilities around -5.
     assert torch.allclose(blocked.log_probs, eager.log_probs, atol=1e-5, rtol=0)
 

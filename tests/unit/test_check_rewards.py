@@ -43,15 +43,13 @@ def test_attacks(needs_jail, capsys, tmp_path):
     ],
 )
 def test_what_counts_as_refused(verdict, honest, wrong, own):
-    assert attacks._wrong(verdict, Verdict(honest)).startswith(wrong)
-    assert attacks._its_own(verdict, 7.0, honest).startswith(own)
+    assert attacks.outcome_of_response(verdict, Verdict(honest)).startswith(wrong)
+    assert attacks.outcome_of_reward(verdict, 7.0, honest).startswith(own)
 
 
-def test_a_text_that_is_not_read_is_told(monkeypatch):
-    monkeypatch.setattr(attacks, "_READ_SECONDS", 0.01)
-    assert attacks._read_elsewhere("quotes") == "WORKED: it is not read in 0.01 s"
-    monkeypatch.setattr(attacks, "_READ_SECONDS", 60.0)
-    assert "KeyError" in attacks._read_elsewhere("none of them")
+def test_a_text_that_is_not_read_is_told():
+    assert attacks.outcome_of_text("quotes", seconds=0.01) == "WORKED: it is not read in 0.01 s"
+    assert "KeyError" in attacks.outcome_of_text("none of them")
 
 
 @pytest.mark.parametrize("words", [["gold", "--data-dir", "a folder"], ["malformed"]])

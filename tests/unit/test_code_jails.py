@@ -49,7 +49,7 @@ def grade(code: str, tests: dict, workers: CodeWorkers, **options) -> Verdict:
 
 def jail_of(workers: CodeWorkers, side: str) -> list[int]:
     """The processes of the only jail of a side, each the parent of the next."""
-    hosts = [*workers.hosts(side, False)._all]
+    hosts = workers.hosts(side, False).workers
     return chain(hosts[0].process.pid) if hosts else []
 
 
@@ -205,7 +205,7 @@ def test_a_clean_jail_is_used_again_and_another_one_is_not(workers: CodeWorkers)
 
     def host_after(program: str) -> int:
         grade(program, ECHO, workers, timeout=1.0)
-        pids = [host.process.pid for host in hosts._all if host.poll() is None]
+        pids = [host.process.pid for host in hosts.workers if host.poll() is None]
         return pids[0] if pids else 0
 
     first = host_after("print(3)")
@@ -301,7 +301,9 @@ def test_a_jail_is_replaced_after_its_number_of_grades():
         pids = []
         for _ in range(4):
             assert grade("print(input())", ECHO, workers).correct
-            pids += [host.process.pid for host in workers.hosts("responses", False)._all if host.poll() is None] or [0]
+            pids += [host.process.pid for host in workers.hosts("responses", False).workers if host.poll() is None] or [
+                0
+            ]
         assert [bool(pid) for pid in pids] == [True, False, True, False] and pids[0] != pids[2]
 
 
@@ -309,7 +311,7 @@ def test_packages_are_there_only_for_code_that_imports_them(workers: CodeWorkers
     looks = "import sys\nprint(any('site-packages' in path for path in sys.path))"
     assert grade(looks, {"inputs": [""], "outputs": ["False"]}, workers).correct
     assert grade(f"import numpy\n{looks}", {"inputs": [""], "outputs": ["True"]}, workers).correct
-    assert not workers.hosts("tests", True)._all
+    assert not workers.hosts("tests", True).workers
 
 
 def test_nothing_stays_after_close(workers: CodeWorkers):

@@ -222,8 +222,7 @@ def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):
         ("if __name__ == '__main__':\n    p = 1\n    args = p.parse_args()\n", "builds no `parser`"),
     ],
 )
-def test_a_changed_upstream_is_told_with_its_version(monkeypatch, source, problem):
-    monkeypatch.setattr(upstream, "_source", lambda: (source, "train_ppo_ray.py"))
+def test_a_changed_upstream_is_told_with_its_version(source, problem):
     with pytest.raises(RuntimeError, match=problem) as raised:
-        upstream.parser()
+        upstream.parser(source)
     assert metadata.version("openrlhf") in str(raised.value)

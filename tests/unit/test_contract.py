@@ -278,6 +278,6 @@ def test_an_attribute_that_is_set_again_is_seen(tmp_path):
 def test_the_operators_of_bfloat16_are_listed():
     from openrlhf_shear.kernels import bfloat16
 
-    assert [patch.place.rpartition(".")[2] for patch in hooks.OPERATORS] == list(bfloat16._OPERATORS)
+    assert [patch.place.rpartition(".")[2] for patch in hooks.OPERATORS] == list(bfloat16.OPERATORS)
     for patch in hooks.OPERATORS:
         assert patch.get()

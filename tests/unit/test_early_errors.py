@@ -3,6 +3,7 @@
 import argparse
 import ast
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
 
@@ -26,7 +27,8 @@ def write_rows(path: str, rows: list) -> None:
 
 def upstream_main(args: argparse.Namespace) -> None:
     """What OpenRLHF's main does between parsing the line and training, i.e. before it starts Ray."""
-    source, name = upstream._source()
+    name = find_spec(upstream.MAIN).origin
+    source = Path(name).read_text(encoding="utf-8")
     main = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
     lines = [ast.unparse(node) for node in main.body]
     start = next(number for number, line in enumerate(lines) if "hierarchize(" in line)
@@ -165,7 +167,7 @@ def test_a_reward_file_that_works_is_called_once_with_the_first_row(job, capsys,
     [("import time\ntime.sleep(60)\n", "to import; a model that"), ("", "timeout (reward_func took longer than 1 s)")],
 )
 def test_a_reward_file_that_hangs(job, capsys, monkeypatch, source, says):
-    monkeypatch.setattr("openrlhf_shear.preflight.rewards._TRY_SECONDS", 1.0)
+    monkeypatch.setattr("openrlhf_shear.preflight.rewards.TRY_SECONDS", 1.0)
     Path("mine.py").write_text(f"{source}import time\ndef reward_func(q, p, l): time.sleep(60)\n")
     told = refusal(capsys, job("--reward.remote_url mine.py"))
     assert says in told and told.endswith("; --reward.timeout SECONDS allows more")

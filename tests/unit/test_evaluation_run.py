@@ -168,15 +168,18 @@ def test_gold_answers_and_canonical_solutions_score_one_through_the_whole_path(t
     assert row["benchmarks"][name]["avg@1"] == 1.0, row
 
 
+STARTED = "openrlhf_shear.train.sampling.engine_sampler.started_engines"
+
+
 @pytest.mark.usefixtures("job")
 def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(monkeypatch, capsys):
     words = "--model model --output out --benchmarks prompts.jsonl --prompt-key question --label-key answer --k 2"
     line = words.split()
     lost = Engines(lambda r: Verdict(None, failure=Failure.ENGINE_DIED) if r.sample else boxed(r))
-    monkeypatch.setattr(cli, "_started", lambda plan, engines: lost())
+    monkeypatch.setattr(STARTED, lambda plan, engines, connect: lost())
     with pytest.raises(SystemExit, match="1 completions have no verdict and count nowhere"):
         cli.main(line)
-    monkeypatch.setattr(cli, "_started", lambda plan, engines: Engines(boxed)())
+    monkeypatch.setattr(STARTED, lambda plan, engines, connect: Engines(boxed)())
     cli.main(line)
     assert "100.0" in capsys.readouterr().out
     cli.main(["--regrade", "out"])

@@ -57,7 +57,7 @@ for name in sys.argv[1:]:
     except SystemExit as error:
         said[name] = str(error.code or shown.getvalue())
     except ModuleNotFoundError as error:
-        said[name] = cli._remedy(error.name) or repr(error)
+        said[name] = cli.what_to_install(error.name) or repr(error)
 print(json.dumps(said))
 """
 

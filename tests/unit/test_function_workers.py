@@ -86,7 +86,7 @@ def test_a_file_that_exits_while_it_is_imported_says_so_too(tmp_path):
 def test_an_idle_worker_that_speaks_is_replaced(tmp_path):
     with workers(tmp_path) as asked:
         assert asked.grade(LATE, "", "1").reward == 1
-        (worker,) = asked._idle
+        (worker,) = asked.workers
         assert worker.pipe.poll(60.0)
         assert asked.grade("", "", "2").reward == 2
         with pytest.raises(ProcessLookupError):

@@ -109,7 +109,8 @@ def test_of_rollouts_that_several_ranks_see_each_keeps_its_own_groups():
 
 
 def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
-    home, owner, other = (GroupCollector(Counting()) for _ in range(3))
+    rules = [Counting() for _ in range(3)]
+    home, owner, other = map(GroupCollector, rules)
     for g in range(3):
         for collector in (home, owner):
             add(collector, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])
@@ -118,7 +119,7 @@ def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
     made, seconds = other.work([CreditJob(0), CreditJob(1, 1, 3), CreditJob(1, 2, 3), CreditJob(9)], lent)
     mine, _ = owner.work([CreditJob(1, 0, 3), CreditJob(2)], {})
     parts = tuple(part for _, part in sorted({**made, **mine}.items()))
-    assert len(parts) == 3 and seconds > 0 and owner._rule.numbers == [2] and other._rule.numbers == [0]
+    assert len(parts) == 3 and seconds > 0 and [rule.numbers for rule in rules] == [[], [2], [0]]
     shared = owner.take(lent=[0], parts={1: parts}) + other.take()
     expected = {credit.rollouts: credit for credit in home.take()}
     assert {credit.rollouts for credit in shared} == expected.keys()
@@ -132,10 +133,11 @@ def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
 
 
 def test_a_group_that_was_weighed_at_once_is_no_job():
-    collector = GroupCollector(Counting(), max_waiting_bytes=0)
+    rule = Counting()
+    collector = GroupCollector(rule, max_waiting_bytes=0)
     add(collector, range(4), [0] * 4, group(0)[1], group(0)[0])
     assert collector.lend([0]) == {} and collector.work([CreditJob(0, 0, 2), CreditJob(0, 1, 2)], {})[0] == {}
-    assert len(collector.take(parts={})) == 1 and collector._rule.numbers == [0]
+    assert len(collector.take(parts={})) == 1 and rule.numbers == [0]
 
 
 class Reader(UniformRule):
@@ -147,13 +149,14 @@ class Reader(UniformRule):
 
 
 def test_a_rule_is_given_tokens_and_the_step():
-    collector = GroupCollector(Reader())
+    rule = Reader()
+    collector = GroupCollector(rule)
     for rollout, texts in ((1, ("c",)), (0, ("a", "b"))):
         request = CreditRequest((rollout,), (0,), (0.0,), (False,), group_size=2, step=9)
         ids = torch.arange(len(texts))
         collector.add(request, [len(texts)], {"token_ids": [ids], "token_texts": [texts]})
     collector.take()
-    seen = collector._rule.seen
+    seen = rule.seen
     assert (seen.token_texts, seen.step, seen.lengths) == ((("a", "b"), ("c",)), 9, (2, 1))
     assert [ids.tolist() for ids in seen.token_ids] == [[0, 1], [0]]
 

@@ -110,7 +110,7 @@ def test_a_filler_sees_what_its_row_saw(actor):
 
 def test_images_are_refused_on_the_cpu_before_ray_starts(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "_join", lambda *of: pytest.fail("Ray was started"))
+    monkeypatch.setattr(launch.cluster, "join_on_cpu", lambda *of: pytest.fail("Ray was started"))
     options = {"device": "cpu", "data.max_images_per_prompt": 1, "credit": None}
     with pytest.raises(RefusedError, match="max_images_per_prompt needs a GPU: vLLM"):
         launch.launch(Namespace(**options))

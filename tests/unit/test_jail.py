@@ -67,9 +67,9 @@ def tmp_path(tmp_path: Path) -> Path:
 @pytest.fixture
 def probed_anew():
     """Clear the cache of `find_jail` before and after the test."""
-    jails._probed.cache_clear()
+    jails.probed.cache_clear()
     yield
-    jails._probed.cache_clear()
+    jails.probed.cache_clear()
 
 
 def run(jail: Jail, script: Path, text: str, given: bytes = b"", **options) -> bytes:
@@ -125,7 +125,7 @@ def test_root_s_jails_are_another_user_s_each_and_leave_the_devices_as_they_are(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_jails_of_root_say_why_they_are(needs_jail, monkeypatch):
     monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
-    monkeypatch.setattr(cgroups, "_parents", list)
+    monkeypatch.setattr(cgroups, "parents", list)
     jail = find_jail()
     assert jail.lacks == {"threads", "own what is root's"}
     tried = try_escapes(jail)
@@ -137,7 +137,7 @@ def test_jails_of_root_say_why_they_are(needs_jail, monkeypatch):
 
 @pytest.mark.usefixtures("probed_anew")
 def test_a_control_group_limits_threads_where_the_kernel_does_not(needs_jail, monkeypatch, tmp_path: Path):
-    if not cgroups._parents():
+    if not cgroups.parents():
         pytest.skip("no control group can be made here")
     before = groups()
     monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
@@ -152,7 +152,7 @@ def test_a_control_group_limits_threads_where_the_kernel_does_not(needs_jail, mo
 
 
 def groups() -> set[Path]:
-    return {folder for _, _, parent in cgroups._parents() for folder in parent.glob(f"{cgroups._NAME}-{os.getpid()}-*")}
+    return {folder for _, _, parent in cgroups.parents() for folder in parent.glob(f"*-{os.getpid()}-*")}
 
 
 def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_path: Path):
@@ -170,11 +170,11 @@ def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_p
     }
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path: files.get(str(path)) or read(path))
-    assert cgroups._parents() == [("cpu", 1, first / "mine"), ("pids", 2, second / "app")]
+    assert cgroups.parents() == [("cpu", 1, first / "mine"), ("pids", 2, second / "app")]
     (second / "app" / "cgroup.subtree_control").write_text("memory")
-    assert cgroups._parents() == [("cpu", 1, first / "mine")]
+    assert cgroups.parents() == [("cpu", 1, first / "mine")]
     monkeypatch.setattr(Path, "read_text", lambda path: read(Path("/nowhere")))
-    assert cgroups._parents() == []
+    assert cgroups.parents() == []
 
 
 def test_a_jail_that_ends_at_once_says_so(jail: Jail, tmp_path: Path):

@@ -105,12 +105,12 @@ def test_changed_defaults_are_kept_or_reported(capsys):
     no_bound = {"--max_ckpt_mem", "--max_len", "--entropy_loss_coef"}
     now = old_flags.flags_of(upstream.parser())
     for flag, row in OLD.items():
-        today = {old_flags._shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ())}
-        before = {old_flags._shown(value) for value in row["defaults"].values()}
+        today = {old_flags.shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ())}
+        before = {old_flags.shown(value) for value in row["defaults"].values()}
         if today and before != today and flag not in no_bound:
             legacy.translate(["--enable_vllm_is_correction", "--pretrain", "a"])
             assert legacy.RENAMES[flag][0] in capsys.readouterr().err.partition("defaults")[2], flag
-    assert {flag for flag, row in OLD.items() if row["first"] == "0.10.0"} == legacy._SINCE_0_10
+    assert {flag for flag, row in OLD.items() if row["first"] == "0.10.0"} == legacy.SINCE_0_10
 
 
 @pytest.mark.parametrize(

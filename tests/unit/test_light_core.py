@@ -14,11 +14,12 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
 
-from openrlhf_shear.report.estimates import _edge, _noncentrality
+from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
 from openrlhf_shear.tasks.arithmetic.plain_policy import PlainPolicy, load_plain, load_policy
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
@@ -202,12 +203,14 @@ def test_a_folder_with_another_model_is_refused(tmp_path, old, new, said):
 @pytest.mark.parametrize("free", [1, 2, 4, 9, 40, 300])
 def test_the_t_interval_and_its_power_are_scipys(free):
     edge = stats.t.ppf(0.975, free)
-    assert _edge(free) == pytest.approx(edge, abs=1e-9)
+    differences = np.arange(free + 1.0)
+    gain, error = paired(differences), differences.std(ddof=1) / (free + 1) ** 0.5
+    assert gain.half_width / error == pytest.approx(edge, abs=1e-9)
 
     def lacking(c):
         return stats.nct.sf(edge, free, c) + stats.nct.sf(edge, free, -c) - 0.8
 
-    assert _noncentrality(free) == pytest.approx(optimize.brentq(lacking, 0, 2 * edge + 5), abs=1e-9)
+    assert gain.detectable / error == pytest.approx(optimize.brentq(lacking, 0, 2 * edge + 5), abs=1e-9)
 
 
 def test_numba_and_torch_are_all_that_is_large():

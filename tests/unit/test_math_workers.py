@@ -87,8 +87,8 @@ def stand_in(tmp_path, monkeypatch):
     tmp_path.chmod(0o755)  # a jail of root's is another user's
     shutil.copy(jail.INSIDE / "wire.py", tmp_path)
     (tmp_path / "host.py").write_text(STAND_IN)
-    monkeypatch.setattr(math_workers, "_SCRIPT", tmp_path / "host.py")
-    monkeypatch.setattr(math_workers, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(math_workers, "SCRIPT", tmp_path / "host.py")
+    monkeypatch.setattr(math_workers, "GRACE_SECONDS", 0.2)
     return tmp_path / "host.py"
 
 
@@ -160,10 +160,10 @@ def test_a_host_dies_with_its_process(stand_in):
     code = """
         import os, pathlib, signal, sys
         from openrlhf_shear.rewards.maths import workers as math_workers
-        math_workers._SCRIPT = pathlib.Path(sys.argv[1])
+        math_workers.SCRIPT = pathlib.Path(sys.argv[1])
         workers = math_workers.MathWorkers(1)
         assert workers.compare("a", "a", 30.0)[0]
-        print(workers._idle[0].pid, flush=True)
+        print(*(worker.pid for worker in workers.workers), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     pid = int(ran(code, str(stand_in)).stdout)
@@ -186,12 +186,10 @@ def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
 
 def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
     code = """
-        import os, sys
+        import os, resource, sys
         sys.path.insert(0, sys.argv[1])
         import math_worker
-        reading, writing = os.pipe()
-        if os.fork() == 0:
-            math_worker._confine(sys.argv[2])
+        def compare(gold, answer, tolerance):
             seen = []
             for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ["python"], {})):
                 try:
@@ -199,13 +197,13 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
                 except OSError as error:
                     seen.append(type(error).__name__)
             seen += [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in (0, 1, 2)]
-            seen.append(math_worker.resource.getrlimit(math_worker.resource.RLIMIT_FSIZE)[1])
-            os.write(writing, repr(seen).encode())
-            os._exit(0)
-        os.wait()
-        print(os.read(reading, 1000).decode())
+            seen.append(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+            return False, repr(seen)
+        math_worker.compare = compare
+        task = {"gold": "", "answer": "", "tolerance": None, "timeout": 60.0}
+        print(math_worker.Host(sys.argv[2]).answer(task)["reason"])
     """
-    done = ran(code, str(math_workers._SCRIPT.parent), jail.find_jail().no_fork)
+    done = ran(code, str(math_workers.SCRIPT.parent), jail.find_jail().no_fork)
     assert done.stdout.strip() == "['PermissionError', 'PermissionError', True, True, True, 0]", done.stderr
 
 
@@ -216,7 +214,7 @@ def kill_under_way(workers: MathWorkers, place: str, spared: set[int]) -> int:
     """Kill, of the processes of the comparison under way, the one at a place, if it is none of `spared`."""
 
     def found() -> list[int]:
-        chains = [chain(worker.pid) for worker in tuple(workers._all)]
+        chains = [chain(worker.pid) for worker in workers.workers]
         return [pids[PLACES[place]] for pids in chains if len(pids) == len(PLACES) and busy(pids[-1])]
 
     assert wait_until(lambda: set(found()) - spared)
@@ -280,5 +278,5 @@ def test_a_child_serves_many_and_no_answer_pays_for_another():
         *(("a", "1"), ("SIGPROF", "crashed"), ("a", "1"), ("SIGKILL", "a fault"), ("a", "1"), ("hang", "timeout")),
         *(("a", "1"), ("grow", "3"), ("timer", "True")),
     )
-    done = ran(CHILDREN, str(math_workers._SCRIPT.parent), json.dumps([answer for answer, _ in cases]))
+    done = ran(CHILDREN, str(math_workers.SCRIPT.parent), json.dumps([answer for answer, _ in cases]))
     assert json.loads(done.stdout) == [said for _, said in cases], done.stderr

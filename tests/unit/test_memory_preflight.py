@@ -245,10 +245,10 @@ def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
 
 
 def test_the_doctor_checks_the_flags_of_a_training(line, capsys):
-    first, *_ = doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
+    first, *_ = doctor.check_line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
     assert first.status == "ok", first.seen
     assert "7.62B parameters on 8 ranks" in capsys.readouterr().out
-    told, *_ = doctor._line(line("qwen2.5-7b", DAPO_8B))
+    told, *_ = doctor.check_line(line("qwen2.5-7b", DAPO_8B))
     assert told.status == "fail" and "does not fit" in told.seen and told.remedy.startswith("use --vllm.enable_sleep")
 
 
@@ -257,5 +257,5 @@ def test_the_smallest_visible_gpu_decides(monkeypatch, visible, smallest):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(gpu, "_ask_driver", lambda: ("580", (13, 0), [gpu.Gpu("a GPU", 0, n) for n in (80, 40, 60)]))
+    monkeypatch.setattr(gpu, "ask_driver", lambda: ("580", (13, 0), [gpu.Gpu("a GPU", 0, n) for n in (80, 40, 60)]))
     assert gpu.smallest() == smallest

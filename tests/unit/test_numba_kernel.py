@@ -1,69 +1,89 @@
 """The kernel that the CPU's solver makes straight from tokens, and the functions it compiles to vectors for that."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
-from numba import njit
 from oracle import entropic
 
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels import numba_loops as loops
-from openrlhf_shear.kernels import numba_matrix, numba_sinkhorn
+from openrlhf_shear.kernels import numba_sinkhorn
+from openrlhf_shear.kernels.numba_matrix import make_kernel
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.transport import SinkhornPairs, Spans
 from openrlhf_shear.transport.tiles import tiles
 
 EPS = np.finfo(np.float32).eps
-
-
-@njit
-def each(function, values):
-    found = np.empty_like(values)
-    for i in range(len(values)):
-        found[i] = function(values[i])
-    return found
+OVERLAPPING = SpanCut(40, 10)
 
 
 def test_the_exponential_is_good_to_the_rounding_of_its_argument():
-    x = np.linspace(-87, 87, 400_001).astype(np.float32)
-    exact = np.exp(x.astype(np.float64))
-    relative = np.abs(each(numba_matrix._exp, x) / exact - 1)
-    # x log2(e) is rounded to half a unit of up to 126, which log(2) times is the exponent's error; 3 roundings more.
-    assert (relative <= EPS * (np.abs(x) + 3)).all()
+    """The entries of identical tokens are the exponential of the shift."""
+    tokens, squared, kernel = np.zeros((20, 1), np.float32), np.zeros(20, np.float32), np.empty((1, 20), np.float32)
+    for x in np.linspace(-87, 87, 40_001).astype(np.float32):
+        products, maxima = np.zeros_like(kernel), (np.zeros(1, np.float32), np.zeros(20, np.float32))
+        make_kernel(products, 0, 1, tokens[:1], tokens, squared[:1], squared, 1e-4, x, 1.0, -100.0, kernel, *maxima)
+        # x log2(e) is rounded to half a unit of up to 126; log(2) times that is the exponent's error. 3 roundings more.
+        assert (np.abs(kernel / np.exp(np.float64(x)) - 1) <= EPS * (np.abs(x) + 3)).all()
 
 
 def test_the_logarithm_is_good_to_its_rounding():
+    """A span of a single row: its sums are the entries, and the smallest float32 that is not denormal."""
     x = np.exp(np.linspace(-87, 88, 400_001)).astype(np.float32)
-    exact = np.log(x.astype(np.float64))
-    assert (np.abs(each(loops._log, x) - exact) <= 2 * EPS * np.maximum(np.abs(exact), 1)).all()
-    assert each(loops._log, np.ones(1, np.float32)) == 0
+    x = np.append(x, np.float32(1))
+    exact = np.log((x + np.float32(loops.TINY)).astype(np.float64))
+    logs, start, size = np.empty((1, len(x)), np.float32), np.zeros(1, np.int64), np.ones(1, np.int64)
+    loops.row_span_sums(x[None], 0, start, size, np.ones((1, 1), np.float32), 0.0, logs)
+    assert (np.abs(logs[0] - exact) <= 2 * EPS * np.maximum(np.abs(exact), 1)).all()
+    assert logs[0, -1] == 0
 
 
-def sides(dtype: torch.dtype, offset: float = 0.0) -> tuple[Spans, Spans]:
+def sides(dtype: torch.dtype, offset: float = 0.0, cut: SpanCut = OVERLAPPING) -> tuple[Spans, Spans]:
     """Rollouts of tokens of which two are the same."""
     rng = np.random.default_rng(0)
     x, y = (torch.from_numpy(rng.normal(size=(count, 24)) + offset).to(dtype) for count in (130, 90))
     y[7] = x[3]
-    return Spans.pack([x], SpanCut(40, 10), 2.0), Spans.pack([y], SpanCut(40, 10), 2.0)
+    return Spans.pack([x], cut, 2.0), Spans.pack([y], cut, 2.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0.0, 5.0])
-@pytest.mark.parametrize("epsilon", [0.5, 0.05])
+@pytest.mark.parametrize("epsilon", [0.5, 0.05, 0.015])
 def test_the_kernel_is_the_one_of_the_costs(dtype, offset, epsilon):
-    a, b = sides(dtype, offset)
-    solver = NumbaSinkhorn(next(tiles(a, b, 2**28)), epsilon)
-    cost = torch.cdist(a.tokens.double(), b.tokens.double(), compute_mode="donot_use_mm_for_euclid_dist") / 2
-    exact = (solver._shift - cost / epsilon).exp().numpy()
-    kept = exact > np.exp(-75.9)
+    """The distance of spans of one token, and its bounds, are the cost: `eps (shift - log K)`."""
+    a, b = sides(dtype, offset, SpanCut(1, 1))
+    tile = next(tiles(a, b, 2**28))
+    solver = NumbaSinkhorn(tile, epsilon)
+    cost = torch.cdist(a.tokens.double(), b.tokens.double(), compute_mode="donot_use_mm_for_euclid_dist").numpy() / 2
+    found = solver.solve(tile.all_pairs()).value.reshape(cost.shape).double().numpy()
+    bounds = solver.bounds().double().numpy()
+    reached = cost / epsilon < 158  # eps: farther entries of the kernel are 0
+    assert reached.all() == (epsilon > 0.015)
+    # An entry of 0 counts as e^-158 of an identical token's, and any entry grows by that where some are 0.
+    exact = -epsilon * np.logaddexp(np.where(reached, -cost / epsilon, -np.inf), -np.inf if reached.all() else -158)
     norm = float(a.tokens.double().norm(dim=1).max()) / 2
     # Squared distances are sums of terms of up to 2 norm^2, good to 4 roundings; exponents of up to 80 are rounded.
-    tolerance = 4 * EPS * norm**2 / cost.numpy()[kept].clip(1e-6) / epsilon + 200 * EPS
-    assert (np.abs(np.log(solver._kernel[kept] / exact[kept])) <= tolerance).all()
-    assert (solver._kernel[exact < np.exp(-76.1)] == 0).all() and solver._floored == bool((solver._kernel == 0).any())
-    assert solver._kernel[3, 7] == pytest.approx(np.exp(solver._shift), rel=1e-5), "an identical token is at distance 0"
-    for axis, largest in zip((1, 0), solver._largest, strict=True):
-        np.testing.assert_array_equal(largest, solver._kernel.max(axis))
+    tolerance = 4 * EPS * norm**2 / cost.clip(1e-6) + 400 * EPS * epsilon
+    edge = np.abs(cost / epsilon - 158) < 0.1  # there rounding decides whether an entry is 0
+    assert (np.abs(found - cost) <= tolerance).all()
+    assert (np.abs(bounds - exact) <= tolerance)[~edge].all()
+    for identical in (found[3, 7], bounds[3, 7]):
+        assert identical == pytest.approx(0, abs=3e-5 * epsilon), "an identical token is at distance 0"
+
+
+def test_bounds_hold_for_potentials_that_would_overflow():
+    """A bound of potentials far from the solution is low. Sums of such scalings and the kernel leave float32."""
+    rng = np.random.default_rng(0)
+    x, y = (torch.from_numpy(5 + 0.01 * rng.normal(size=(40, 24))).float() for _ in range(2))
+    tile = next(tiles(*(Spans.pack([side], SpanCut(40, 10), 2.0) for side in (x, y)), 2**28))
+    solver = NumbaSinkhorn(tile, 0.05)
+    distance = solver.solve(tile.all_pairs()).value.item()
+    potentials = torch.zeros(1, 40)
+    potentials[0, 3] = -50.0
+    for bounds in (solver.bounds(f=potentials), solver.bounds(g=potentials)):
+        assert 0 < bounds.item() <= distance + 1e-3 * 0.05
 
 
 def test_what_is_not_a_number_goes_to_the_reference():
@@ -106,12 +126,13 @@ def test_little_work_is_done_where_it_is_asked_for_and_is_the_same_work(monkeypa
     torch.set_flush_denormal(flushes)
     try:
         for few in (0, 2**40):
-            monkeypatch.setattr(numba_sinkhorn, "_FEW_ENTRIES", few)
+            monkeypatch.setattr(numba_sinkhorn, "FEW_ENTRIES", few)
+            before = {*threading.enumerate()}
             solver = NumbaSinkhorn(tile, 0.02)
             solved = solver.solve(tile.all_pairs())
             bounds = solver.bounds(solved.f[:: len(tile.b)], solved.g[: len(tile.b)])
-            found.append((solver._kernel, solved.value.numpy(), bounds.numpy()))
-            assert (len(solver._pool._threads) == 0) == (few > 0)
+            found.append((solved.value.numpy(), solver.bounds().numpy(), bounds.numpy()))
+            assert ({*threading.enumerate()} <= before) == (few > 0)
             assert (np.float32(1e-40) * np.float32(1) == 0) == flushes, "the thread's mode is what it was"
     finally:
         torch.set_flush_denormal(False)

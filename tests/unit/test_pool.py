@@ -1,6 +1,8 @@
 """The reward pool: many grades at once, each independent of the others, and no process left behind."""
 
 import asyncio
+import os
+import signal
 import threading
 from contextlib import closing
 
@@ -291,14 +293,15 @@ def test_a_grade_that_is_cancelled_is_ended_and_one_that_waits_never_starts(
 
 
 def test_hosts_of_maths_start_with_the_pool_and_dead_ones_are_replaced_without_a_grade(needs_jail):
-    before = descendants()
+    before, others = descendants(), children()
     with closing(RewardPool(RewardSettings("math", cores=1))) as pool:
         for _ in range(2):
-            assert wait_until(lambda: len(pool._crew._idle) == 2), "one more than cores"
-            hosts = [*pool._crew._idle]
+            assert wait_until(lambda: len(children() - others) == 2), "one more than cores"
+            hosts = children() - others
             for host in hosts:
-                host.kill()
-            assert wait_until(lambda: not set(hosts) & {*pool._crew._idle})  # noqa: B023
+                os.kill(host, signal.SIGKILL)
+            assert wait_until(lambda: not children() & hosts)  # noqa: B023
+        assert wait_until(lambda: len(children() - others) == 2)
         assert asyncio.run(pool.grade(r"\boxed{x\cdot 2}", "", "2x")).correct
     assert wait_until(lambda: descendants() <= before)
 

@@ -14,7 +14,7 @@ LONG = " ".join(["word"] * 31)
 
 def test_every_page_and_module_is_read():
     """What it finds there is for `make test`, which runs it, as `make lint` does."""
-    files = [file for place in prose.PLACES for file in prose._files(ROOT / place)]
+    files = [file for place in prose.PLACES for file in prose.files_of(ROOT / place)]
     below = {file for place in prose.PLACES for ending in ("md", "py") for file in (ROOT / place).rglob(f"*.{ending}")}
     assert set(files) == below | {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}, "nothing is left out"
 

@@ -127,7 +127,7 @@ def test_a_dry_run_gives_the_list_as_json(job, capsys, words):
 
 
 def test_the_doctor_tells_each(job):
-    results = doctor._line(job(WRONG))
+    results = doctor.check_line(job(WRONG))
     assert [(each.status, each.name) for each in results[: len(FLAGS)]] == [("fail", "training flags")] * len(FLAGS)
     assert results[0].seen == "actor.adam.lr must be at least 0: got -1.0"
     assert results[0].remedy == "use 0, or a positive number"

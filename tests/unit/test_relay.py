@@ -2,11 +2,12 @@
 
 import errno
 import io
-import time
+import threading
 from types import SimpleNamespace
 
 import pytest
 import ray
+from processes import wait_until
 
 from openrlhf_shear.train.cpu import backend as cpu_backend
 
@@ -20,13 +21,13 @@ def fresh(monkeypatch):
     """A process that nobody has asked yet, with a Ray whose calls run in the caller's thread."""
     handler = relay.init_logger("openrlhf").handlers[0]
     before = handler.stream
-    monkeypatch.setattr(relay, "_relay", None)
-    monkeypatch.setattr(story, "_diverted", None)
-    monkeypatch.setattr(relay, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(relay, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get", lambda call: call())
     yield
     handler.setStream(before)
+    story.divert(None)
+    relay.diverted.cache_clear()
 
 
 class Driver(relay.Followed):
@@ -42,9 +43,10 @@ class Driver(relay.Followed):
 
 def test_what_is_said_and_logged_arrives_once_and_not_by_stdout(monkeypatch, capfd):
     put, driver = story.put, Driver(monkeypatch)
+    handler = relay.init_logger("openrlhf").handlers[0]
+    before = handler.stream
     driver.remote("the trainer's arguments")
-    while relay._relay is None:  # the first call
-        time.sleep(0.001)
+    assert wait_until(lambda: handler.stream is not before), "the first call diverts"
     for step in range(1, 4):
         put(f"[openrlhf_shear] {step}/3\n")
         relay.init_logger("openrlhf.x").warning("of step %d\nin two lines", step)
@@ -81,21 +83,20 @@ def test_an_actor_that_died_is_followed_no_longer(monkeypatch):
     def printed(seen, patience):
         raise ray.exceptions.ActorDiedError()
 
-    driver = Driver(monkeypatch, printed)
+    driver, others = Driver(monkeypatch, printed), {*threading.enumerate()}
     driver.remote()
-    driver._thread.join(10.0)
-    assert not driver._thread.is_alive()
+    assert wait_until(lambda: {*threading.enumerate()} <= others)
     driver.close()
 
 
 def test_a_run_whose_trainer_was_never_made_ends():
-    followed = relay.Followed(None)
-    followed.close()
-    assert followed._thread is None
+    others = {*threading.enumerate()}
+    relay.Followed(None).close()
+    assert {*threading.enumerate()} <= others
 
 
 def test_texts_that_nobody_fetches_are_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(relay, "_MOST", 3)
+    monkeypatch.setattr(relay, "MOST", 3)
     kept = relay.Relay()
     for number in range(10):
         kept.write(f"{number}\n")

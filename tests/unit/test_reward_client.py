@@ -161,9 +161,13 @@ def test_a_black_hole_times_out_with_a_message(accepts, monkeypatch):
     assert error in verdict.detail and "after 2 of 2 tries" in verdict.detail
 
 
-def test_the_time_to_connect_is_never_more_than_that_of_the_call():
-    assert RewardClient("http://a/", timeout=3.0)._connect_seconds == 3.0
-    assert RewardClient("http://a/")._connect_seconds == 10.0
+def test_the_time_to_connect_is_never_more_than_that_of_the_call(monkeypatch):
+    limits, made = [], module.aiohttp.ClientTimeout
+    monkeypatch.setattr(module.aiohttp, "ClientTimeout", lambda **how: limits.append(how["connect"]) or made(**how))
+    url = f"http://127.0.0.1:{free_port()}/"
+    grade(url, timeout=3.0, retries=0)
+    grade(url, retries=0)
+    assert limits == [3.0, 10.0]
 
 
 def test_any_other_error_is_told_by_its_type_and_without_the_token():

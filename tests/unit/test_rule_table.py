@@ -3,12 +3,10 @@
 import json
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.names import ALIASES, parse_rule, written
@@ -142,7 +140,9 @@ def test_a_rule_is_made_once_and_config_json_is_read_once(job, tmp_path, monkeyp
     assert len(sys.modules["counted_rules"].made) == 2, "its file may have changed"
 
 
-def test_a_text_knob_may_hold_slashes_and_commas(job, tmp_path, monkeypatch):
+@pytest.fixture
+def reading_rules(tmp_path, monkeypatch):
+    """A module with a rule that has a text knob."""
     (tmp_path / "reading_rules.py").write_text(
         "from openrlhf_shear.credit.rules.uniform import UniformRule\n"
         "class Reader(UniformRule):\n"
@@ -150,6 +150,10 @@ def test_a_text_knob_may_hold_slashes_and_commas(job, tmp_path, monkeypatch):
         "        self.path, self.power = path, power\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("reading_rules")
+def test_a_text_knob_may_hold_slashes_and_commas(job):
     for path in ("/data/x", "a,b/c", "it's/here", "both \"and'/"):
         name = f"reading_rules:Reader/power=2/{written('path', path)}"
         rule = load_rule(parse([*job(""), "--algo.advantage.estimator", name]).credit)
@@ -158,13 +162,12 @@ def test_a_text_knob_may_hold_slashes_and_commas(job, tmp_path, monkeypatch):
         assert variant.rule(LabSettings()).path == path
 
 
-def test_a_flag_of_an_alias_takes_any_text():
-    words = ["--error_odds.source", "/data/a,b", "--algo.advantage.estimator", "error_odds", "--dry_run"]
-    rest, taken = train_ppo_ray._take_alias_flags(words)
-    args = Namespace(**{"algo.advantage.estimator": "error_odds"})
-    train_ppo_ray._give_alias_flags(args, taken)
-    assert rest == words[2:]
-    assert parse_rule(vars(args)["algo.advantage.estimator"]).arguments() == {"source": "/data/a,b"}
+@pytest.mark.usefixtures("reading_rules")
+def test_a_flag_of_an_alias_takes_any_text(job, monkeypatch):
+    monkeypatch.setitem(ALIASES, "reading", "reading_rules:Reader")
+    words = ["--reading.path", "/data/a,b", "--algo.advantage.estimator", "reading"]
+    rule = load_rule(parse([*job(""), *words]).credit)
+    assert (type(rule).__name__, rule.path, rule.power) == ("Reader", "/data/a,b", 1)
 
 
 def test_an_alias_takes_its_flags_of_old(job):

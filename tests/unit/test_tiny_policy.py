@@ -162,7 +162,7 @@ def test_warm_up_uses_its_operations_and_fillers_everywhere(operations, fillers,
 def test_a_warm_up_longer_than_its_problems_meets_them_again(monkeypatch):
     monkeypatch.setattr(module, "MAYBE_RIGHT", 100.0)
     monkeypatch.setattr(module, "sampled_accuracy", lambda *_: module.Accuracy(1.0, 0.0, 2))
-    monkeypatch.setattr(problems_module, "_FRUITLESS_DRAWS", 20_000)
+    monkeypatch.setattr(problems_module, "FRUITLESS_DRAWS", 20_000)
     settings = WarmUpSettings(**{**TINY, "max_steps": 15_000}, evaluate_every=4, operations=1)
     assert warm_up(settings).steps == 4
 

@@ -77,7 +77,7 @@ def disk(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(curves, "_BUSY", 1.0)  # steps of a test take no time; each of them tries
+    monkeypatch.setattr(curves, "BUSY", 1.0)  # steps of a test take no time; each of them tries
     monkeypatch.setattr(LocalFileSystem, "_write", refusing(write))
     monkeypatch.setattr(curves.tempfile, "TemporaryFile", refusing(probe))
     return state
@@ -176,7 +176,7 @@ def test_wandb_that_does_not_end_is_waited_for_in_vain_no_longer_than_two_minute
     import threading
 
     ends = threading.Event()
-    monkeypatch.setattr(curves, "_CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr(curves, "CLOSING_SECONDS", 0.05)
     tracker = SimpleNamespace(close=ends.wait)
     curves.Curves("W&B", lambda: tracker).close()
     assert said == ["W&B failed: not closed after 0.05 s: the end of its curves may be missing"]

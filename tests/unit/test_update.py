@@ -183,10 +183,14 @@ def test_ranks_are_joined_by_their_sums(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
 
+    sent = []
+
     def gather(ranks, mine):
-        ranks[:] = [dict(first._sums), mine]
+        sent.append(mine)
+        ranks[:] = [sent[0], mine]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert first.means() == {"a": 1.0}
     assert second.means() == {"a": 3.0, "b": 7.0}
 
 

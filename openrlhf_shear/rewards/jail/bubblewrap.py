@@ -158,7 +158,7 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
 
     With `allow_unsandboxed`, untrusted code then runs with resource limits only; a single warning says so.
     """
-    return _probed(bool(allow_unsandboxed))
+    return probed(bool(allow_unsandboxed))
 
 
 def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
@@ -221,7 +221,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @cache
-def _probed(allow_unsandboxed: bool) -> Jail:
+def probed(allow_unsandboxed: bool) -> Jail:
+    """Probe the jails of this machine for `find_jail`; `probed.cache_clear()` lets it probe again."""
     bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
     try:
         filters, problem = seccomp.filters(), None

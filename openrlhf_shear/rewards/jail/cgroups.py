@@ -62,7 +62,7 @@ def make() -> ControlGroup:
     """Make a group; it limits nothing if no control group can be made."""
     name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
     made: dict[Path, None] = {}
-    for controller, version, parent in _parents():
+    for controller, version, parent in parents():
         folder, (file, value) = parent / name, _LIMITS[controller][version - 1]
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
@@ -78,14 +78,14 @@ def is_limited(group: ControlGroup) -> bool:
 
 def sweep() -> None:
     """Remove the groups that killed processes left."""
-    for parent in {parent for _, _, parent in _parents()}:
+    for parent in {parent for _, _, parent in parents()}:
         for folder in parent.glob(f"{_NAME}-*"):
             if not os.path.exists(f"/proc/{folder.name.split('-')[-2]}"):
                 with contextlib.suppress(OSError):  # a jail's last process is about to end
                     folder.rmdir()
 
 
-def _parents() -> list[tuple[str, int, Path]]:
+def parents() -> list[tuple[str, int, Path]]:
     """Return controllers, the version of each, and the folder in which this user may make groups."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

@@ -41,7 +41,7 @@ REFUSED = " ".join(
 )
 # Succeed without effect. A jail writes to memory only, and others would wait while a disk is written or read again.
 IDLE = "sync syncfs fsync fdatasync sync_file_range msync fadvise64"
-_NEWEST = 462  # mseal; later calls, of Linux 6.13 or newer, do not exist here
+NEWEST = 462  # mseal; later calls, of Linux 6.13 or newer, do not exist here
 # All requests that untrusted code may make of a descriptor: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN,
 # F_GETSIG, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Refused are leases,
 # locks, larger pipes, signals to others and a file's flags.
@@ -77,7 +77,7 @@ def filters() -> tuple[bytes, bytes]:
 
 
 def _newest(pyseccomp: ModuleType) -> int:
-    """Return the number of the newest call that libseccomp can name, up to `_NEWEST`: `REFUSED` is by name."""
+    """Return the number of the newest call that libseccomp can name, up to `NEWEST`: `REFUSED` is by name."""
     arch = pyseccomp.system_arch()
 
     def is_known(number: int) -> bool:
@@ -86,7 +86,7 @@ def _newest(pyseccomp: ModuleType) -> int:
         except ValueError:
             return False
 
-    return max(filter(is_known, range(_FIRST_COMMON, _NEWEST + 1)), default=_FIRST_COMMON)
+    return max(filter(is_known, range(_FIRST_COMMON, NEWEST + 1)), default=_FIRST_COMMON)
 
 
 def _none_above(number: int) -> bytes:

@@ -8,9 +8,9 @@ from openrlhf_shear.rewards import jail
 from openrlhf_shear.rewards.crew import Crew, Defaults
 from openrlhf_shear.rewards.verdict import Reason
 
-_SCRIPT = Path(__file__).parent / "inside" / "math_worker.py"
+SCRIPT = Path(__file__).parent / "inside" / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
-_GRACE_SECONDS = 2.0
+GRACE_SECONDS = 2.0
 _MOST_SECONDS = 3600.0
 _GONE = (EOFError, OSError, ValueError)  # OSError includes TimeoutError
 
@@ -58,17 +58,17 @@ class MathWorkers(Crew):
 
     def _asked(self, job: dict) -> dict:
         with self._lent() as host:
-            deadline = time.monotonic() + 2 * job["timeout"] + _GRACE_SECONDS  # it may try twice
+            deadline = time.monotonic() + 2 * job["timeout"] + GRACE_SECONDS  # it may try twice
             jail.tell(host, job, deadline)
             return jail.hear(host, deadline)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        return jail.find_jail(self._allow_unsandboxed).start(_SCRIPT, _LIMITS, packages=True)
+        return jail.find_jail(self._allow_unsandboxed).start(SCRIPT, _LIMITS, packages=True)
 
     def _greet(self, host: subprocess.Popen[bytes]) -> None:
         jail.greet(host, "the maths worker", "check that `import math_verify` works in this environment")
         no_fork = jail.find_jail(self._allow_unsandboxed).no_fork
-        jail.tell(host, {"no_fork": no_fork}, time.monotonic() + _GRACE_SECONDS)
+        jail.tell(host, {"no_fork": no_fork}, time.monotonic() + GRACE_SECONDS)
 
     def _kill(self, host: subprocess.Popen[bytes]) -> None:
         jail.strike(host)

@@ -31,7 +31,7 @@ POLICY_DIR = Path(__file__).parent / "shipped_policy"
 _OPERATION = re.compile(r"([+-])([0-9]{2})|(x)([379])")
 _CHAIN = "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS[:STEPS])
 _PROMPT = re.compile(f"([0-9]{{2}})({_CHAIN})=")
-_FRUITLESS_DRAWS = 500_000  # a problem of one operation (20,100 exist) comes at least once in 29,700 draws on average
+FRUITLESS_DRAWS = 500_000  # a problem of one operation (20,100 exist) comes at least once in 29,700 draws on average
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
     rng, fruitless = random.Random(f"{split}:{seed}"), 0
     problems: dict[str, Problem] = {}
     while len(problems) < n:
-        if n > room or fruitless > _FRUITLESS_DRAWS:
+        if n > room or fruitless > FRUITLESS_DRAWS:
             raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
         signs = [rng.choice("+-x") for _ in range(operations)]
         chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)

@@ -106,7 +106,7 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
             step += 1
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, step / 50)
-            loss = _train_step(model, tokenizer, optimizer, batch, rng, settings.fillers)
+            loss = train_step(model, tokenizer, optimizer, batch, rng, settings.fillers)
             bar.update()
             bar.set_postfix(loss=f"{loss:.3f}")
             every = settings.evaluate_every // 4 if rising else settings.evaluate_every  # it rises steeply
@@ -121,7 +121,7 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
     return WarmUpResult(model, tokenizer, final, step, seconds, reached)
 
 
-def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, fillers: int) -> float:
+def train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, fillers: int) -> float:
     responses = [write_solution(problem, rng, fillers) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     # Padding is on the right, so with causal attention no token that has a label sees it.

@@ -136,7 +136,7 @@ def warm_up(
             transfers = longest if longest == TRANSFERS or rng.random() < 0.5 else rng.randint(1, longest)
             count = settings.batch_size * story_tokens(TRANSFERS) // story_tokens(transfers)
             problems = make_problems(count, rng.getrandbits(60), transfers=transfers)
-            smooth += (_train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
+            smooth += (train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
             if smooth < GROWS and longest < TRANSFERS:
                 longest, smooth = longest + 1, 2 * GROWS  # so that stories do not grow again for some steps
                 grown = step if longest == TRANSFERS else grown
@@ -172,7 +172,7 @@ def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
     return Accuracy.of(checks), slips / max(len(errors), 1)
 
 
-def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
+def train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
     responses = [write_entries(problem, rng, Q) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     with attending_in_blocks(model):

@@ -12,8 +12,8 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.config.secrets import hidden
 
 logger = init_logger(__name__)
-_BUSY = 0.05  # largest share of the time that failing retries may take
-_CLOSING_SECONDS = 120.0
+BUSY = 0.05  # largest share of the time that failing retries may take
+CLOSING_SECONDS = 120.0
 _PROBE_BYTES = 65_536
 
 
@@ -74,9 +74,9 @@ class Curves:
 
         closing = threading.Thread(target=close, daemon=True)
         closing.start()
-        closing.join(_CLOSING_SECONDS)
+        closing.join(CLOSING_SECONDS)
         if closing.is_alive():
-            self._fail(f"not closed after {_CLOSING_SECONDS:g} s: the end of its curves may be missing")
+            self._fail(f"not closed after {CLOSING_SECONDS:g} s: the end of its curves may be missing")
         elif failure:
             self._fail(f"{_said(failure[0])}; the end of its curves may be missing")
 
@@ -92,7 +92,7 @@ class Curves:
             self._fail(f"{_said(error)} {when}; training goes on without its curves until that works again")
             self.close()
             now = time.monotonic()
-            self._again = now + (now - started) * (1 / _BUSY - 1)
+            self._again = now + (now - started) * (1 / BUSY - 1)
             return
         if self._failed:
             logger.warning(f"{self._name} works again {when}; steps before are missing in its curves")

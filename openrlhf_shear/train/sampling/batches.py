@@ -133,7 +133,7 @@ class BatchesAhead(Batches):
     def __init__(self, *args, room: int):
         super().__init__(*args)
         self._room = threading.Semaphore(room)
-        self._turns = _Turns()
+        self._turns = Turns()
         self._done: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # None marks the end
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
         self._ended, self._error = False, None
@@ -190,7 +190,7 @@ class BatchesAhead(Batches):
             self._done.put(None)
 
 
-class _Turns:
+class Turns:
     """Lock between generation and the trainer, who both need the engines; the trainer goes first."""
 
     def __init__(self):

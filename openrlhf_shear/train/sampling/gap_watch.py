@@ -80,7 +80,7 @@ class GapWatch:
         if self._asked is not None:
             self._scores = [*self._scores[-1:], (self._asked, policy.score(self._probe))]
             self._asked = None
-        self._probe = self._probe or _probe_of(experiences, self._args.data.max_len)
+        self._probe = self._probe or probe_of(experiences, self._args.data.max_len)
         if self._steps % STEPS:
             return
         seen = (
@@ -134,7 +134,7 @@ def _distance(before: torch.Tensor, now: torch.Tensor) -> float:
     return (before - now).abs().sum().item()
 
 
-def _probe_of(experiences: Sequence[Experience], max_len: int) -> list[int]:
+def probe_of(experiences: Sequence[Experience], max_len: int) -> list[int]:
     """Return the first tokens of the longest response, repeated if it is short."""
     rows = [
         sequence[-mask.shape[0] :][mask.bool()]

@@ -17,7 +17,7 @@ from openrlhf_shear.train.start.story import say
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable: the number of the attempt
 # Exit codes without a retry: another attempt would end the same way, or is not wanted.
 _FINAL = (0, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED)
-_PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
+PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
 _NODE_SECONDS = 600.0  # for a dead node to come back
 
 
@@ -80,7 +80,7 @@ def _run(command, attempt: int, console: Console | None, running: list, asked: l
 
 def _pause(asked: Sequence[int]) -> None:
     """Wait before the next attempt, or until a signal comes. Polls, because a handler does not end `time.sleep`."""
-    end = time.monotonic() + _PAUSE_SECONDS
+    end = time.monotonic() + PAUSE_SECONDS
     while not asked and time.monotonic() < end:
         time.sleep(0.05)
 

@@ -8,15 +8,16 @@ import os
 import sys
 import threading
 from collections import deque
+from functools import cache
 
 import ray
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.train.start import story
 
-_MOST = 10_000  # texts kept for the driver
+MOST = 10_000  # texts kept for the driver
 _PATIENCE_SECONDS = 1.0  # how long a call waits for the next text
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 _CLOSING_SECONDS = 10.0
 
 
@@ -24,7 +25,7 @@ class Relay:
     """Output stream that keeps whole lines until they are fetched."""
 
     def __init__(self):
-        self._texts: deque[str] = deque(maxlen=_MOST)
+        self._texts: deque[str] = deque(maxlen=MOST)
         self._written = 0
         self._more = threading.Condition()
         self._process = os.getpid()
@@ -57,17 +58,18 @@ class Relay:
             return self._written, list(self._texts)
 
 
-_relay: Relay | None = None
+@cache
+def diverted() -> Relay:
+    """Return this process's relay; the first call diverts the process's story and log lines to it."""
+    relay = Relay()
+    story.divert(relay)
+    init_logger(__name__).handlers[0].setStream(relay)  # OpenRLHF's loggers share the handler
+    return relay
 
 
 def fetch(seen: int, patience: float) -> tuple[int, list[str]]:
-    """Fetch this process's texts (`Relay.fetch`); the first call diverts its story and log lines to the relay."""
-    global _relay
-    if _relay is None:
-        _relay = Relay()
-        story.divert(_relay)
-        init_logger(__name__).handlers[0].setStream(_relay)  # OpenRLHF's loggers share the handler
-    return _relay.fetch(seen, patience)
+    """Fetch this process's texts (`Relay.fetch`), from the first call on."""
+    return diverted().fetch(seen, patience)
 
 
 class Followed:
@@ -99,7 +101,7 @@ class Followed:
             except ray.exceptions.ActorDiedError:
                 return
             except ray.exceptions.RayError:  # such as a broken connection: unseen texts are still kept
-                self._over.wait(_RETRY_SECONDS)
+                self._over.wait(RETRY_SECONDS)
                 continue
             for text in texts:
                 story.put(text)

@@ -11,7 +11,7 @@ from openrlhf_shear.train.start.outcome import STOPPED, StoppedError
 from openrlhf_shear.train.start.story import say
 
 TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
-_SAME_SECONDS = 3.0
+SAME_SECONDS = 3.0
 _SHUTDOWN_SECONDS = 20.0
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -22,7 +22,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
 
     The first signal asks the trainer to stop, or ends this process if there is no trainer yet. A second signal ends
     this process, and so does the end of the grace period; the last checkpoint then remains. A repeat within
-    `_SAME_SECONDS` counts as the first: a terminal, Slurm, or `ray job stop` beside `--train.max_restarts` may signal
+    `SAME_SECONDS` counts as the first: a terminal, Slurm, or `ray job stop` beside `--train.max_restarts` may signal
     several processes of a run.
     """
     asked: list[str] = []
@@ -31,7 +31,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
 
     def handle(number: int, _) -> None:
         nonlocal since
-        if asked and time.monotonic() - since < _SAME_SECONDS:
+        if asked and time.monotonic() - since < SAME_SECONDS:
             return
         if asked:
             os._exit(STOPPED)

@@ -26,8 +26,8 @@ class Stream(Protocol):
 _diverted: Stream | None = None
 
 
-def divert(stream: Stream) -> None:
-    """Send this process's messages to `stream` from now on, instead of stdout (`relay`)."""
+def divert(stream: Stream | None) -> None:
+    """Send this process's messages to `stream` from now on (`relay`); None for stdout."""
     global _diverted
     _diverted = stream
 
