@@ -43,7 +43,7 @@ exit "$1"
 """
 
 
-LONGEST = ("test_faults.py", "test_evaluation.py", "test_parallel.py", "test_recipes.py", "test_async.py")
+LONGEST = ("test_faults.py", "test_whole_run.py", "test_parallel.py", "test_recipes.py", "test_async.py")
 
 
 def pytest_collection_modifyitems(items):

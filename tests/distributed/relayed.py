@@ -1,6 +1,7 @@
-"""A driver, and an actor in place of the trainer, while Ray's log monitor hangs: `python relayed.py VICTIM SIGNAL`.
+"""A driver, and an actor in place of the trainer, while parts of Ray hang: `python relayed.py VICTIM=SIGNAL ...`.
 
-VICTIM is a regular expression for processes of the Ray that is started here.
+VICTIM is a regular expression for processes of the Ray that is started here. They get the signals one after another,
+after each a step is made.
 """
 
 import re
@@ -32,17 +33,18 @@ class Trainer:
 ray.init(address="local", include_dashboard=False, num_cpus=1)
 followed = relay.Followed(ray.remote(concurrency_groups={"output": 1})(Trainer))
 trainer = followed.remote()
+ray.get(trainer.printed.remote(0, 0.0))  # from here on nothing goes through Ray's log
 ray.get(trainer.fit.remote([1, 2]))
-victims = [
-    process
-    for process in psutil.Process().children(recursive=True)
-    if re.search(sys.argv[1], " ".join(process.cmdline()))
-]
-assert victims
-for process in victims:
-    process.send_signal(signal.Signals[sys.argv[2]])
-ray.get(trainer.fit.remote([3, 4]))
+family = {process: " ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)}
+hit = []
+for step, (victim, how) in enumerate((word.split("=") for word in sys.argv[1:]), 3):
+    found = [process for process, words in family.items() if re.search(victim, words)]
+    assert found, victim
+    for process in found:
+        process.send_signal(signal.Signals[how])
+    ray.get(trainer.fit.remote([step]))
+    hit += found
 followed.close()
-for process in victims:  # those that only stand still; Ray ends with them
+for process in hit:  # those that only stand still; Ray ends with them
     if process.is_running():
         process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The evaluation command with real vLLM engines, killed halfway; benchmarks in training, and the best checkpoint."""
+"""The evaluation command with real vLLM engines, killed halfway."""
 
 import json
 import os
@@ -99,41 +99,3 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
         *(Failure.NO_ENGINE, Failure.NO_ROOM)
     }
     assert len(lost) == 23 and sum(isinstance(output, Output) for output in lost.values()) <= 2
-
-
-def test_benchmarks_during_training_choose_the_best_checkpoint_also_after_a_resume(train, heldout, tmp_path):
-    """Two steps of `uniform`; then the remaining step with `entropy_adv`."""
-    words = ("--reward.remote_url", ARITHMETIC_REWARD, "--eval.suite", heldout, "--eval.k", "2", "--eval.steps", "1")
-    words += ("--eval.temperature", "1.0", "--eval.before_train", "--ckpt.save_steps", "1", "--ckpt.load_enable")
-    words += ("--algo.advantage.estimator",)
-    _, scalars = train(*words, "uniform")
-    assert scalars["train/ledger/trained"] == [32.0, 64.0]
-    assert scalars["train/uniform/weight_min"] == scalars["train/uniform/weight_max"] == [1.0, 1.0]
-    assert all(0 < value < 1 for value in scalars["train/uniform/credit_share"])
-    scores = scalars["eval/suite/average"]
-    assert scores == scalars["eval/suite/custom-heldout"] and len(scores) == 3 and all(0 < s < 1 for s in scores)
-    best = max(range(1, 3), key=lambda step: scores[step])
-    kept = tmp_path / "ckpt" / "_actor"
-    assert {path.name for path in kept.glob("best*")} == {f"best_global_step{best}"}
-    results = tmp_path / "ckpt" / "evaluations" / f"step{best}" / "results.json"
-    assert json.loads(results.read_text())["average"][ARITHMETIC_REWARD.stem] == pytest.approx(scores[best])
-
-    # as if it had been killed in its last evaluation, with one completion left to sample
-    last = tmp_path / "ckpt" / "evaluations" / "step2"
-    (last / "results.json").unlink()
-    log = (last / "samples.jsonl").read_text().splitlines(keepends=True)
-    (last / "samples.jsonl").write_text("".join(log[:-1]))
-    tracking = tmp_path / "ckpt" / "tracking.json"
-    tracking.write_text(json.dumps(json.loads(tracking.read_text()) | {"evaluated": 1}))
-    more = ("--train.num_episodes", "2", "--ckpt.accept_changes", "data,rule")
-    said, scalars = train(*words, "entropy_adv", *more, problems=8, again=True)
-    for name, low, high in (("entropy", 1e-4, 4), ("bonus", 0, 1), ("capped", 0, 1)):
-        (value,) = scalars[f"train/entropy_adv/{name}"]
-        assert low <= value <= high, name
-    later = scalars["eval/suite/average"]
-    assert f"{len(log) - 1} completions are there already, 1 are to be sampled" in said
-    assert len(later) == 2, "step 2 is finished, step 3 follows; the others are not evaluated again"
-    assert later[0] == pytest.approx(scores[2], abs=1.5 / len(log))
-    best = max((1, 2, 3), key=lambda step: (scores[1], later[0], later[1])[step - 1])
-    assert {path.name for path in kept.glob("best*")} == {f"best_global_step{best}"}
-    assert (last / "questions.jsonl").samefile(results.parent / "questions.jsonl"), "one copy for all steps"
