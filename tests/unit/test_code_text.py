@@ -3,7 +3,9 @@
 import json
 import math
 import random
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from openrlhf_shear.rewards.code import tests_of as read_tests
@@ -153,3 +155,10 @@ def test_values_are_compared_as_plain_values():
         *(([-math.inf], [0.0], False), (1.0, math.inf, False)),
     ):
         assert same_value(wanted, json.loads(json.dumps(plain.encode(got)))) is same, (wanted, got)
+
+
+def test_an_array_of_objects_is_no_plain_value():
+    numbers = np.arange(3.0)
+    assert (plain.decode(plain.encode(numbers)) == numbers).all()
+    with pytest.raises(ValueError, match="arrays hold numbers or text"):
+        plain.decode(["array", plain.encode([Decimal(1)])])

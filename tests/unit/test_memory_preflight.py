@@ -110,7 +110,10 @@ def test_a_7b_run_by_hand(line):
     words = f"{HYBRID} {SLEEP} 0.6 --vllm.num_engines 8 --algo.advantage.estimator shear --algo.kl.init_coef 0 "
     words += "--rollout.n_samples_per_prompt 8 --rollout.batch_size 64 --train.batch_size 32 --data.max_len 4096 "
     words += "--rollout.max_new_tokens 3072 --train.dynamic_batch_enable --train.max_tokens_per_gpu 16384"
-    generation, log_probs, credit, backward, step = estimated(line("qwen2.5-7b", words)).phases
+    whole = estimated(line("qwen2.5-7b", words))
+    generation, log_probs, credit, backward, step = whole.phases
+    cache = 4096 * 28 * 4 * 128 * (2 + 2)  # tokens, layers, heads, their size: keys and values
+    assert whole.engine == 15_231_233_024 + cache + 2 * GIB
     shard = 1_903_904_128  # 2 P / 8
     assert generation.parts == pytest.approx({"weights": shard, "vLLM": 0.6 * 80 * GIB, "reserve": GIB})
     by_hand = {

@@ -97,6 +97,14 @@ def test_what_is_not_a_number_goes_to_the_reference():
     torch.testing.assert_close(found.value[there], expected.value[there], rtol=0, atol=1e-3 * 0.05)
 
 
+def test_a_limit_above_the_distance_drops_nothing_and_one_below_it_everything():
+    tile, epsilon = next(tiles(*sides(torch.float32), 2**28)), 0.05
+    solver, pairs = NumbaSinkhorn(tile, epsilon), tile.all_pairs()
+    free = solver.solve(pairs).value
+    for margin, dropped in ((0.1 * epsilon, False), (-0.1 * epsilon, True)):
+        assert (solver.solve(pairs, free + margin).dropped == dropped).all()
+
+
 def test_pairs_whose_plans_pass_entries_that_underflow_are_solved_and_not_left_to_the_reference(monkeypatch):
     """Tokens in bunches: a plan between spans of other ones moves its mass over entries far below a row's largest."""
     rng = np.random.default_rng(0)

@@ -24,6 +24,21 @@ def test_without_git_there_is_no_commit(monkeypatch):
     assert provenance()["commit"] is None and provenance()["command"] == "python ledger_gates.py"
 
 
+def test_the_commit_of_a_changed_checkout_ends_in_a_plus(tmp_path, monkeypatch):
+    file = tmp_path / "package" / "report" / "provenance.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    monkeypatch.setattr(module, "__file__", str(file))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    clean = module.commit()
+    (tmp_path / "beside.txt").write_text("not of the package, and not tracked")
+    assert module.commit() == clean and len(clean) == 12
+    file.write_text("changed")
+    assert module.commit() == f"{clean}+"
+
+
 def test_one_is_kept_of_every_commit_machine_and_set_of_versions():
     made = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
     others = [made | {"commit": "decaf"}, made | {"machine": "another"}, made | {"versions": {"torch": "3"}}]
