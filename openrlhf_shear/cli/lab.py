@@ -23,7 +23,7 @@ what it does, without Ray or vLLM:
   3 prints both tables, and writes results.json, results.md and figures/
 
 rules:
-  uniform (GRPO itself), shear, error_odds, entropy_adv
+  uniform (GRPO itself), shear, text (SHEAR on n-grams in place of hidden states), error_odds, entropy_adv
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
   oracle_first_wrong/hits=0.4              credit on the error in this share of rollouts, else on an equally surprising
                                            token

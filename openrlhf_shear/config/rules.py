@@ -53,7 +53,7 @@ class ShearConfig(SpanCut):
         epsilon = self.epsilon is None or positive(self.epsilon)
         require_all(
             self,
-            "shear",
+            self.owner,
             *self._requirements(),
             ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
             ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),
@@ -62,6 +62,18 @@ class ShearConfig(SpanCut):
     def epsilon_in_norms(self, mean_norm: float) -> float:
         """Return the entropic regularisation in units of the group's mean hidden-state norm `mean_norm` (> 0)."""
         return self.epsilon_rel if self.epsilon is None else self.epsilon / mean_norm
+
+
+@dataclass(frozen=True)
+class TextConfig(ShearConfig):
+    """Knobs of `text`: those of SHEAR, and the length of an n-gram."""
+
+    owner = "text"
+    ngram: int = knob(3, "Tokens of an n-gram, whose one-hot vector stands in for a token's hidden state (>= 1).")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_all(self, self.owner, ("ngram", self.ngram >= 1, "must be at least 1", "e.g. 3"))
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,15 @@ RULES: dict[str, BuiltIn] = {
             config=ShearConfig,
             title="SHEAR",
             ink="blue",
+        ),
+        BuiltIn(
+            "text",
+            f"{_HERE}.text:TextRule",
+            "SHEAR's weights from n-grams of the text in place of hidden states: its control",
+            Traits(needs=frozenset({"token_ids"})),
+            config=TextConfig,
+            title="SHEAR on n-grams",
+            ink="brown",
         ),
     )
 }

@@ -29,11 +29,13 @@ class SpanCut:
         TAILS,
     )
 
+    owner = "shear"  # the rule whose flags the knobs are, for messages
+
     def __post_init__(self):
-        require_all(self, "shear", *self._requirements())
+        require_all(self, self.owner, *self._requirements())
 
     def _requirements(self) -> tuple[tuple[str, bool, str, str], ...]:
-        too_far = f"must not exceed shear.window ({self.window}), or tokens between spans get no weight"
+        too_far = f"must not exceed {self.owner}.window ({self.window}), or tokens between spans get no weight"
         return (
             ("window", self.window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
             ("stride", self.stride >= 1, "must be at least 1", "the number of tokens between spans, e.g. 25"),

@@ -1,7 +1,7 @@
 """Credit rules on real actors: the process reward model, and the advantages in the update.
 
-Training steps: `uniform` and `entropy_adv` in test_evaluation.py, a user's rule in test_job_submit.py, `group_norm` and
-`pure` in test_recipes.py, `shear` in test_rewards.py.
+Training steps: `shear` and `entropy_adv` in test_whole_run.py, a user's rule in test_job_submit.py, `group_norm` and
+`pure` in test_recipes.py.
 """
 
 from itertools import chain
@@ -133,6 +133,7 @@ METHODS = {
     "surprise": (EXAMPLE,),
     "error_odds": ("error_odds", "--error_odds.rise", "3"),
     "entropy_adv": ("entropy_adv",),
+    "text": ("text", "--text.window", "16", "--text.stride", "4"),
     "prm_reshape": ("prm_reshape",),
     "pure": ("pure", "--pure.width", "100"),
 }
@@ -151,6 +152,9 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
         given["log_probs"] = token_log_probs
     if "entropies" in needs:
         given["entropies"] = entropies
+    if "token_ids" in needs:
+        given["token_ids"] = [sample.sequences[:, 1:][:, -sample.action_mask.shape[1] :][sample.action_mask.bool()]
+                              for sample in samples]  # fmt: skip
     if "prm_scores" in given:
         given["prm_scores"] = [scores for (scores,) in given["prm_scores"]]
 
