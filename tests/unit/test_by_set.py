@@ -49,6 +49,14 @@ def test_a_prompt_twice_in_a_set_counts_twice():
     assert logs["eval_num_samples"] == 6
 
 
+def test_a_prompt_that_lost_a_reward_is_in_pass1_alone():
+    logs = evaluated([("math", "a"), ("math", "b")], [[1, LOST], [0, 1]])
+    assert logs["eval_math_pass1"] == pytest.approx((1 + 1 / 2) / 2)
+    assert logs["eval_math_pass2"] == 1.0
+    logs = evaluated([("math", "a"), ("math", "b")], [[1, LOST], [0, 0]])
+    assert logs["eval_math_pass2"] == 0.0
+
+
 def test_sets_that_share_a_prompt_have_their_own_scores():
     """AMC shares a prompt with MATH: by the prompt's text, both rows would count in the set that comes last."""
     logs = evaluated(SHARED, [[1, 0], [0, 0], [1, 1], [0, 0], [0, 1], [0, 0]])

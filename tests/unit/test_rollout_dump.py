@@ -12,10 +12,12 @@ from transformers import AutoTokenizer
 
 from openrlhf_shear.config import CreditSpec, ShearConfig
 from openrlhf_shear.credit.apply import TokenCredit
+from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.heatmaps import SHOWN_SPANS, shear_evidence
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
+from openrlhf_shear.rollouts.columns import span_columns
 from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import read_rollouts
 from openrlhf_shear.tasks.arithmetic import arithmetic
@@ -56,6 +58,12 @@ def single(tokenizer, i: int, gap: int = 0) -> Experience:
         labels=["56"],
         info={"reward_failed": torch.tensor([float(failed)])},
     )
+
+
+def test_the_nearest_rollout_has_its_number_in_the_step():
+    spans = torch.tensor([0, 3, 6])
+    nearest = SpanEvidence(spans, torch.tensor([1.0, 2.0, math.inf]), torch.tensor([2, 0, -1]), spans - 1, spans[:0])
+    assert span_columns(nearest, samples=[7, 5, 3])["nearest_sample"] == [3, 7, -1]
 
 
 def step(tokenizer, rule=None, gap: int = 0) -> StepRollouts:
