@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-primary secondary references added tried judge window rate faster tail large judge_large pictures}
+ARMS=${ARMS:-primary secondary references added tried judge window rate faster tail large judge_large pictures text}
 SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
 OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
 
@@ -35,6 +35,7 @@ CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_ru
 SURPRISAL=error_odds/surprisal=4/entropy=0/rise=0 BEST=error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
 TRIED=uniform,$SURPRISAL,$CHANGE,$CHANGE/window=1/rise=2,$BEST,$CONTRAST,$CONTRAST/surprisal=0
 TRIED=$TRIED,examples.rules.discriminant_rule:DiscriminantRule
+TEXT=examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
 JUDGED=shear,$SURPRISAL,$BEST,$BEST/matched
 ADDED=shear/normalize=per_rollout,shear/on_incorrect/matched
 
@@ -52,6 +53,7 @@ for arm in $ARMS; do
     large) warmed_up; lab "$SEEDS" $PRIMARY --start "$LARGE" ;;
     judge_large) warmed_up; lab "$SEEDS" "$JUDGED" --first-seed 100 --baseline "$SURPRISAL" --start "$LARGE" ;;
     window) lab 5 $PRIMARY,shear/window=8/stride=2,shear/window=16/stride=4,shear/window=64/stride=16 ;;
+    text) lab 0 "uniform,shear,text,text/ngram=4,$SURPRISAL,$BEST,$TEXT,$TEXT/ngram=4" --placement-prompts 64 ;; # trains nothing
     tail) lab 5 $PRIMARY,shear/tail=every ;;
     pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$ADDED" ;; # pictures of all rules with these seeds; trains missing runs
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
