@@ -17,23 +17,36 @@ _DRIFT = tl.constexpr(30.0)
 # works on 8 rows and 8 columns. An iteration is 520 instructions a thread instead of 1900 (sm_90, 8 warps).
 _LANES = tl.constexpr(16)
 _EIGHTHS, _MOST_EIGHTHS = tl.constexpr(4), tl.constexpr(7)  # over-relaxation omega - 1, in eighths: first and largest
-_LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_E, _LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # on a CPU; PTX needs a GPU
+
+
+@triton.jit
+def _log2(x):
+    """Return log2(x) by one instruction: an absolute error of 2^-22 at most, -inf for numbers below 2^-126."""
+    if _INTERPRETED:
+        return tl.log2(x)
+    else:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _exp2(x):
+    """Return 2 ** x by one instruction: a relative error of 2^-22 at most, 0 for results below 2^-126."""
+    if _INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _relax(scaling, sums, size, there, eighths):
     """Return `scaling * (a / (scaling * sums)) ** omega`, a = 1 / size, omega = 1 + eighths / 8; padding is unchanged.
 
-    Square roots compute the power. A logarithm would cost more, as every thread needs the power for each of its rows
-    and columns.
+    Every thread computes the power for each of its rows and columns, so its cost counts: two instructions.
     """
-    root = tl.rsqrt(tl.where(there, scaling * sums * size, 1.0))  # of the ratio
-    fourth = tl.sqrt(root)
-    power = root * root
-    power = tl.where((eighths & 4) != 0, power * root, power)
-    power = tl.where((eighths & 2) != 0, power * fourth, power)
-    power = tl.where((eighths & 1) != 0, power * tl.sqrt(fourth), power)
-    return scaling * power
+    ratio = tl.where(there, scaling * sums * size, 1.0)
+    return scaling * _exp2(-(1 + eighths / 8.0) * _log2(ratio))
 
 
 @triton.jit
@@ -78,7 +91,7 @@ def _over_rows(block, u):
 @triton.jit
 def _logs(densities, there, epsilon):
     """Return what scalings with these densities (u / a) add to the potentials, 0 at padding."""
-    return epsilon * tl.log(tl.where(there, densities, 1.0))
+    return _log2(tl.where(there, densities, 1.0)) * (epsilon * _LN_2)
 
 
 @triton.jit(do_not_specialize=["row_stride", "max_iterations", "f_width", "g_width"])
@@ -107,7 +120,7 @@ def solve_pairs(
     # computes their addresses again: otherwise they would fill the registers that K needs.
     while tl.condition(status == GOING, disable_licm=True):
         exponent = f[None, :, None] + g[:, None, :] - _costs(corner, row_stride, column_stride, i, j, n, m)
-        kernel = tl.exp2(exponent * (_LOG2_E / epsilon))
+        kernel = _exp2(exponent * (_LOG2_E / epsilon))
         u, v = a, b
         row_sums, column_sums = _over_columns(kernel, v), b
         far = status != GOING
@@ -132,7 +145,7 @@ def solve_pairs(
             dual = tl.sum(f + from_u, 0) / n + tl.sum(tl.sum(g + from_v, 1), 0) / m
             error = tl.where(first, float("inf"), tl.sum(tl.abs(u * row_sums - a), 0))
             status = _status(dual, error, limit, tolerance, first, far, (done >= max_iterations) & (first == 0))
-            eighths = _choose_omega(eighths, tl.exp2(tl.log2(error / before_error) / steps))
+            eighths = _choose_omega(eighths, _exp2(_log2(error / before_error) / steps))
             # Allow for the rounding of a dual value: otherwise a converged problem would seem to drop.
             eighths = tl.where((first == 0) & (dual < before_dual - 1e-6 * tl.abs(before_dual)), 0, eighths)
         f += _logs(u * n, rows, epsilon)
