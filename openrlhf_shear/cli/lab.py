@@ -105,7 +105,7 @@ def _try_rules(args: argparse.Namespace) -> None:
 
     known = known_rollouts(settings, start)
     placements = {
-        variant.name: placement(traces(settings, variant, *known), Bootstrap())
+        variant.name: placement(traces(settings, variant, known), Bootstrap())
         for variant in frame.progress(variants, "where the credit goes", unit="rule")
     }
 

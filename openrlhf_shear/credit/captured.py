@@ -86,6 +86,28 @@ def response_states(
     return list(chosen.split(lengths))
 
 
+def one_earlier(action_mask: torch.Tensor) -> torch.Tensor:
+    """Return the mask with which `response_states` returns source states, from which the tokens were drawn.
+
+    Every response has a token of its prompt before it.
+
+    Example: the action mask [0, 1, 1, 1] of 5 positions -> [0, 1, 1, 1, 0], positions 1, 2, 3.
+    """
+    return torch.nn.functional.pad(action_mask, (0, 1))
+
+
+def turn_numbers(mask: torch.Tensor) -> torch.Tensor:
+    """Return the turn of each response token, from 0: (T,) int64, where `mask` (A,) bool marks T tokens.
+
+    A turn is a run of response tokens; other tokens, such as a tool's answer, stand between turns.
+
+    >>> turn_numbers(torch.tensor([False, True, True, False, True])).tolist()
+    [0, 0, 1]
+    """
+    before = torch.nn.functional.pad(mask, (1, 0))[:-1]
+    return ((mask & ~before).cumsum(0) - 1)[mask]
+
+
 @contextmanager
 def captured_entropies(actor: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """Make the actor compute entropies too, while the context is open; its callers still get the log-probs alone.

@@ -45,11 +45,23 @@ def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> 
 
 
 def checked_advantages(
-    rule: UpdateRule, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor
+    rule: UpdateRule,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    entropies: torch.Tensor | None,
+    log_probs: torch.Tensor | None = None,
+    old_log_probs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return `rule.advantages(...)`; refuse another shape, and values that are not finite."""
+    """Return `rule.advantages(...)`; refuse another shape, and values that are not finite.
+
+    The rule gets those of its needs, detached and in float32; all are (B, A).
+    """
     where = _where(rule, "in the update")
-    shaped, metrics = _asked(where, lambda: rule.advantages(advantages, entropies, mask))
+    given = {"entropies": entropies, "log_probs": log_probs, "old_log_probs": old_log_probs}
+    asked = rule.needs | ({"old_log_probs"} if "log_probs" in rule.needs else set())
+    given = {name: values.detach().float() for name, values in given.items() if name in asked}
+    entropies = given.pop("entropies", None)
+    shaped, metrics = _asked(where, lambda: rule.advantages(advantages, entropies, mask, **given))
     if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
         raise CreditRuleError(f"{where}: advantages must be a tensor {tuple(advantages.shape)}: got {_shape(shaped)}")
     if bad := int((~torch.isfinite(shaped[mask])).sum()):

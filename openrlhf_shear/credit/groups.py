@@ -12,7 +12,9 @@ import torch
 
 from openrlhf_shear.credit.apply import weighed
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence, checked_part
-from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup, StepScores
+from openrlhf_shear.credit.rule import OF_ROLLOUTS, CreditRule, GroupCredit, RolloutGroup, StepScores
+
+LATE = ("ref_log_probs",)  # needs that are known only after the policy has read all rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +54,10 @@ class WaitingGroup:
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
     def to(self, device: torch.device | str) -> "WaitingGroup":
-        """Return the group with its hidden states on `device`; everything else is on the CPU."""
-        states = self.group.hidden_states
-        if states is None:
-            return self
-        return replace(self, group=replace(self.group, hidden_states=tuple(h.to(device) for h in states)))
+        """Return the group with its states on `device`; everything else is on the CPU."""
+        states = {name: getattr(self.group, name) for name in ("hidden_states", "source_states")}
+        moved = {name: tuple(h.to(device) for h in rows) for name, rows in states.items() if rows is not None}
+        return replace(self, group=replace(self.group, **moved)) if moved else self
 
 
 class CreditJob(NamedTuple):
@@ -74,14 +75,24 @@ class GroupCollector:
     fit into memory are weighed at once.
     """
 
-    def __init__(self, rule: CreditRule, max_waiting_bytes: float = math.inf, rank: int = 0):
+    def __init__(
+        self,
+        rule: CreditRule,
+        max_waiting_bytes: float = math.inf,
+        rank: int = 0,
+        shared: Mapping[str, object] | None = None,
+    ):
         """
         Args:
-            max_waiting_bytes: limit on the tensors of waiting groups, on their device.
+            max_waiting_bytes: limit on the tensors of waiting groups, on their device. Groups that lack a late need
+                wait all the same.
             rank: this rank, among those that share the rollouts that several of them see.
+            shared: what the rule needs that is not a rollout's (`credit.rule.SHARED`).
         """
         self._rule, self._rank = rule, rank
-        self._most = max_waiting_bytes
+        self._shared = dict(shared or {})
+        self._late = [name for name in LATE if name in rule.needs]
+        self._most = math.inf if self._late else max_waiting_bytes
         self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its part of a RolloutGroup
         self._waiting: dict[int, WaitingGroup] = {}
         self._done: list[GroupCredit] = []
@@ -91,8 +102,8 @@ class GroupCollector:
 
         Args:
             lengths: response tokens T_i of each row.
-            tensors: by the names of `rule.needs` other than PRM scores: for each row a tensor (T_i, ...), on any
-                device, or the texts of its T_i tokens.
+            tensors: by the names of the rule's needs in `OF_ROLLOUTS`, other than PRM scores and `LATE`: for each row a
+                tensor (T_i, ...), on any device, or the texts of its T_i tokens.
 
         Raises CreditRuleError: the rule fails on a group that is now complete and cannot wait.
         """
@@ -107,6 +118,12 @@ class GroupCollector:
             members[rollout] = {name: values[row] for name, values in columns.items()}
             if len(members) == request.group_size:
                 self._complete(group, self._open.pop(group), request)
+
+    def add_late(self, name: str, rows: Mapping[int, Mapping[int, torch.Tensor]]) -> None:
+        """Take in a late need: by group and rollout a tensor (T_i,), of all groups that wait here."""
+        for number, waiting in self._waiting.items():
+            values = tuple(rows[number][rollout] for rollout in waiting.rollouts)
+            self._waiting[number] = replace(waiting, group=replace(waiting.group, **{name: values}))
 
     def lend(self, numbers: Sequence[int]) -> dict[int, WaitingGroup]:
         """Return the waiting groups among `numbers`, on the CPU, for other ranks; they also stay here until `take`."""
@@ -136,7 +153,7 @@ class GroupCollector:
                     self._done.append(self._weigh(waiting))
                     continue
                 began = time.perf_counter()
-                made[job] = checked_part(self._rule, waiting.group, job.part, job.parts)
+                made[job] = checked_part(self._rule, replace(waiting.group, **self._shared), job.part, job.parts)
                 seconds += time.perf_counter() - began
         return made, seconds
 
@@ -166,7 +183,8 @@ class GroupCollector:
 
     def _complete(self, number: int, members: dict[int, dict[str, object]], request: CreditRequest) -> None:
         rollouts = tuple(sorted(members))
-        names = ("rewards", "correct", "lengths", *self._rule.needs)
+        needs = [name for name in OF_ROLLOUTS if name in self._rule.needs and name not in self._late]
+        names = ("rewards", "correct", "lengths", *needs)
         columns = {name: tuple(members[i][name] for i in rollouts) for name in names}
         group = WaitingGroup(RolloutGroup(number, step=request.step, **columns), rollouts, request.evidence)
         if sum(waiting.nbytes for waiting in self._waiting.values()) + group.nbytes > self._most:
@@ -175,8 +193,8 @@ class GroupCollector:
             self._waiting[number] = group
 
     def _weigh(self, waiting: WaitingGroup) -> GroupCredit:
-        group = waiting.group
-        for states in group.hidden_states or ():
+        group = replace(waiting.group, **self._shared)
+        for states in group.hidden_states or group.source_states or ():
             if states.is_cuda:
                 torch.cuda.synchronize(states.device)  # so that the rule's time excludes the forward pass
                 break

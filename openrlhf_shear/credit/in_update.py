@@ -29,8 +29,8 @@ def shaped_advantages(
     def shape(module, args, kwargs):
         log_probs, old_log_probs, advantages, *rest = args
         mask = kwargs["action_mask"].bool()
-        entropies = latest.pop()[:, -advantages.shape[1] :].float() if needed else None
-        shaped, said = checked_advantages(rule, advantages, entropies, mask)
+        entropies = latest.pop()[:, -advantages.shape[1] :] if needed else None
+        shaped, said = checked_advantages(rule, advantages, mask, entropies, log_probs, old_log_probs)
         metrics.append({f"{rule.name}/{name}": value for name, value in said.items()})
         return (log_probs, old_log_probs, shaped, *rest), kwargs
 

@@ -8,7 +8,7 @@ from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import RuleName
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.rules import Traits
-from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
+from openrlhf_shear.credit.rule import LAB_ALONE, NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
 
 Rule = CreditRule | UpdateRule
 
@@ -27,7 +27,9 @@ def load_rule(spec: CreditSpec) -> Rule:
     """
     where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
-    known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else NEEDS
+    known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else [need for need in NEEDS if need not in LAB_ALONE]
+    if only := set(rule.needs) & set(LAB_ALONE):
+        raise ValueError(f"{where}: it needs {', '.join(sorted(only))}, which only the credit lab gives; use shear-lab")
     if unknown := set(rule.needs) - set(known):
         raise ValueError(
             f"{where}: it needs {', '.join(sorted(unknown))}, which is not available; use some of {', '.join(known)}"

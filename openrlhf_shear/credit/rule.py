@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -10,10 +10,17 @@ import torch
 
 from openrlhf_shear.config import SearchConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
+from openrlhf_shear.credit.logits import LMHead
 
-# Inputs that a rule can ask for in `needs`.
-NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores", "token_ids", "token_texts")  # of a `CreditRule`
-UPDATE_NEEDS = ("entropies",)  # of an `UpdateRule`
+# Inputs that a `CreditRule` can ask for in `needs`: of each rollout, and what the rollouts share.
+OF_ROLLOUTS = (
+    *("hidden_states", "source_states", "log_probs", "ref_log_probs", "hint_log_probs", "entropies", "prm_scores"),
+    *("token_ids", "token_texts", "turns"),
+)
+SHARED = ("lm_head", "continuations")
+NEEDS = (*OF_ROLLOUTS, *SHARED)
+LAB_ALONE = ("hint_log_probs", "continuations")  # only the credit lab gives these
+UPDATE_NEEDS = ("entropies", "log_probs")  # of an `UpdateRule`
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,9 @@ class RolloutGroup:
     A field that the rule does not need is None. Hidden states are float32 or bfloat16: the input of the LM head at the
     token's position. Log-probs are those of the sampled tokens, float32 on the CPU. Entropies, float32 in nats, are
     those of the distribution from which each token was drawn, over the whole vocabulary. PRM scores are on the CPU.
+
+    Source states are the states from which tokens were drawn: the LM head maps them to the tokens' logits. They are the
+    hidden states, one position earlier.
     """
 
     number: int  # index of the group within the step, from 0; for messages
@@ -50,6 +60,16 @@ class RolloutGroup:
     prm_scores: tuple[StepScores, ...] | None = None  # in runs with `--prm.*`
     token_ids: tuple[torch.Tensor, ...] | None = None  # (T_i,) int64 each, on the CPU
     token_texts: tuple[tuple[str, ...], ...] | None = None  # T_i each, special tokens too; joined: the response
+    source_states: tuple[torch.Tensor, ...] | None = None  # (T_i, d) each, dtype and device as hidden states
+    ref_log_probs: tuple[torch.Tensor, ...] | None = None  # (T_i,) each, by the reference model
+    # (T_i,) each, by the policy that reads the response of another correct rollout first; `log_probs` if there is none
+    hint_log_probs: tuple[torch.Tensor, ...] | None = None
+    turns: tuple[torch.Tensor, ...] | None = (
+        None  # (T_i,) int64 each, on the CPU: the token's turn of a dialogue, from 0
+    )
+    lm_head: LMHead | None = None  # of the policy, on the device of the states
+    # places (rollout, t) and n -> for each place the mean reward of n continuations after the first t tokens, 0..T_i
+    continuations: Callable[[Sequence[tuple[int, int]], int], Sequence[float]] | None = None
     step: int = 1  # of the training, from 1
     parts: tuple[object, ...] | None = None  # results of `CreditRule.part` for this group from all ranks, in order
 
@@ -187,7 +207,7 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def advantages(
-        self, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor
+        self, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor, **log_probs: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Return the advantages to use, and metrics of the micro-batch.
 
@@ -196,4 +216,6 @@ class UpdateRule(ABC):
             entropies: (B, A) float32, nats, of the current policy over the whole vocabulary, without a gradient; None
                 (and never computed) for a rule that does not need them.
             mask: (B, A) bool, the response tokens.
+            log_probs: only for a rule that needs them: `log_probs` (B, A) float32 of the current policy, without a
+                gradient, and `old_log_probs` (B, A) float32 of the policy that the loss compares it with.
         """

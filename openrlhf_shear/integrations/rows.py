@@ -17,11 +17,13 @@ import torch
 from openrlhf_shear.config.names import parse_rule
 from openrlhf_shear.config.spec import OutcomeConfig, SearchConfig, credit_spec
 from openrlhf_shear.credit.apply import weighed
+from openrlhf_shear.credit.captured import turn_numbers
 from openrlhf_shear.credit.groups import step_metrics
 from openrlhf_shear.credit.registry import Rule, load_rule
-from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup
+from openrlhf_shear.credit.rule import OF_ROLLOUTS, CreditRule, GroupCredit, RolloutGroup
 from openrlhf_shear.rollouts.columns import token_texts
 
+_STATES = ("hidden_states", "source_states")
 Gather = Callable[[list], list]  # takes this process' list, returns those of all processes joined, in their order
 
 
@@ -37,18 +39,26 @@ class Row:
     tensors: Mapping[str, object]  # by the names of the rule's needs: a tensor (T_i, ...), or T_i texts
 
     def to(self, device: torch.device | str) -> "Row":
-        """Return the row with its hidden states on `device`; everything else is on the CPU."""
-        states = self.tensors.get("hidden_states")
-        return self if states is None else replace(self, tensors={**self.tensors, "hidden_states": states.to(device)})
+        """Return the row with its states on `device`; everything else is on the CPU."""
+        moved = {name: values.to(device) for name, values in self.tensors.items() if name in _STATES}
+        return replace(self, tensors={**self.tensors, **moved})
 
 
-def made_rule(credit: str | Rule, where: str) -> Rule:
+_EVERYWHERE = frozenset({"hidden_states", "log_probs", "entropies", "token_ids", "token_texts", "turns"})
+GIVEN = {"TRL": _EVERYWHERE | {"source_states", "lm_head", "ref_log_probs"}, "verl": _EVERYWHERE}  # of the needs
+
+
+def made_rule(credit: str | Rule, where: str, trainer: str) -> Rule:
     """Make a rule from its name and knobs (`config.names`); return a rule unchanged.
 
-    Raises ValueError: no rule or knob has this name, or the rule needs a process reward model, which only the fork
-    runs.
+    Raises ValueError: no rule or knob has this name, or the rule needs something that this trainer, of `GIVEN`, lacks.
     """
     rule = load_rule(credit_spec(parse_rule(credit), {}, SearchConfig())) if isinstance(credit, str) else credit
+    if missing := set(rule.needs) - GIVEN[trainer] - {"prm_scores"}:
+        raise ValueError(
+            f"{where}: {rule.name} needs {', '.join(sorted(missing))}, which it does not get from {trainer}; use "
+            f"shear-train"
+        )
     if "prm_scores" in rule.needs:
         raise ValueError(
             f"{where}: {rule.name} needs a process reward model, which only the cluster fork runs; use shear-train "
@@ -91,32 +101,32 @@ def of_responses(
     mask: torch.Tensor,
     tokenizer,
     ids: torch.Tensor,
-    states: Sequence[torch.Tensor] | None,
-    log_probs: torch.Tensor | None,
-    entropies: torch.Tensor | None,
+    states: Mapping[str, Sequence[torch.Tensor]],
+    **values: torch.Tensor | None,
 ) -> list[dict[str, object]]:
     """Return the `Row.tensors` of B rows.
 
     Args:
         mask: (B, A) bool, the response tokens.
         ids: (B, A) int64.
-        states: B tensors (T_i, d) on any device; None if the rule does not need them.
-        log_probs, entropies: (B, A), any float dtype; None likewise.
+        states: by their names in the rule's needs, B tensors (T_i, d) on any device.
+        values: by their names in the rule's needs, (B, A) of any float dtype.
     """
 
     def kept(values: torch.Tensor | None) -> list | None:
         rows = None if values is None else zip(values.cpu(), mask.cpu().bool(), strict=True)
         return rows and [(row.float() if row.is_floating_point() else row)[keep] for row, keep in rows]
 
-    columns = {"hidden_states": states, "log_probs": kept(log_probs), "entropies": kept(entropies)}
-    columns["token_ids"] = kept(ids)
+    columns = {**states, **{name: kept(rows) for name, rows in values.items()}, "token_ids": kept(ids)}
+    if "turns" in needs:
+        columns["turns"] = [turn_numbers(row) for row in mask.cpu().bool()]
     if "token_texts" in needs:
         columns["token_texts"] = [tuple(token_texts(tokenizer, row.tolist())) for row in columns["token_ids"]]
-    return [{name: columns[name][row] for name in needs} for row in range(len(mask))]
+    return [{name: columns[name][row] for name in needs if name in OF_ROLLOUTS} for row in range(len(mask))]
 
 
 def credited_groups(
-    rule: CreditRule, rows: Sequence[Row], step: int = 1, gather: Gather = list
+    rule: CreditRule, rows: Sequence[Row], step: int = 1, gather: Gather = list, shared: Mapping[str, object] = {}
 ) -> tuple[list[GroupCredit], dict[str, float]]:
     """Return the credit of every group of the step, for `credit.apply.token_advantages`, and the `RULE/...` metrics.
 
@@ -125,6 +135,7 @@ def credited_groups(
     Args:
         step: of the training, from 1.
         gather: every process calls it equally often.
+        shared: by their names in the rule's needs, what is not a rollout's.
 
     Raises CreditRuleError: the rule failed.
     """
@@ -138,7 +149,8 @@ def credited_groups(
     for row in (*rows, *(row for row in exchanged if row.group in cut and row.rollout not in own)):
         members[row.group].append(row)
     device = _device(rows)
-    made = [weighed(rule, *_group(rule, numbers[group], ours, step, device))[0] for group, ours in members.items()]
+    given = (_group(rule, numbers[group], ours, step, device) for group, ours in members.items())
+    made = [weighed(rule, replace(group, **shared), rollouts)[0] for group, rollouts in given]
     groups = gather([credit for credit in made if credit.rollouts[0] in own])
     seconds = max(gather([sum(credit.seconds for credit in made)]))
     return groups, step_metrics(rule, groups, seconds)
@@ -154,12 +166,12 @@ def _group(
 ) -> tuple[RolloutGroup, list[int]]:
     """Make a group, with its rollouts in order, and return it with their numbers."""
     members = sorted((row.to(device) for row in members), key=lambda row: row.rollout)
-    columns = {name: tuple(row.tensors[name] for row in members) for name in rule.needs}
+    columns = {name: tuple(row.tensors[name] for row in members) for name in rule.needs if name in OF_ROLLOUTS}
     facts = (tuple(getattr(row, name) for row in members) for name in ("reward", "correct", "length"))
     return RolloutGroup(number, *facts, step=step, **columns), [row.rollout for row in members]
 
 
 def _device(rows: Sequence[Row]) -> torch.device:
-    """Return the device of the hidden states; the CPU if there are none."""
-    states = (row.tensors.get("hidden_states") for row in rows)
-    return next((values.device for values in states if values is not None), torch.device("cpu"))
+    """Return the device of the states; the CPU if there are none."""
+    states = (row.tensors[name] for row in rows for name in _STATES if name in row.tensors)
+    return next((values.device for values in states), torch.device("cpu"))

@@ -22,9 +22,10 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from openrlhf_shear.credit.apply import token_advantages
-from openrlhf_shear.credit.captured import captured_backbone_output, evaluating, response_states
+from openrlhf_shear.credit.captured import captured_backbone_output, evaluating, one_earlier, response_states
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.groups import step_warnings
+from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import Rule
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.integrations.rows import (
@@ -63,12 +64,17 @@ class ShearGRPOTrainer(GRPOTrainer):
         Raises:
             ValueError: as TRL's; or no rule or knob has this name; or the rule needs an input that is missing here.
         """
-        self.rule = made_rule(credit, "credit")
+        self.rule = made_rule(credit, "credit", "TRL")
         outcomes((), correct_threshold)
         self._correct_threshold = correct_threshold
         self._scores: torch.Tensor | None = None  # scores of all processes' rows of the latest generation batch
         self._shaped: dict | None = None  # for an UpdateRule: the micro-batch whose loss is being computed
         super().__init__(*args, **kwargs)
+        if "ref_log_probs" in self.rule.needs and self.beta == 0:
+            raise ValueError(
+                f"credit: {self.rule.name} needs ref_log_probs, and TRL has a reference model only with beta above 0; "
+                f"use e.g. beta=1e-3"
+            )
 
     # ── A CreditRule acts once per generation batch ──
 
@@ -92,7 +98,8 @@ class ShearGRPOTrainer(GRPOTrainer):
         scores = self._scores[first : first + len(mask)].tolist()
         prompts = [row // self.num_generations for row in range(first, first + len(mask))]
         rows = made_rows(first, prompts, scores, self._correct_threshold, mask, self._read(batch, mask))
-        groups, metrics = credited_groups(self.rule, rows, self.state.global_step + 1, gather_object)
+        shared = {"lm_head": self._lm_head()} if "lm_head" in self.rule.needs else {}
+        groups, metrics = credited_groups(self.rule, rows, self.state.global_step + 1, gather_object, shared)
         base = {i.rollout: value.expand(i.length).cpu() for i, value in zip(rows, batch["advantages"], strict=True)}
         tokens = token_advantages(self.rule, groups, base, failed_of(groups))
         batch["advantages"] = batch["advantages"][:, None].repeat(1, mask.shape[1])
@@ -110,10 +117,11 @@ class ShearGRPOTrainer(GRPOTrainer):
         ids, attended = (
             torch.cat([batch[f"prompt_{what}"], batch[f"completion_{what}"]], 1) for what in ("ids", "mask")
         )
-        states = log_probs = entropies = None
-        if {"hidden_states", "log_probs", "entropies"} & needs:
-            policy = self.accelerator.unwrap_model(self.model)
-            policy = policy.get_base_model() if is_peft_model(policy) else policy
+        log_probs = entropies = None
+        masks = {"hidden_states": mask, "source_states": one_earlier(mask)}
+        states = {name: masks[name] for name in masks.keys() & needs}
+        if states or {"log_probs", "entropies"} & needs:
+            policy = self._policy()
             others = {name: batch[name] for name in IMAGES if name in batch}
             checkpointing = self.args.gradient_checkpointing_kwargs
             with (
@@ -130,9 +138,21 @@ class ShearGRPOTrainer(GRPOTrainer):
                     compute_entropy="entropies" in needs,
                     **others,
                 )
-            if "hidden_states" in needs:
-                states = response_states(torch.cat(captured), attended, mask, packed=False)
-        return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, log_probs, entropies)
+            hidden = torch.cat(captured)
+            states = {name: response_states(hidden, attended, rows, packed=False) for name, rows in states.items()}
+        values = {"log_probs": log_probs, "entropies": entropies, "ref_log_probs": batch.get("ref_per_token_logps")}
+        asked = {name: values[name] for name in values.keys() & needs}
+        return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, **asked)
+
+    def _policy(self) -> torch.nn.Module:
+        policy = self.accelerator.unwrap_model(self.model)
+        return policy.get_base_model() if is_peft_model(policy) else policy
+
+    def _lm_head(self) -> LMHead:
+        weight = self._policy().get_output_embeddings().weight.detach()
+        if weight.ndim != 2 or not weight.numel():
+            raise ValueError(f"credit: {self.rule.name} needs lm_head, which is cut into shards here; use ZeRO-2")
+        return LMHead(weight, self.temperature)
 
     # ── An UpdateRule acts in every loss ──
 
@@ -152,8 +172,9 @@ class ShearGRPOTrainer(GRPOTrainer):
         if self._shaped is not None:
             mask = _loss_mask(self._shaped).bool()
             base = self._shaped["advantages"][:, None].expand(mask.shape)
-            wanted = entropies.detach().float() if "entropies" in self.rule.needs else None
-            self._shaped["advantages"], metrics = checked_advantages(self.rule, base, wanted, mask)
+            old = self._shaped.get("old_per_token_logps")  # None where the loss takes the current policy's
+            seen = entropies, log_probs, log_probs if old is None else old
+            self._shaped["advantages"], metrics = checked_advantages(self.rule, base, mask, *seen)
             for name, value in metrics.items():
                 self._metrics["train"][f"{self.rule.name}/{name}"].append(value)
         return log_probs, entropies, aux_loss

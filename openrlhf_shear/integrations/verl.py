@@ -119,7 +119,7 @@ def captured_rows(engine) -> Iterator[dict[int, torch.Tensor]]:
 
 def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[int, torch.Tensor], actor) -> TensorDict:
     """Add the credit of its rows to `output`; parts of their groups may lie on other ranks."""
-    rule, masks = made_rule(asked.credit, "algorithm.credit"), data["response_mask"]
+    rule, masks = made_rule(asked.credit, "algorithm.credit", "verl"), data["response_mask"]
     mask = masks.to_padded_tensor(0).bool()
     needs, engine = rule.needs, actor.engine
     padded = {
@@ -132,9 +132,8 @@ def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[in
         mask,
         actor.model_config.tokenizer,
         data["responses"].to_padded_tensor(0),
-        [states[row] for row in range(len(data))] if "hidden_states" in needs else None,
-        padded.get("log_probs"),
-        padded.get("entropies"),
+        {"hidden_states": [states[row] for row in range(len(data))]} if "hidden_states" in needs else {},
+        **padded,
     )
     gather = partial(_gathered, engine.get_data_parallel_group())
     counts = gather([len(data)])
@@ -185,7 +184,7 @@ def credited_advantage(
         )
     positive, negative = (values.to(token_level_rewards.device) for values in credit)
     config = config if config is not None else {}
-    if made_rule(config.get("credit", NAME), "algorithm.credit").makes_advantages:
+    if made_rule(config.get("credit", NAME), "algorithm.credit", "verl").makes_advantages:
         advantages = positive * response_mask
     else:
         normed = config.get("norm_adv_by_std_in_grpo", True)
@@ -250,7 +249,7 @@ class ShearTrainer(PPOTrainerSync):
 
 def refuse_unfit(config, credit: str) -> None:
     """Raise ValueError if a configuration cannot be used with the rule."""
-    rule = made_rule(credit, "algorithm.credit")
+    rule = made_rule(credit, "algorithm.credit", "verl")
     strategy = config.actor_rollout_ref.actor.strategy
     correction = config.algorithm.get("rollout_correction", None) or {}
     for wrong, problem, remedy in (

@@ -5,7 +5,7 @@ Legend: N = P x G rollouts; T_i response tokens of rollout i.
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.credit.registry import Rule
-from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule, means
+from openrlhf_shear.credit.rule import SHARED, Credit, CreditRule, RolloutGroup, UpdateRule, means
 from openrlhf_shear.lab.policy import Reading
 from openrlhf_shear.lab.rollouts import Rollouts
 from openrlhf_shear.rollouts.columns import token_texts
@@ -136,7 +136,13 @@ class StepCredit:
 
 
 def credited(
-    rule: Rule, control: str | None, rollouts: Rollouts, reading: Reading, seed: int, step: int = 1
+    rule: Rule,
+    control: str | None,
+    rollouts: Rollouts,
+    reading: Reading,
+    seed: int,
+    step: int = 1,
+    further: Mapping[str, object] = {},
 ) -> StepCredit:
     """Return the token advantages of a step.
 
@@ -145,6 +151,7 @@ def credited(
             the result of the one before.
         seed: of the controls' randomness.
         step: of the training, from 1.
+        further: needs of the rule that the reading does not hold (`lab.inputs`).
 
     Raises:
         CreditRuleError: the rule failed.
@@ -155,7 +162,7 @@ def credited(
     if isinstance(rule, UpdateRule):
         return StepCredit(base, plain, 0.0, {})
     started = time.perf_counter()
-    given = groups(rule, rollouts, reading, step)
+    given = groups(rule, rollouts, reading, step, further)
     controls = control.split("/") if control else []
     if PERMUTED in controls:
         given = [permuted(group, seed * len(given) + i) for i, group in enumerate(given)]
@@ -172,17 +179,21 @@ def credited(
     return StepCredit(base, advantages, seconds, means([group.metrics for group in weights]))
 
 
-def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading, step: int = 1) -> list[KnownGroup]:
-    """Return the rule's input, group by group."""
+def groups(
+    rule: CreditRule, rollouts: Rollouts, reading: Reading, step: int = 1, further: Mapping[str, object] = {}
+) -> list[KnownGroup]:
+    """Return the rule's input, group by group; `further` holds the needs that the reading does not (`lab.inputs`)."""
     ids = _of_responses(rollouts.sequences[:, 1:], rollouts.mask)
     texts = (tuple(token_texts(rollouts.tokenizer, row.tolist())) for row in ids)
     wanted = {
         "hidden_states": reading.states,
+        "source_states": reading.source_states,
         "log_probs": _of_responses(reading.log_probs, rollouts.mask),
         "entropies": _of_responses(reading.entropies, rollouts.mask),
         "first_errors": rollouts.first_errors,
         "token_ids": ids,
         "token_texts": list(texts) if "token_texts" in rule.needs else None,
+        **{name: rows for name, rows in further.items() if name not in SHARED},
     }
     return [
         KnownGroup(
@@ -192,9 +203,19 @@ def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading, step: int = 1
             rollouts.lengths[group],
             step=step,
             **{name: tuple(values[group]) for name, values in wanted.items() if name in rule.needs},
+            **_shared(further, group.start),
         )
         for number, group in enumerate(rollouts.groups)
     ]
+
+
+def _shared(further: Mapping[str, object], first: int) -> dict[str, object]:
+    """Return what the rollouts of a group share; `first` is the group's first rollout."""
+    shared = {name: further[name] for name in SHARED if name in further}
+    if "continuations" in shared:
+        of_step = shared["continuations"]
+        shared["continuations"] = lambda places, n: of_step([(first + i, t) for i, t in places], n)
+    return shared
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:

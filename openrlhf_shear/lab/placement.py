@@ -7,6 +7,7 @@ measured.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ import torch
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.credit import credited
+from openrlhf_shear.lab.inputs import Models, further_inputs
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.lab.tasks import Problem, task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.tables import Table
@@ -45,28 +47,39 @@ NOTES = (
 )
 
 
-def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Reading]:
-    """Return fixed rollouts of held-out problems, and the start policy's reading of them with hidden states."""
-    policy = Policy(start, settings)
-    problems = task_of(settings).problems(settings.placement_prompts, SEED, "heldout")
+@dataclass(frozen=True)
+class Known:
+    """Fixed rollouts of held-out problems, and the start policy's reading of them with all states."""
+
+    problems: Sequence[Problem]
+    rollouts: Rollouts
+    reading: Reading
+    models: Models  # the reference model is the policy itself
+
+
+def known_rollouts(settings: LabSettings, start: Path) -> Known:
+    policy, task = Policy(start, settings), task_of(settings)
+    problems = task.problems(settings.placement_prompts, SEED, "heldout")
     rollouts = sample(policy, problems, settings.samples_per_prompt, settings, SEED)
     with torch.no_grad():
-        return rollouts, policy.read(rollouts.sequences, rollouts.mask, states=True)
+        reading = policy.read(rollouts.sequences, rollouts.mask, states=True, source_states=True)
+    return Known(problems, rollouts, reading, Models(policy, policy, task))
 
 
-def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading: Reading) -> list[Trace]:
+def traces(settings: LabSettings, variant: Variant, known: Known) -> list[Trace]:
     """Return the rollouts of mixed groups with the factor on each token's advantage, for any kind of rule.
 
     Raises CreditRuleError where the rule failed.
     """
-    rule = variant.rule(settings)
-    wanted = reading if "hidden_states" in rule.needs else Reading(reading.log_probs, reading.entropies, None)
-    credit = credited(rule, variant.control, rollouts, wanted, SEED)
+    rule, rollouts, reading = variant.rule(settings), known.rollouts, known.reading
+    further = further_inputs(rule.needs, known.models, known.problems, rollouts, SEED)
+    credit = credited(rule, variant.control, rollouts, reading, SEED, further=further)
     advantages = credit.advantages
     if isinstance(rule, UpdateRule):
         before = torch.zeros_like(reading.log_probs)
         before[rollouts.mask] = torch.cat(advantages)
-        shaped, _ = checked_advantages(rule, before, reading.entropies, rollouts.mask)
+        seen = reading.entropies, reading.log_probs, reading.log_probs
+        shaped, _ = checked_advantages(rule, before, rollouts.mask, *seen)
         advantages = [row[keep] for row, keep in zip(shaped, rollouts.mask, strict=True)]
     return [
         Trace(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, response_states
+from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 from openrlhf_shear.lab.tasks import Task, task_of
@@ -31,6 +32,7 @@ class Reading:
     entropies: torch.Tensor  # (B, A) float32, nats, of the next-token distributions; no gradient
     # B of (T_i, d): the input of the LM head at each response token's own position; None unless asked for
     states: list[torch.Tensor] | None
+    source_states: list[torch.Tensor] | None = None  # B of (T_i, d) likewise: the states from which tokens were drawn
 
 
 class Policy:
@@ -55,21 +57,31 @@ class Policy:
         self._max_grad_norm = settings.max_grad_norm
         self._long = task_of(settings).long_responses
 
-    def read(self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False) -> Reading:
+    def read(
+        self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False, source_states: bool = False
+    ) -> Reading:
         """Run a forward pass.
 
         Args:
             sequences: (B, S) int64, padded on the right, where causal attention never looks.
             mask: (B, A) bool, the response tokens.
-            states: whether to return the hidden states.
+            states, source_states: whether to return the hidden states, and those from which tokens were drawn.
         """
         with captured_lm_head_input(self.model) as captured, self._attending():
             logits = self.model(input_ids=sequences, use_cache=False).logits[:, :-1].float()
         log_all = logits.log_softmax(-1)
         with torch.no_grad():
             entropies = -(log_all.exp() * log_all).sum(-1)
-        kept = response_states(captured[0], torch.ones_like(sequences), mask, packed=False) if states else None
-        return Reading(log_all.gather(-1, sequences[:, 1:, None]).squeeze(-1), entropies, kept)
+
+        def kept(asked: bool, tokens: torch.Tensor) -> list[torch.Tensor] | None:
+            return response_states(captured[0], torch.ones_like(sequences), tokens, packed=False) if asked else None
+
+        log_probs = log_all.gather(-1, sequences[:, 1:, None]).squeeze(-1)
+        return Reading(log_probs, entropies, kept(states, mask), kept(source_states, one_earlier(mask)))
+
+    @property
+    def lm_head(self) -> LMHead:
+        return LMHead(self.model.get_output_embeddings().weight.detach())
 
     def _attending(self) -> contextlib.AbstractContextManager:
         if not self._long:

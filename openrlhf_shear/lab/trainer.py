@@ -2,19 +2,21 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.registry import Rule
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.credit import StepCredit, credited
+from openrlhf_shear.lab.inputs import Models, further_inputs
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.lab.tasks import Problem, task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
 
@@ -70,7 +72,9 @@ def train(
         CreditRuleError: the rule failed.
     """
     started = time.perf_counter()
-    policy, rule, task = Policy(start, settings), variant.rule(settings), task_of(settings)
+    rule, task = variant.rule(settings), task_of(settings)
+    policy = Policy(start, settings)
+    models = Models(policy, Policy(start, settings) if "ref_log_probs" in rule.needs else None, task)
     problems = task.problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed)
     heldout = task.problems(settings.eval_problems, HELDOUT_SEED, "heldout")
     metrics = defaultdict(list)
@@ -79,7 +83,7 @@ def train(
         asked = problems[step * settings.prompts : (step + 1) * settings.prompts]
         draw = seed * 1_000_003 + step
         rollouts = sample(policy, asked, settings.samples_per_prompt, settings, draw)
-        for name, value in _step(policy, rule, variant.control, rollouts, settings, draw, step + 1).items():
+        for name, value in _step(models, rule, variant.control, asked, rollouts, settings, draw, step + 1).items():
             metrics[name].append(value)
         metrics["seconds"].append(time.perf_counter() - begun)
         step_done()
@@ -90,12 +94,21 @@ def train(
 
 
 def _step(
-    policy: Policy, rule, control: str | None, rollouts: Rollouts, settings: LabSettings, draw: int, number: int
+    models: Models,
+    rule: Rule,
+    control: str | None,
+    problems: Sequence[Problem],
+    rollouts: Rollouts,
+    settings: LabSettings,
+    draw: int,
+    number: int,
 ) -> dict[str, float]:
+    policy = models.policy
     order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
     parts = order.chunk(settings.mini_batches)
-    reading, first = read_mini_batches(policy, rollouts, parts, "hidden_states" in rule.needs)
-    credit = credited(rule, control, rollouts, reading, draw, number)
+    reading, first = read_mini_batches(policy, rollouts, parts, rule.needs)
+    further = further_inputs(rule.needs, models, problems, rollouts, draw)
+    credit = credited(rule, control, rollouts, reading, draw, number, further)
     measured = {
         "accuracy": rollouts.accuracy,
         "mixed_groups": rollouts.mixed,
@@ -108,23 +121,28 @@ def _step(
 
 
 def read_mini_batches(
-    policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], states: bool
+    policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], needs: Collection[str]
 ) -> tuple[Reading, Reading]:
     """Read all rollouts without gradients, and the first mini-batch with its graph, so that its update reuses it.
 
     Args:
         parts: the rollouts of each mini-batch.
+        needs: of the rule; states are kept if they are among them.
     """
     readings = []
     for rows in parts:
         with torch.set_grad_enabled(not readings):
-            readings.append(policy.read(rollouts.sequences[rows], rollouts.mask[rows], states))
+            states = "hidden_states" in needs, "source_states" in needs
+            readings.append(policy.read(rollouts.sequences[rows], rollouts.mask[rows], *states))
     back = torch.cat(list(parts)).argsort()
     log_probs, entropies = (
         torch.cat([getattr(each, name).detach() for each in readings])[back] for name in ("log_probs", "entropies")
     )
-    kept = [state for each in readings for state in each.states or ()]
-    return Reading(log_probs, entropies, [kept[i] for i in back] if states else None), readings[0]
+    kept = {}
+    for name in ("states", "source_states"):
+        rows = [state for each in readings for state in getattr(each, name) or ()]
+        kept[name] = [rows[i] for i in back] if rows else None
+    return Reading(log_probs, entropies, **kept), readings[0]
 
 
 def _update(
@@ -145,7 +163,8 @@ def _update(
         mask, wanted = rollouts.mask[rows], advantages[rows]
         reading = policy.read(rollouts.sequences[rows], mask) if i else first
         if isinstance(rule, UpdateRule):
-            wanted, metrics = checked_advantages(rule, wanted, reading.entropies, mask)
+            seen = reading.entropies, reading.log_probs, old[rows]
+            wanted, metrics = checked_advantages(rule, wanted, mask, *seen)
             for name, value in metrics.items():
                 values[f"rule/{name}"].append(value)
         clip = settings.clip_low, settings.clip_high

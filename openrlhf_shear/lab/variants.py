@@ -39,7 +39,7 @@ _BY_BYTES = {
     "ad58eb0defeb5386": "d7f8a15b8d419c38fafe60a11d173bebeb006d59b042e4c121179fc71f3c9998",  # onset
     "b3609b46b55083fd": "fb20f0d9dc91f651ad6ee59cd003db3119566a39f08d86921d76b31424097495",  # surprise
 }
-_GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
+_GIVEN = {*NEEDS, *UPDATE_NEEDS, "first_errors"} - {"prm_scores"}
 
 
 @dataclass(frozen=True)

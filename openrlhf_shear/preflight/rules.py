@@ -63,6 +63,7 @@ def rule(values: Values) -> Iterator[Finding]:
     wanted = traits(estimator)
     if wanted.kind == "advantages":
         yield from _own_advantages(values, estimator)
+    yield from _models_read(values, estimator, wanted.needs)
     if "prm_scores" in wanted.needs:
         if not values["prm.model_name_or_path"]:
             problem = f"is needed: estimator {estimator} reads the step scores of a process reward model"
@@ -118,6 +119,20 @@ def dump(values: Values) -> Iterator[Finding]:
     elif traits(estimator).kind == "update":
         problem = f"has nothing to show for estimator {estimator}, which changes advantages only in the update"
         yield refusal(flag, problem, every, "0, or another credit rule")
+
+
+def _models_read(values: Values, estimator: str, needs: frozenset[str]) -> Iterator[Finding]:
+    if "ref_log_probs" in needs and values["algo.kl.init_coef"] <= 0:
+        problem = f"must be above 0: estimator {estimator} reads a reference model, which OpenRLHF loads only then"
+        remedy = "e.g. 1e-3 with --algo.kl.use_loss"
+        yield refusal("algo.kl.init_coef", problem, values["algo.kl.init_coef"], remedy)
+    if "lm_head" not in needs:
+        return
+    why = f"cuts the LM head into shards, and estimator {estimator} reads it whole"
+    if values["ds.zero_stage"] == 3:
+        yield refusal("ds.zero_stage", why, 3, "2")
+    if values["ds.tensor_parallel_size"] > 1:
+        yield refusal("ds.tensor_parallel_size", why, values["ds.tensor_parallel_size"], "1")
 
 
 def _own_advantages(values: Values, estimator: str) -> Iterator[Finding]:

@@ -150,7 +150,7 @@ def test_entropy_adv_of_random_batches(config, seed):
     a = (rng.normal(size=shape) * rng.integers(0, 2, shape)).astype(np.float32)
     h = (rng.exponential(size=shape) * rng.integers(0, 2, shape)).astype(np.float32)
     mask = torch.from_numpy(rng.random(shape) < 0.7)
-    shaped, _ = checked_advantages(EntropyAdvRule(config), torch.from_numpy(a), torch.from_numpy(h), mask)
+    shaped, _ = checked_advantages(EntropyAdvRule(config), torch.from_numpy(a), mask, torch.from_numpy(h))
     expected = numpy_shaped(a, h, config.alpha, config.kappa)
     # at most two roundings of the bonus and one of the sum, which is up to twice as large as A
     assert_close(shaped, expected, 4 * U * (np.abs(a).max() + config.alpha * h.max()))

@@ -72,7 +72,7 @@ def test_rows_are_numbered_over_all_processes():
 
 @pytest.mark.parametrize("cuts", [(), (4, 8), (4,), (2,), (1, 3, 6, 11), tuple(range(1, 12))])
 def test_groups_weigh_the_same_however_their_rows_lie_on_processes(cuts):
-    rows, rule = rows_of(), made_rule("shear/window=4/stride=2", "here")
+    rows, rule = rows_of(), made_rule("shear/window=4/stride=2", "here", "TRL")
     expected = {
         i: weight
         for at in range(0, len(rows), 4)
@@ -99,7 +99,7 @@ def test_groups_weigh_the_same_however_their_rows_lie_on_processes(cuts):
 def test_rows_of_a_group_need_no_order():
     rows = rows_of()
     shuffled = [rows[i] for i in (7, 0, 11, 3, 5, 1, 9, 2, 4, 10, 6, 8)]
-    rule = made_rule("shear/window=4/stride=2", "here")
+    rule = made_rule("shear/window=4/stride=2", "here", "TRL")
     (plain, _), (mixed, _) = credited_groups(rule, rows), credited_groups(rule, shuffled)
     by_rollouts = {group.rollouts: group for group in mixed}
     for group in plain:
@@ -121,7 +121,7 @@ class Seeing(CreditRule):
 def test_a_rule_sees_what_it_needs_and_where_it_stands():
     mask = torch.tensor([[1, 1, 0], [0, 1, 1]]).bool()
     ids, log_probs = torch.arange(6).view(2, 3), -torch.arange(6).view(2, 3).bfloat16()
-    tensors = of_responses(Seeing.needs, mask, None, ids, None, log_probs, None)
+    tensors = of_responses(Seeing.needs, mask, None, ids, {}, log_probs=log_probs)
     rule = Seeing()
     credited_groups(rule, [Row(i, "p", 1.0 - i, i == 0, 2, tensors[i]) for i in range(2)], step=3)
     (group,) = rule.seen
@@ -140,16 +140,16 @@ def test_what_counts_as_correct():
 
 
 def test_a_rule_is_named_by_the_one_grammar():
-    rule = made_rule("shear/window=7/stride=3/backend=torch", "here")
+    rule = made_rule("shear/window=7/stride=3/backend=torch", "here", "TRL")
     assert (rule.config.window, rule.config.stride, rule.search.backend) == (7, 3, "torch")
-    assert made_rule(rule, "here") is rule
+    assert made_rule(rule, "here", "TRL") is rule
     for name, said in (
         ("sheer", "did you mean shear"),
         ("shear/windw=1", "no knob windw"),
         ("pure", "here: pure needs"),
     ):
         with pytest.raises(ValueError, match=said):
-            made_rule(name, "here")
+            made_rule(name, "here", "TRL")
 
 
 def test_a_rule_that_fails_is_named():

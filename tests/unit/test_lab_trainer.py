@@ -235,7 +235,7 @@ def test_seeds_have_other_problems_and_random_numbers_and_one_held_out_set(monke
 
 def test_mini_batches_are_read_once_before_the_update_and_the_graph_of_the_first_is_kept(policy, rollouts):
     parts = torch.tensor([7, 2, 0, 5, 9, 1, 11, 3, 10, 4, 8, 6]).chunk(2)
-    whole, first = trainer.read_mini_batches(policy, rollouts, parts, states=True)
+    whole, first = trainer.read_mini_batches(policy, rollouts, parts, {"hidden_states"})
     plain = policy.read(rollouts.sequences, rollouts.mask, states=True)
     # Float32, the same sequences in smaller batches.
     for name in ("log_probs", "entropies"):
@@ -244,7 +244,7 @@ def test_mini_batches_are_read_once_before_the_update_and_the_graph_of_the_first
         torch.testing.assert_close(mine, its, atol=1e-4, rtol=0)
     assert torch.equal(first.log_probs, whole.log_probs[parts[0]])
     assert first.log_probs.requires_grad and not whole.log_probs.requires_grad
-    assert trainer.read_mini_batches(policy, rollouts, parts, states=False)[0].states is None
+    assert trainer.read_mini_batches(policy, rollouts, parts, {"log_probs"})[0].states is None
 
 
 def test_an_update_rule_shapes_the_advantages_of_the_loss(monkeypatch):

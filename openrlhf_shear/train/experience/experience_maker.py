@@ -29,6 +29,7 @@ class Step:
     samples: list[Experience] = field(default_factory=list)  # the micro-batches
     step_scores: list[tuple[StepScores, ...]] | None = None  # per micro-batch, if the rule needs PRM scores
     reward_refs: list[ray.ObjectRef] | None = None  # a reward model's answers, not read yet
+    base_refs: list[ray.ObjectRef] | None = None  # the reference model's log-probs, not read yet
     requests: list[CreditRequest] = field(default_factory=list)  # per micro-batch
     groups: list[GroupCredit] = field(default_factory=list)
     seconds: float = 0.0  # the rule's duration on the slowest rank
@@ -100,6 +101,8 @@ class CreditExperienceMaker(GradedExperienceMaker):
         if self._step_scorer is not None:
             step.step_scores = self._step_scorer(samples_list)
         experiences = super().make_experience(samples_list)
+        if "ref_log_probs" in self.rule.needs:
+            self._send_ref_log_probs(step.requests)
         step.take_credits(*self._weighed(step.requests))
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
@@ -116,7 +119,20 @@ class CreditExperienceMaker(GradedExperienceMaker):
         refs = super()._dispatch_forward(group, sync_condition, once, **kwargs)
         if group is self.reward_model_group:
             self._step.reward_refs = refs
+        if group is self.initial_model_group:
+            self._step.base_refs = refs
         return refs
+
+    def _send_ref_log_probs(self, requests: list[CreditRequest]) -> None:
+        """Send each rank the reference model's log-probs of its groups: upstream asks this model after the actor."""
+        by_rank = [defaultdict(dict) for _ in self.actor_model_group.actors]
+        base = self._flatten_results(self._step.base_refs, self._copies)
+        for samples, request, log_probs in zip(self._step.samples, requests, base, strict=True):
+            rows = zip(request.rollouts, request.groups, request.owners, log_probs, samples.action_mask, strict=True)
+            for rollout, group, owner, values, mask in rows:
+                by_rank[owner][group][rollout] = values.float()[mask.bool()]
+        sent = zip(self.actor_model_group.actors, by_rank, strict=True)
+        ray.get([actor.add_late.remote("ref_log_probs", dict(rows)) for actor, rows in sent])
 
     def _weighed(self, requests: list[CreditRequest]) -> tuple[list[list[GroupCredit]], list[float]]:
         """Have the ranks weigh all groups; return each rank's groups, and its seconds on shared work.

@@ -8,8 +8,10 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
 
-from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, response_states
 from openrlhf_shear.train.upstream import plain_class
+
+STATES = frozenset({"hidden_states", "source_states"})  # of `credit.rule.NEEDS`
 
 
 class ReadsStates:
@@ -24,9 +26,10 @@ class ReadsStates:
 
         The objects live in this node's store and belong to this actor; only references go to the caller.
         """
-        _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None)
+        asked = frozenset({"hidden_states"})
+        _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None, asked)
         # Each state is a view of the whole micro-batch's tensor: without the copy, each object would store all of it.
-        return [ray.put(state.to("cpu", copy=True)) for state in states]
+        return [ray.put(state.to("cpu", copy=True)) for state in states["hidden_states"]]
 
     def _forward_with_states(
         self,
@@ -35,9 +38,10 @@ class ReadsStates:
         attention_mask,
         packed_seq_lens,
         mm_train_inputs_list,
+        asked: frozenset[str],
         kept: Sequence[bool] | None = None,
-    ):
-        """Return log-probs (B, A) on the CPU, and response states of the `kept` rows on the device."""
+    ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
+        """Return log-probs (B, A) on the CPU, and on the device, by the `asked` names, states of the `kept` rows."""
         others = {"packed_seq_lens": packed_seq_lens, "mm_train_inputs_list": mm_train_inputs_list}
         with torch.no_grad(), captured_lm_head_input(self._policy.model.module) as captured:
             log_probs = super().forward(sequences, action_mask, attention_mask, **others)
@@ -45,7 +49,9 @@ class ReadsStates:
             raise RuntimeError(f"the LM head ran {len(captured)} times in one forward pass, expected once")
         hidden = of_ring(captured[0], self.strategy.ring_attn_group, int(attention_mask.sum()))
         mask = action_mask if kept is None else action_mask * torch.tensor(kept)[:, None]
-        return log_probs, response_states(hidden, attention_mask, mask, packed=self._policy.packing_samples)
+        masks = {"hidden_states": mask, "source_states": one_earlier(mask)}
+        packed = self._policy.packing_samples
+        return log_probs, {name: response_states(hidden, attention_mask, masks[name], packed) for name in asked}
 
 
 class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):

@@ -10,23 +10,26 @@ from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.credit.captured import captured_entropies
+from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
 from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector
 from openrlhf_shear.credit.in_update import shaped_advantages
+from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.rollouts.columns import token_texts
-from openrlhf_shear.train.experience.states import ReadsStates
-from openrlhf_shear.train.start.outcome import NotFiniteError
+from openrlhf_shear.train.experience.states import STATES, ReadsStates
+from openrlhf_shear.train.start.outcome import NotFiniteError, RefusedError
 from openrlhf_shear.train.update import checkpoints, lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC
 from openrlhf_shear.train.update.contents import BEST
-from openrlhf_shear.train.update.saveable import refuse_unsaveable
+from openrlhf_shear.train.update.saveable import refuse_unsaveable, without_adapters
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
 logger = init_logger(__name__)
+# entries of a config.json by which families of models scale or cap their logits
+_CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier_scale")
 _OPTIMIZER_BYTES = 14  # per parameter: 2 in bfloat16, 4 in float32, 8 for Adam's two moments
 
 
@@ -51,7 +54,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
         if isinstance(self._rule, CreditRule):
-            self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank)
+            shared = {"lm_head": self._lm_head()} if "lm_head" in self._rule.needs else {}
+            self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank, shared)
         self._trained = 0
         strategy.arrival = Arrival(self.actor.model, "policy")
         self._refuse_broken_weights("as it was loaded")
@@ -80,9 +84,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         needs, tensors = self._rule.needs, {}
         mask = action_mask.bool().cpu()
         with captured_entropies(self.actor) if "entropies" in needs else nullcontext() as entropies:
-            if "hidden_states" in needs:
-                kept = credit.kept_by(self._rank)
-                log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs, kept=kept)
+            if wanted := STATES & needs:
+                log_probs, states = self._forward_with_states(*inputs, wanted, credit.kept_by(self._rank))
+                tensors |= states
             else:
                 log_probs = super().forward(*inputs)
         if "log_probs" in needs:
@@ -94,13 +98,33 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
             tensors["token_ids"] = ids
             if "token_texts" in needs:
                 tensors["token_texts"] = [tuple(token_texts(self.tokenizer, row.tolist())) for row in ids]
+        if "turns" in needs:
+            tensors["turns"] = [turn_numbers(row) for row in mask]
         self._collector.add(credit, mask.sum(1).tolist(), tensors)
         return log_probs
+
+    def add_late(self, name: str, rows: dict[int, dict[int, torch.Tensor]]) -> None:
+        """Take in a late need of this rank's groups (`GroupCollector.add_late`)."""
+        self._collector.add_late(name, rows)
 
     def forward_without_adapters(self, sequences, action_mask, attention_mask) -> torch.Tensor:
         """Return the log-probs of the model without LoRA's adapters, (B, A) on the CPU."""
         with self.actor.model.module.disable_adapter():
             return super().forward(sequences, action_mask, attention_mask)
+
+    def _lm_head(self) -> LMHead:
+        """Return the LM head for the rule.
+
+        Raises RefusedError: the model changes the head's product before it is a logit.
+        """
+        model = without_adapters(self.actor.model.module)
+        for name in _CHANGES_LOGITS:
+            if getattr(model.config, name, None) not in (None, 1, 1.0):
+                raise RefusedError(
+                    f"estimator {self._rule.name} makes logits from the LM head, and {name} of the model's "
+                    f"config.json changes them; use another estimator or model"
+                )
+        return LMHead(model.get_output_embeddings().weight.detach(), self.strategy.args.rollout.temperature)
 
     def set_seed(self, seed: int) -> None:
         """Seed shuffling and dropout; the trainer calls this before every update."""

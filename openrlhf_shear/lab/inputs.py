@@ -1,0 +1,103 @@
+"""What a rule can ask for beyond one reading of the rollouts: other models, other contexts, continuations.
+
+Legend: N rollouts in groups; T_i response tokens of rollout i.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from openrlhf_shear.lab.policy import Policy
+from openrlhf_shear.lab.rollouts import Rollouts
+from openrlhf_shear.lab.tasks import Problem, Task
+from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
+
+
+@dataclass(frozen=True)
+class Models:
+    """What further inputs are made with."""
+
+    policy: Policy
+    reference: Policy | None  # the start policy; None if no rule asks for it
+    task: Task
+
+
+@torch.no_grad()
+def further_inputs(
+    needs: Collection[str], models: Models, problems: Sequence[Problem], rollouts: Rollouts, seed: int
+) -> dict[str, object]:
+    """Return by name the needs that a reading of the rollouts does not hold: N rows, or an object of the policy.
+
+    Args:
+        problems: of each group.
+        seed: of the continuations.
+    """
+    made = {
+        "ref_log_probs": lambda: _log_probs(models.reference, rollouts.sequences, rollouts.mask),
+        "hint_log_probs": lambda: hint_log_probs(models.policy, rollouts),
+        "turns": lambda: [torch.zeros(length, dtype=torch.int64) for length in rollouts.lengths],
+        "lm_head": lambda: models.policy.lm_head,
+        "continuations": lambda: continuations(models, problems, rollouts, seed),
+    }
+    return {name: make() for name, make in made.items() if name in needs}
+
+
+def hint_log_probs(policy: Policy, rollouts: Rollouts) -> list[torch.Tensor]:
+    """Return the tokens' log-probs after a hint: N of (T_i,) float32.
+
+    The policy reads the prompt and the response of another rollout of the group, then the prompt and the response. The
+    other rollout is the next correct one, in a circle. Without one the policy reads the rollout alone.
+    """
+    rows, given = _rows(rollouts), []
+    for group in rollouts.groups:
+        members = range(group.start, group.stop)
+        for i in members:
+            circle = [*members[i - group.start + 1 :], *members[: i - group.start]]
+            given.append(next((j for j in circle if rollouts.correct[j]), None))
+    hinted = [row if j is None else torch.cat([rows[j], row]) for row, j in zip(rows, given, strict=True)]
+    sequences = pad_sequence(hinted, batch_first=True, padding_value=rollouts.tokenizer.pad_token_id)
+    ends, lengths = (torch.tensor(each)[:, None] for each in ([len(row) for row in hinted], rollouts.lengths))
+    position = torch.arange(1, sequences.shape[1])
+    mask = (position >= ends - lengths) & (position < ends)
+    return _log_probs(policy, sequences, mask)
+
+
+def continuations(
+    models: Models, problems: Sequence[Problem], rollouts: Rollouts, seed: int
+) -> Callable[[Sequence[tuple[int, int]], int], list[float]]:
+    """Return a function that continues rollouts from places (rollout, t), after the first t response tokens.
+
+    It returns the mean reward of n continuations of each place, sampled from the policy at temperature 1. A place after
+    all tokens has the rollout's own reward.
+    """
+
+    rows = _rows(rollouts)
+    starts = [len(row) - length for row, length in zip(rows, rollouts.lengths, strict=True)]
+
+    def values(places: Sequence[tuple[int, int]], n: int) -> list[float]:
+        asked = [(i, t) for i, t in dict.fromkeys(places) if t < rollouts.lengths[i]]
+        # one decoded text: the prompt's and the response's may not be joined by a mere space
+        prompts = [rollouts.tokenizer.decode(rows[i][: starts[i] + t]) for i, t in asked for _ in range(n)]
+        most = max((models.task.budget - t for _, t in asked), default=0)
+        ends = iter(sample_ids(models.policy, rollouts.tokenizer, prompts, seed, max_new_tokens=most))
+        known = {}
+        for i, t in asked:
+            whole = (torch.cat([rows[i][starts[i] :][:t], next(ends)])[: models.task.budget] for _ in range(n))
+            problem = problems[i // rollouts.group_size]
+            known[i, t] = sum(models.task.check(rollouts.tokenizer, problem, ids).correct for ids in whole) / n
+        return [known.get((i, t), float(rollouts.correct[i])) for i, t in places]
+
+    return values
+
+
+def _rows(rollouts: Rollouts) -> list[torch.Tensor]:
+    """Return prompts and responses without padding: N of (S_i,) int64."""
+    ends = (int(mask.nonzero()[-1]) + 2 for mask in rollouts.mask)
+    return [sequence[:end] for sequence, end in zip(rollouts.sequences, ends, strict=True)]
+
+
+def _log_probs(policy: Policy, sequences: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    log_probs = policy.read(sequences, mask).log_probs
+    return [row[keep] for row, keep in zip(log_probs, mask, strict=True)]
