@@ -30,7 +30,8 @@ class LMHead:
         """
         head = model.get_output_embeddings()
         if type(head) is not torch.nn.Linear:
-            raise ValueError(f"the LM head is a {type(head).__name__}; leave it without adapters and quantisation")
+            kind = f"{type(head).__module__}.{type(head).__name__}"
+            raise ValueError(f"the LM head is a {kind}; leave it without adapters and quantisation")
         for name in _CHANGES_LOGITS:
             if getattr(model.config.get_text_config(decoder=True), name, None) not in (None, 1, 1.0):
                 raise ValueError(f"{name} of the model's config.json changes the logits; use another model")

@@ -6,9 +6,9 @@
     A~_t  = eta A where the rollout is incorrect, A < 0 and s_t > tau; else A
     eta   = 2 |1/2 - p|                                         p: share of correct rollouts in the group
 
-pi_t is the distribution from which token y_t was drawn, and h_t the state that made it. So s_t is the inner product of
-the gradients of log pi(y_t) and of all correct rollouts' log-probs in the LM head's matrix: where it is large, blame of
-y_t makes the correct rollouts less likely. With M = sum_k g_k h_k^T, a matrix (V, d), s_t = g_t^T M h_t.
+pi_t is the distribution from which token y_t was drawn, and h_t the state that made it. The gradient of log pi(y_t) in
+the LM head's matrix is g_t h_t^T. So s_t is its inner product with the gradient of all correct rollouts' log-probs:
+where it is large, blame of y_t makes them less likely. With M = sum_k g_k h_k^T, (V, d), s_t is g_t^T M h_t.
 
 These are section 5 of the paper, with beta and eta of its section 7.3. We found no code by the authors. Choices:
 

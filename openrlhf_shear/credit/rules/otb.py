@@ -68,9 +68,10 @@ class OtbRule(CreditRule):
 def energies(head: LMHead, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return e of each token, (T,) float64 on the CPU, given its source state (T, d) and its id (T,).
 
-    >>> head = LMHead(torch.zeros(4, 2))  # all tokens have probability 1/4
-    >>> energies(head, torch.ones(1, 2), torch.tensor([3]))  # 1 - 2/4 + 4/16
-    tensor([0.7500], dtype=torch.float64)
+    All four tokens have probability 1/4, so e is 1 - 2/4 + 4/16:
+
+    >>> energies(LMHead(torch.zeros(4, 2)), torch.ones(1, 2), torch.tensor([3])).item()
+    0.75
     """
     made = [torch.empty(0, dtype=torch.float64)]
     for tokens, log_probs in head.chunks(states):
