@@ -126,5 +126,5 @@ def test_errors_are_tokens():
 
 
 def test_there_is_no_shipped_policy():
-    with pytest.raises(ValueError, match="lab.start: word problems have no shipped policy; use --start"):
+    with pytest.raises(ValueError, match=r"lab\.start: word problems have no shipped policy; use --start"):
         task_of(LabSettings(task="word_problems")).shipped()

@@ -35,7 +35,7 @@ class Check:
 
 
 def check(problem: WordProblem, response: str) -> Check:
-    """Check a response. The error of a false equation is its result; that of a true but wrong one its first operator."""
+    """Check a response. A false equation errs at its result, a true one that does not fit at its first operator."""
     answer = final_number(response)
     correct = answer is not None and answer == problem.answer
     wrong = next(_wrong(problem, response), None)
