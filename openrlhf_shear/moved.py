@@ -30,6 +30,7 @@ _ROOMS = {  # new folder: its modules that were in fork/
 # old name: new name; a folder stands for all that is in it
 MOVED = {f"fork.{name}": f"{room}.{name}" for room, names in _ROOMS.items() for name in names.split()} | {
     "arithmetic": "tasks.arithmetic",
+    "arithmetic.word_problems": "tasks.word_problems.problems",
     "cli.flags": "line.flags",
     "cli.frame": "line.frame",
     "cli.run_file": "line.run_file",

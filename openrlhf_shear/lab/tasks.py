@@ -9,6 +9,7 @@ import torch
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
+from openrlhf_shear.tasks.word_problems.task import WordProblemsTask
 
 
 class Problem(Protocol):
@@ -44,6 +45,6 @@ class Task(Protocol):
 
 
 def task_of(settings: LabSettings) -> Task:
-    return (
-        BookkeepingTask() if settings.task == "bookkeeping" else ArithmeticTask(settings.operations, settings.fillers)
-    )
+    if settings.task == "arithmetic":
+        return ArithmeticTask(settings.operations, settings.fillers)
+    return {"bookkeeping": BookkeepingTask, "word_problems": WordProblemsTask}[settings.task]()

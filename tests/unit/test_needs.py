@@ -1,4 +1,4 @@
-"""What rules can ask for beyond states and log-probs, each against a computation of its own."""
+"""What rules can ask for beyond hidden states and log-probs, each compared with an independent computation."""
 
 from dataclasses import replace
 

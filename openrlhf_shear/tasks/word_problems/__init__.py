@@ -1,0 +1,1 @@
+"""Word problems from templates for a pretrained model, whose every written step can be checked."""
