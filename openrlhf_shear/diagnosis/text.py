@@ -123,14 +123,8 @@ def _measured(
         outcomes = [None if own is None or other.correct != own else other is group[i] for other in group]
         return of_text(outcomes).span_distances[i].tolist()
 
-    result = of_text([rollout.correct for rollout in group])
-    return [
-        TextSpans(
-            rollout.group,
-            rollout.sample,
-            result.weights[i].tolist(),
-            result.span_distances[i].tolist(),
-            to_same(i) if same else None,
-        )
-        for i, rollout in enumerate(group)
-    ]
+    result, made = of_text([rollout.correct for rollout in group]), []
+    for i, rollout in enumerate(group):
+        measured = result.weights[i].tolist(), result.span_distances[i].tolist(), to_same(i) if same else None
+        made.append(TextSpans(rollout.group, rollout.sample, *measured))
+    return made

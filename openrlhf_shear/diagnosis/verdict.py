@@ -70,33 +70,23 @@ def compared(states: Estimate, text: Estimate, less: Estimate, side: int) -> str
     difference is shown. "not shown": none of these. "too few": the difference has a warning, or no interval.
 
     >>> strong, none = Estimate(-0.3, -0.4, -0.2, 20, 99), Estimate(0.0, -0.1, 0.1, 20, 99)
-    >>> compared(strong, none, strong, -1), compared(strong, strong, none, -1), compared(none, none, none, -1)
-    ('states', 'as well', 'not shown')
+    >>> compared(strong, strong, none, -1)
+    'as well'
     """
-    word, by_states, by_text = sign(less, side), sign(states, side), sign(text, side)
-    if word == FEW:
-        return FEW
-    if (word, by_states) == (YES, YES):
+    word, by_states, by_text = (sign(estimate, side) for estimate in (less, states, text))
+    if word == YES and by_states == YES:
         return STATES
-    if (word, by_text) == (NO, YES):
-        return TEXT
-    return BOTH if (word, by_text) == (OPEN, YES) else OPEN
+    if by_text == YES and word in (NO, OPEN):
+        return TEXT if word == NO else BOTH
+    return FEW if word == FEW else OPEN
 
 
 def _text_sum(words: list[str], ngrams: str) -> str:
     states, text, both = (words.count(word) for word in (STATES, TEXT, BOTH))
-    as_much = f", as much in {both}" if both else ""
-    if states and text:
-        return f"Mixed: hidden states tell more in {states} of 4 signs, {ngrams} in {text}{as_much}"
-    if states:
-        return f"The states tell more than {ngrams} in {states} of 4 signs{as_much}"
-    if text:
-        return f"The text tells more than hidden states in {text} of 4 signs{as_much}"
-    if both:
-        return f"The text does as well: {ngrams} show {both} of 4 signs, states are not shown to add"
-    if set(words) == {FEW}:
-        return f"Too few: the sample does not tell hidden states from {ngrams}"
-    return f"Not shown: neither hidden states nor {ngrams} tell more in any of 4 signs"
+    told = {(True, True): "Mixed", (True, False): "The states tell more", (False, True): "The text tells more"}
+    neither = "The text does as well" if both else "Too few" if set(words) == {FEW} else "Not shown"
+    first = told.get((states > 0, text > 0), neither)
+    return f"{first}: states more in {states} of 4 signs, {ngrams} in {text}, alike in {both}"
 
 
 def sign(estimate: Estimate, side: int) -> str:

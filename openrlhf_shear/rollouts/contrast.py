@@ -12,8 +12,8 @@ from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
 from openrlhf_shear.report.rows import problem_codes, ratio, sums
 from openrlhf_shear.rollouts.localisation import Trace
 
-# The SHEAR paper, section "Theoretical Analysis", first assumption: mean distances of about 0.67 in the first quartile of
-# prefix positions and 0.75 in the last. So 1.12 is a ratio of distances; the paper gives no contrast of omega.
+# The SHEAR paper, section "Theoretical Analysis", first assumption: mean distances of about 0.67 in the first quartile
+# of prefix positions and 0.75 in the last. So 1.12 is a ratio of distances; the paper gives no contrast of omega.
 PAPER_LAST_FIRST = 1.12
 
 
@@ -27,9 +27,11 @@ def contrast(traces: Iterable[Trace], bootstrap: Bootstrap) -> Analysis:
     Args:
         traces: rollouts of mixed groups, as `traces_of` returns them.
 
+    Example: (2 + 7) / (1 + 3) = 2.25, and 5 / 2.
+
     >>> rollouts = [Trace("a", True, [1, 2, 3, 2], None), Trace("a", False, [3, 5, 5, 7], None)]
-    >>> {name: ratio.value for name, ratio in contrast(rollouts, Bootstrap(1)).items()}
-    {'last_first': 2.25, 'wrong_right': 2.5}
+    >>> [each.value for each in contrast(rollouts, Bootstrap(1)).values()]
+    [2.25, 2.5]
     """
     traces = [trace for trace in traces if len(trace.weights)]
     problems, number = problem_codes([trace.group for trace in traces])
