@@ -48,18 +48,13 @@ def contrast(traces: Iterable[Trace], bootstrap: Bootstrap) -> Analysis:
         first, last, right, wrong = ratio(weights @ totals, weights @ counts)
         return {"last_first": ratio(last, first), "wrong_right": ratio(wrong, right)}
 
-    title, needs = "Contrast of omega: {}".format, "responses of two tokens or more"
-    ends = title("last over first quarter of a response")
-    sides = title("wrong over right rollouts")
-    return bootstrap.estimates(
-        [
-            Quantity("last_first", itemgetter("last_first"), counts[:, 0], needs, None, PAPER_LAST_FIRST, ends),
-            Quantity(
-                "wrong_right", itemgetter("wrong_right"), counts[:, 2] + counts[:, 3], "both outcomes", what=sides
-            ),
-        ],
-        ratios,
-    )
+    needs, ends = "responses of two tokens or more", "Contrast of omega: last over first quarter of a response"
+    sides = "Contrast of omega: wrong over right rollouts"
+    quantities = [
+        Quantity("last_first", itemgetter("last_first"), counts[:, 0], needs, None, PAPER_LAST_FIRST, ends),
+        Quantity("wrong_right", itemgetter("wrong_right"), counts[:, 2:].sum(axis=1), "both outcomes", what=sides),
+    ]
+    return bootstrap.estimates(quantities, ratios)
 
 
 def _means(weights: Sequence[float]) -> tuple[float, float, float]:

@@ -212,18 +212,18 @@ def test_a_difference_is_paired_and_its_interval_that_of_loops():
     def mean_of(values):
         return Quantity("mean", lambda weights: weights @ values / weights.sum(), np.ones(30))
 
-    one, two = (Bootstrap(200, 4).estimates([mean_of(values)]).mean for values in (first, second))
+    own, other = (Bootstrap(200, 4).estimates([mean_of(values)]).mean for values in (first, second))
     drawn = []
     for times in Bootstrap(200, 4).draws(30):
         sums = [sum(t * v for t, v in zip(times, values, strict=True)) for values in (first, second)]
         drawn.append((sums[0] - sums[1]) / 30)
-    less = difference(one, two)
+    less = difference(own, other)
     assert less.value == pytest.approx(first.mean() - second.mean(), rel=1e-9)
     assert (less.low, less.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
-    assert less.low > 0 and one.low < two.high  # two separate intervals would not show it
+    assert less.low > 0 and own.low < other.high  # two separate intervals would not show it
     assert "draws" not in plain(less)
-    undefined = replace(two, value=None, low=None, high=None, warning="not defined")
-    assert (difference(one, undefined).value, difference(one, undefined).warning) == (None, "not defined")
+    undefined = replace(other, value=None, low=None, high=None, warning="not defined")
+    assert (difference(own, undefined).value, difference(own, undefined).warning) == (None, "not defined")
 
 
 def test_pictures_have_the_text_as_a_line_or_beside_them(tables):
