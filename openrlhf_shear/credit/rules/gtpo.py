@@ -7,19 +7,20 @@ entropy, incorrect rollouts j by inverse entropy, so confident errors cost most:
     r_jt = - alpha1 - alpha2 m_t (1 / H_jt) / sum_k 1 / H_kt  m_t incorrect rollouts k have a token t
     A_it = (r_it - mean r) / (std r + 1e-9)                   over all tokens of the group
 
-H is the entropy in nats of the policy that sampled the token, plus 1e-8. Zero entropies so share equally, and the
-rewards of a position's correct rollouts always sum to n_t (alpha1 + alpha2), the paper's proposition 2.2.
+H is the entropy of the distribution from which the token was drawn, in nats, plus 1e-8. So zero entropies share
+equally, and the rewards of a position's correct rollouts always sum to n_t (alpha1 + alpha2), proposition 2.2.
 
-The authors publish no code. We know the rewards of the paper's later versions (5 and 6) from public reproductions that
-agree: teilomillet/textpolicy (`compute_gtpo_shaped_rewards`), and notes that restate the equations. Choices:
+We found no code by the authors. The rewards are those of the paper's later versions as public reproductions agree on
+them, among them teilomillet/textpolicy (`compute_gtpo_shaped_rewards`). Where this rule differs from these:
 
-- Mean and deviation. The reproductions normalise correct and incorrect tokens apart (`normalize = apart`), as they say
-  the later versions do. The outcome then cancels: half of a correct rollout's advantages may be negative. Our default
-  is the deviation of all tokens, so that alpha2 = 0 is GRPO with each token counted.
-- Groups of one outcome get advantages of 0. The paper trains on DAPO's dynamic sampling, which drops such groups.
-- The paper's rewards are 0 and 1, so only the outcome counts here.
+- They normalise the tokens of correct and of incorrect rollouts apart (here `normalize = apart`), and say that the
+  paper does. The outcome then cancels: the advantages of correct tokens sum to 0, so some are negative. Our default
+  normalises all tokens of a group together, so that alpha2 = 0 is GRPO whose mean counts tokens.
+- Groups of one outcome get advantages of 0. The paper uses DAPO's dynamic sampling, which drops such groups.
+- textpolicy gives no bonus where all entropies of a position are 0. The paper's rewards are 0 and 1, textpolicy takes
+  any; here the outcome alone counts.
 
-Means over the group's tokens and positions need whole groups, hence a `CreditRule`.
+The sums over a group's rollouts need whole groups, so this is a `CreditRule`.
 """
 
 from collections.abc import Sequence

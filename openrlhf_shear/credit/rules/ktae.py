@@ -22,7 +22,7 @@ This is the authors' code (xiaolizh1/KTAE, `compute_key_tokens.py` and `core_alg
 
 An id that only one side has is divided by 1e-5, so it usually gets a value near +-scale, however rare it is.
 
-Counts over the group need whole groups, hence a `CreditRule`; a sum with A_i is no weight, so it makes advantages.
+The counts need whole groups, so this is a `CreditRule`. It makes advantages, because a sum with A_i is no weight of it.
 """
 
 import math
