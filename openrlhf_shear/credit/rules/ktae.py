@@ -17,12 +17,12 @@ This is the authors' code (xiaolizh1/KTAE, `compute_key_tokens.py` and `core_alg
 
 - The paper prints the probability of the observed table for p, sigmoid - 1/2 (half our scale), and no division in S.
 - Its scripts set gain = 2, which the code does not read: it has 1 for all three. A reward above 0 is correct there.
-- In its float32, p of an id in every rollout can miss 1, and F is then exp(-2). We count exactly.
+- Its float32 misses p = 1 for many tables, and F is then exp(-2); equally probable tables can differ. We count exactly.
 - It gives Qwen2.5's token 151643 (end or padding) the value 0. A rule does not know special tokens, so all count.
 
 An id that only one side has is divided by 1e-5, so it usually gets a value near +-scale, however rare it is.
 
-The counts need whole groups, so this is a `CreditRule`. It makes advantages, because a sum with A_i is no weight of it.
+The counts need whole groups, so this is a `CreditRule`. It makes advantages: what it adds does not depend on A_i.
 """
 
 import math
