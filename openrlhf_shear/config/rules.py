@@ -93,6 +93,66 @@ class EntropyAdvConfig:
 
 
 @dataclass(frozen=True)
+class EntropyMaskConfig:
+    """Knobs of `entropy_mask` (Wang et al. 2025, arXiv 2506.01939)."""
+
+    fraction: float = knob(
+        0.2, "Share of a group's tokens to train on, those with the highest entropy (> 0, at most 1)."
+    )
+
+    def __post_init__(self):
+        fraction = 0 < self.fraction <= 1
+        require_all(self, "entropy_mask", ("fraction", fraction, "must be above 0 and at most 1", "e.g. 0.2"))
+
+
+@dataclass(frozen=True)
+class GtpoConfig:
+    """Knobs of `gtpo` (Tan et al. 2025, arXiv 2508.04349)."""
+
+    alpha1: float = knob(1.0, "Reward of each token for the rollout's outcome (> 0).")
+    alpha2: float = knob(0.1, "Mean reward of a token for its entropy, beside alpha1 (>= 0).")
+    normalize: str = knob(
+        "together",
+        "Tokens that share a mean and deviation: all of a group, or those of correct and incorrect rollouts apart, "
+        "where the outcome cancels.",
+        ("together", "apart"),
+    )
+
+    def __post_init__(self):
+        entropy = math.isfinite(self.alpha2) and self.alpha2 >= 0
+        require_all(
+            self,
+            "gtpo",
+            ("alpha1", positive(self.alpha1), "must be a positive number", "e.g. 1"),
+            ("alpha2", entropy, "must be at least 0", "e.g. 0.1"),
+        )
+
+
+@dataclass(frozen=True)
+class KtaeConfig:
+    """Knobs of `ktae` (Sun et al. 2025, arXiv 2505.16826)."""
+
+    fisher: float = knob(1.0, "Weight of Fisher's exact test in a token's association with the outcome (>= 0).")
+    gain: float = knob(1.0, "Weight of the information gain, beside fisher (>= 0, one of the two > 0).")
+    frequency: float = knob(1.0, "Weight of term frequencies in the association's direction (>= 0).")
+    scale: float = knob(1.0, "Limit of what is added to a token's advantage (> 0).")
+
+    def __post_init__(self):
+        weights = [
+            (name, math.isfinite(value) and value >= 0, "must be at least 0", "e.g. 1")
+            for name, value in (("fisher", self.fisher), ("gain", self.gain), ("frequency", self.frequency))
+        ]
+        both = self.fisher != 0 or self.gain != 0
+        require_all(
+            self,
+            "ktae",
+            *weights,
+            ("gain", both, "must be above 0 where ktae.fisher is 0", "e.g. 1"),
+            ("scale", positive(self.scale), "must be a positive number", "e.g. 1"),
+        )
+
+
+@dataclass(frozen=True)
 class PureConfig:
     """Knobs of `pure` (Cheng et al. 2025, arXiv 2504.15275)."""
 
@@ -150,6 +210,30 @@ RULES: dict[str, BuiltIn] = {
             config=EntropyAdvConfig,
             title="Entropy adv.",
             ink="orange",
+        ),
+        BuiltIn(
+            "entropy_mask",
+            f"{_HERE}.entropy_mask:EntropyMaskRule",
+            "weights of 1 for the group's tokens with the highest entropy, 0 for the others",
+            Traits(needs=frozenset({"entropies"})),
+            config=EntropyMaskConfig,
+            title="Entropy mask",
+        ),
+        BuiltIn(
+            "gtpo",
+            f"{_HERE}.gtpo:GtpoRule",
+            "its own advantages, from rewards that tokens share by entropy",
+            Traits("advantages", frozenset({"entropies"})),
+            config=GtpoConfig,
+            title="GTPO",
+        ),
+        BuiltIn(
+            "ktae",
+            f"{_HERE}.ktae:KtaeRule",
+            "its own advantages: GRPO's plus how much a token goes with right answers",
+            Traits("advantages", frozenset({"token_ids"})),
+            config=KtaeConfig,
+            title="KTAE",
         ),
         BuiltIn(
             "prm_reshape",
