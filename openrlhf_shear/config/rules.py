@@ -177,6 +177,63 @@ class PureConfig:
 
 
 @dataclass(frozen=True)
+class OtbConfig:
+    """Knobs of `otb` (Li et al. 2026, arXiv 2602.07078)."""
+
+    tail: str = knob(
+        "zero",
+        "Baseline of tokens at a place that no other rollout has: zero (verl's), or the rollout's own reward, as the "
+        "formula gives, so that they learn nothing.",
+        ("zero", "own"),
+    )
+
+    def __post_init__(self):
+        require_all(self, "otb")
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """Knobs of `delta` (Zhang et al. 2026, arXiv 2605.21467)."""
+
+    low: float = knob(0.8, "Weight of a token that looks like the other side, before scaling to mean 1 (> 0).")
+    high: float = knob(1.2, "Weight of a token that looks like its own side, before scaling (>= low).")
+    rounds: int = knob(1, "Rounds in which the centroids are made anew from tokens near their own side (>= 0).")
+
+    def __post_init__(self):
+        high = math.isfinite(self.high) and self.high >= self.low
+        require_all(
+            self,
+            "delta",
+            ("low", positive(self.low), "must be a positive number", "e.g. 0.8"),
+            ("high", high, "must be at least delta.low", "e.g. 1.2"),
+            ("rounds", self.rounds >= 0, "must be at least 0", "e.g. 1"),
+        )
+
+
+@dataclass(frozen=True)
+class NthrConfig:
+    """Knobs of `nthr` (Deng et al. 2025, arXiv 2505.18830)."""
+
+    beta: float = knob(1.0, "Factor of the threshold above which blame is reduced (>= 0).")
+    eta: float | None = knob(
+        None, "Factor of the blame above it (0 to 1). Unset: 2 |1/2 - p|, p the group's share of correct rollouts."
+    )
+    vocabulary: str = knob(
+        "responses",
+        "Entries of the prediction errors to compare: those of ids in the group's responses, or all, which costs more.",
+        ("responses", "all"),
+    )
+
+    def __post_init__(self):
+        require_all(
+            self,
+            "nthr",
+            ("beta", math.isfinite(self.beta) and self.beta >= 0, "must be at least 0", "e.g. 1"),
+            ("eta", self.eta is None or 0 <= self.eta <= 1, "must be between 0 and 1", "e.g. 0, or leave it out"),
+        )
+
+
+@dataclass(frozen=True)
 class Traits:
     """What a run must know of a rule besides its credit."""
 
@@ -269,6 +326,30 @@ RULES: dict[str, BuiltIn] = {
             config=TextConfig,
             title="SHEAR on n-grams",
             ink="brown",
+        ),
+        BuiltIn(
+            "otb",
+            f"{_HERE}.otb:OtbRule",
+            "its own advantages: rewards less a baseline at each place, weighted by how unsure rollouts were",
+            Traits("advantages", frozenset({"source_states", "lm_head", "token_ids"})),
+            config=OtbConfig,
+            title="OTB",
+        ),
+        BuiltIn(
+            "delta",
+            f"{_HERE}.delta:DeltaRule",
+            "weights from how much a token's gradient looks like its own side's",
+            Traits(needs=frozenset({"source_states", "log_probs"})),
+            config=DeltaConfig,
+            title="DelTA",
+        ),
+        BuiltIn(
+            "nthr",
+            f"{_HERE}.nthr:NthrRule",
+            "less blame for tokens whose blame would make correct rollouts less likely",
+            Traits(needs=frozenset({"source_states", "lm_head", "token_ids"})),
+            config=NthrConfig,
+            title="NTHR",
         ),
     )
 }

@@ -149,10 +149,10 @@ class ShearGRPOTrainer(GRPOTrainer):
         return policy.get_base_model() if is_peft_model(policy) else policy
 
     def _lm_head(self) -> LMHead:
-        weight = self._policy().get_output_embeddings().weight.detach()
-        if weight.ndim != 2 or not weight.numel():
-            raise ValueError(f"credit: {self.rule.name} needs lm_head, which is cut into shards here; use ZeRO-2")
-        return LMHead(weight, self.temperature)
+        try:
+            return LMHead.of(self._policy(), self.temperature)
+        except ValueError as error:
+            raise ValueError(f"credit: {self.rule.name} needs lm_head: {error}") from error
 
     # ── An UpdateRule acts in every loss ──
 

@@ -13,6 +13,7 @@ import torch
 from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit import CreditRule
 from openrlhf_shear.credit.groups import GroupCollector
+from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup
 
@@ -29,21 +30,26 @@ def flat(lists: list[list]) -> list:
     return list(chain.from_iterable(lists))
 
 
-def log_probs_and_entropies(cluster, policy, samples):
-    """Of each response token, with transformers alone: float32, one rollout at a time."""
+def readings(cluster, policy, samples):
+    """Log-prob, entropy and source state of each response token, with transformers alone, one rollout at a time.
+
+    The first two are float32. The LM head follows the rollouts.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16)
     found = []
     for sample in samples:
         with torch.no_grad():
-            logits = model(sample.sequences).logits[0, :-1].float().log_softmax(-1)
+            output = model(sample.sequences, output_hidden_states=True)
+        logits = output.logits[0, :-1].float().log_softmax(-1)
         at = sample.action_mask[0].bool()
         offset = sample.sequences.shape[1] - len(at)
         of_token = logits[torch.arange(len(logits)), sample.sequences[0, 1:]]
         entropy = -(logits.exp() * logits).sum(-1)
-        found.append((of_token[offset - 1 :][at], entropy[offset - 1 :][at]))
-    return found
+        states = output.hidden_states[-1][0, :-1]  # after the final norm
+        found.append(tuple(values[offset - 1 :][at] for values in (of_token, entropy, states)))
+    return found, LMHead(model.lm_head.weight.detach())
 
 
 def group_norm(rewards) -> np.ndarray:
@@ -61,7 +67,8 @@ def with_rule(cluster, plain, arguments, tiny_prm):
     def change(rule):
         def of(actor):
             actor._rule = rule
-            actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
+            shared = {"lm_head": actor._lm_head()} if "lm_head" in rule.needs else {}
+            actor._collector = GroupCollector(rule, shared=shared) if isinstance(rule, CreditRule) else None
 
         cluster.get([actor.__ray_call__.remote(of) for actor in group.actors])
 
@@ -139,6 +146,9 @@ METHODS = {
     "ktae": ("ktae",),
     "prm_reshape": ("prm_reshape",),
     "pure": ("pure", "--pure.width", "100"),
+    "otb": ("otb",),
+    "delta": ("delta",),
+    "nthr": ("nthr", "--nthr.eta", "0.25"),
 }
 
 
@@ -150,7 +160,10 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
     given = {"prm_scores": scorer(samples)} if "prm_scores" in needs else {}
     if "hidden_states" in needs:
         given["hidden_states"] = cluster.get(group.async_hidden_states(samples))
-    token_log_probs, entropies = zip(*log_probs_and_entropies(cluster, policy, samples), strict=True)
+    rows, head = readings(cluster, policy, samples)
+    token_log_probs, entropies, sources = zip(*rows, strict=True)
+    if "source_states" in needs:
+        given["source_states"] = sources
     if "log_probs" in needs:
         given["log_probs"] = token_log_probs
     if "entropies" in needs:
@@ -172,9 +185,15 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
             expected += [a + more for a, more in zip(base, bonus, strict=True)]
             continue
         tensors = {name: tuple(values[i] for i in members) for name, values in given.items()}
-        credit = rule.credit(RolloutGroup(0, rewards, tuple(r > 0.5 for r in rewards), lengths, **tensors))
+        shared = {"lm_head": head} if "lm_head" in needs else {}
+        whole = RolloutGroup(0, rewards, tuple(r > 0.5 for r in rewards), lengths, **tensors, **shared)
+        credit = rule.credit(whole)
         if method == "entropy_mask":  # noise decides about tokens at the threshold
             unclear += [(entropies[i] - credit.metrics["threshold"]).abs().numpy() < NOISE for i in members]
+        if method == "nthr":  # noise decides about tokens at the threshold
+            right, wrong = ([i for i, outcome in enumerate(whole.correct) if outcome is side] for side in (True, False))
+            scores, tau = rule.scores(whole, right, wrong)
+            unclear += [((scores[i] - tau).abs() < NOISE * scores[i].abs().max()).numpy() for i in range(size)]
         if rule.makes_advantages:
             expected += credit.advantages
             continue

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from lab_cases import PROMPT, SETTINGS, Hand
+from peft import LoraConfig, get_peft_model
+from transformers import PhiConfig, PhiForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.credit.captured import one_earlier, response_states, turn_numbers
@@ -84,6 +86,38 @@ def test_the_head_divides_by_the_temperature():
     weight, states = torch.randn(7, 3, generator=generator), torch.randn(5, 3, generator=generator)
     warm = LMHead(weight, temperature=2.0).log_probs(states)
     torch.testing.assert_close(warm, LMHead(weight / 2).log_probs(states), atol=1e-6, rtol=0)
+
+
+SIZES = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def test_a_head_with_a_bias_makes_the_model_s_logits():
+    torch.manual_seed(0)
+    model = PhiForCausalLM(PhiConfig(**SIZES, pad_token_id=0)).eval()
+    torch.nn.init.normal_(model.lm_head.bias)
+    ids = torch.arange(1, 8)[None]
+    with torch.no_grad():
+        output = model(ids, output_hidden_states=True, use_cache=False)
+    head = LMHead.of(model, 2.0)
+    made = head.log_probs(output.hidden_states[-1][0])
+    torch.testing.assert_close(made, (output.logits[0] / 2).log_softmax(-1), atol=LOGIT_NOISE, rtol=0)
+    assert head.weight.data_ptr() == model.lm_head.weight.data_ptr() and not head.weight.requires_grad
+
+
+def test_a_head_that_does_not_make_the_logits_alone_is_refused():
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2))
+    assert LMHead.of(model).bias is None
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match=r"final_logit_softcapping of the model's config.json changes the logits"):
+        LMHead.of(model)
+    model.config.final_logit_softcapping = None
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=["lm_head"])).get_base_model()
+    with pytest.raises(ValueError, match=r"the LM head is a peft\..*Linear; leave it without adapters"):
+        LMHead.of(adapted)
+    cut = Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2))
+    cut.lm_head.weight.data = torch.empty(0)
+    with pytest.raises(ValueError, match="cut into shards; use ZeRO-2"):
+        LMHead.of(cut)
 
 
 def test_chunks_are_the_whole_in_order(monkeypatch):

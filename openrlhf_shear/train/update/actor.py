@@ -28,8 +28,6 @@ from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
 logger = init_logger(__name__)
-# entries of a config.json by which families of models scale or cap their logits
-_CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier_scale")
 _OPTIMIZER_BYTES = 14  # per parameter: 2 in bfloat16, 4 in float32, 8 for Adam's two moments
 
 
@@ -115,16 +113,13 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     def _lm_head(self) -> LMHead:
         """Return the LM head for the rule.
 
-        Raises RefusedError: the model changes the head's product before it is a logit.
+        Raises RefusedError: no distribution can be made from the head alone (`LMHead.of`).
         """
-        model = without_adapters(self.actor.model.module)
-        for name in _CHANGES_LOGITS:
-            if getattr(model.config, name, None) not in (None, 1, 1.0):
-                raise RefusedError(
-                    f"estimator {self._rule.name} makes logits from the LM head, and {name} of the model's "
-                    f"config.json changes them; use another estimator or model"
-                )
-        return LMHead(model.get_output_embeddings().weight.detach(), self.strategy.args.rollout.temperature)
+        try:
+            model = without_adapters(self.actor.model.module)
+            return LMHead.of(model, self.strategy.args.rollout.temperature)
+        except ValueError as error:
+            raise RefusedError(f"estimator {self._rule.name} makes logits from the LM head: {error}") from error
 
     def set_seed(self, seed: int) -> None:
         """Seed shuffling and dropout; the trainer calls this before every update."""
