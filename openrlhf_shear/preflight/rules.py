@@ -61,6 +61,9 @@ def rule(values: Values) -> Iterator[Finding]:
     if not is_rule(estimator):
         return
     wanted = traits(estimator)
+    if wanted.lab_alone:  # of a built-in rule, which has not been made: `credit.registry.load_rule` refuses the others
+        problem = f"needs {', '.join(wanted.lab_alone)}, which only the credit lab gives"
+        yield refusal(ESTIMATOR, problem, estimator, "shear-lab, or another rule")
     if wanted.kind == "advantages":
         yield from _own_advantages(values, estimator)
     yield from _models_read(values, estimator, wanted.needs)
