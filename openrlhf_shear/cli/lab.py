@@ -24,6 +24,8 @@ what it does, without Ray or vLLM:
 
 rules:
   uniform (GRPO itself), shear, text (SHEAR on n-grams in place of hidden states), error_odds, entropy_adv
+  fipo (future KL, in the update), spro (rise over the start policy)
+  rlsd, sdpo (a correct sibling as hint), vine (VinePPO: values by Monte Carlo)    in the lab alone
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
   oracle_first_wrong/hits=0.4              credit on the error in this share of rollouts, else on an equally surprising
                                            token

@@ -5,11 +5,11 @@
 
 The paper calls the difference of the last two terms the masked step advantage.
 
-**We found neither the authors' code nor the paper's whole text.** The formulas are those that its abstract and its
-public reviews describe: a sum of log-ratios against the reference model over the prefix, less the masked mean of the
-group at the same step, plus the normalised reward. None of them gives beta. 0.05 is that of PRIME (arXiv 2502.01456),
-whose process reward has the same form. By the reviews the paper trains without a KL loss. OpenRLHF has a reference model
-only with a KL coefficient above 0, so use a tiny one, with `--algo.kl.use_loss`.
+**We found neither the authors' code nor the paper's whole text.** The formulas are those that its abstract and public
+reviews describe. They have a sum of log-ratios against the reference model over the prefix, less the group's masked
+mean at the same step, plus the normalised reward. None of them gives beta. 0.05 is that of PRIME (arXiv 2502.01456),
+whose process reward has the same form. By the reviews the paper trains without a KL loss. OpenRLHF has a reference
+model only with a KL coefficient above 0, so use a tiny coefficient, with `--algo.kl.use_loss`.
 
 pi is the policy that the actor holds when experience is made, not the current policy of each update. Over the first
 step it equals a reference model that is the start policy, and the rule is GRPO.
