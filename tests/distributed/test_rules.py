@@ -32,7 +32,7 @@ def flat(lists: list[list]) -> list:
 
 @pytest.fixture(scope="module")
 def other_policy(policy, tmp_path_factory):
-    """The folder of a policy whose logits are half as large again."""
+    """The folder of another policy: the built-in one, its tied embeddings half as large again."""
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("reference") / "policy"

@@ -44,13 +44,14 @@ def test_advantages_match_the_oracle(share, seed):
 def test_signs_are_the_hint_s_whatever_the_reward():
     hinted, plain = [[-1.0, -3.0]] * 3, [[-2.0, -2.0]] * 3
     found, metrics = made(hinted, plain, [1.0, 1.0, 0.0])
-    assert [values.tolist() for values in found] == [[1.0, -1.0]] * 3 and metrics == {"gain": 1.0}
+    assert [values.tolist() for values in found] == [[1.0, -1.0]] * 3 and metrics == {"gain": 0.0}
 
 
 def test_the_only_correct_rollout_has_no_hint_and_gives_one():
     found, metrics = made([[-1.0]] * 3, [[-1.5]] * 3, [1.0, 0.0, NAN])
     assert [values.item() for values in found] == [0.0, 0.5, 0.0]
     assert metrics["gain"] == pytest.approx(1 / 3)  # the failed rollout has a hint too
+    assert made([[-2.0]] * 2, [[-1.0]] * 2, [1.0, 1.0])[1] == {"gain": -1.0}
 
 
 @pytest.mark.parametrize("rewards", [[0.0, 0.0], [1.0], [0.0], [NAN, NAN], [1.0, NAN]])

@@ -37,7 +37,7 @@ class RlsdRule(CreditRule):
         return Credit(
             [self._weights(gain, group.step) for gain in gains],
             negative_weights=[self._weights(-gain, group.step) for gain in gains],
-            metrics={"gain": torch.cat(gains).abs().mean().item() if sum(group.lengths) else 0.0},
+            metrics={"gain": mean_gain(gains)},
         )
 
     def _weights(self, gain: torch.Tensor, step: int) -> torch.Tensor:
@@ -51,3 +51,8 @@ def hint_gains(group: RolloutGroup) -> Sequence[torch.Tensor]:
     right = [correct is True for correct in group.correct]
     rows = zip(group.hint_log_probs, group.log_probs, right, strict=True)
     return [hinted - plain if sum(right) > own else torch.zeros_like(plain) for hinted, plain, own in rows]
+
+
+def mean_gain(gains: Sequence[torch.Tensor]) -> float:
+    """Return the mean over all tokens; far below 0, the policy is confused by the hint rather than informed."""
+    return torch.cat(list(gains)).mean().item() if any(map(len, gains)) else 0.0

@@ -25,7 +25,7 @@ import torch
 from openrlhf_shear.config.rules import SdpoConfig
 from openrlhf_shear.credit.baselines import outcome_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
-from openrlhf_shear.credit.rules.rlsd import hint_gains
+from openrlhf_shear.credit.rules.rlsd import hint_gains, mean_gain
 
 
 class SdpoRule(CreditRule):
@@ -44,5 +44,4 @@ class SdpoRule(CreditRule):
             torch.zeros_like(gain) if math.isnan(reward) else (1 - share) * outcome + share * gain
             for gain, outcome, reward in zip(gains, outcome_advantages(group.rewards), group.rewards, strict=True)
         ]
-        size = torch.cat(gains).abs().mean().item() if sum(group.lengths) else 0.0
-        return Credit(metrics={"gain": size}, advantages=advantages)
+        return Credit(metrics={"gain": mean_gain(gains)}, advantages=advantages)
