@@ -1,7 +1,7 @@
 """`sdpo` against loops over tokens in float64; U is float32's roundoff.
 
-The rule computes in float32: a difference of log-probs, which differ by at most some 2 nats here, GRPO's advantage
-(right to 16 U, as in `test_spro_rule.py`), two products and a sum.
+The rule computes in float32: a difference of log-probs, of at most some 2 nats here, two products and a sum. GRPO's
+advantage is right to 16 U (`test_spro_rule.py`).
 """
 
 import numpy as np

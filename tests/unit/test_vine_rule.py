@@ -91,8 +91,8 @@ def test_groups_whose_outcome_is_sure_have_no_credit(reward):
 
 
 def test_groups_of_one_and_failed_groups():
-    one = VineRule(VineConfig(samples=4)).credit(group([[5, 6]], [1.0])).advantages
-    assert one[0].tolist() == [1.0 - value_of([], 4)] * 2
+    (alone,) = VineRule(VineConfig(samples=4)).credit(group([[5, 6]], [1.0])).advantages
+    assert alone.tolist() == [1.0 - value_of([], 4)] * 2
     failed = group([[5, 6], [7]], [NAN, NAN])
     credit = VineRule().credit(failed)
     assert not any(row.any() for row in credit.advantages) and failed.continuations.asked == []
