@@ -26,6 +26,8 @@ rules:
   uniform (GRPO itself), shear, text (SHEAR on n-grams in place of hidden states), error_odds, entropy_adv
   entropy_mask (only tokens of high entropy), gtpo (rewards shared by entropy), ktae (words of right and wrong answers)
   otb (a baseline at each place), delta (tokens like their own side), nthr (less blame that hurts correct rollouts)
+  fipo (future KL, in the update), spro (rise over the start policy)
+  rlsd, sdpo (a correct sibling as hint), vine (VinePPO: values by Monte Carlo)    in the lab alone
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
   oracle_first_wrong/hits=0.4              credit on the error in this share of rollouts, else on an equally surprising
                                            token

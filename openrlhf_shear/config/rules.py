@@ -234,6 +234,90 @@ class NthrConfig:
 
 
 @dataclass(frozen=True)
+class FipoConfig:
+    """Knobs of `fipo` (Ma et al. 2026, arXiv 2603.19835)."""
+
+    half_life: float = knob(32.0, "Tokens over which the weight of a later token's change halves (> 0).")
+    clip_low: float = knob(0.0, "Factors are at least 1 minus this (0 to below 1).")
+    clip_high: float = knob(0.2, "Factors are at most 1 plus this (>= 0).")
+    outlier: float = knob(
+        10.0,
+        "Leave tokens with a larger probability ratio out of all sums (> 1; 0, ms-swift's default: leave none out).",
+    )
+    safety: float = knob(
+        10.0,
+        "Limit the factor to between 0.8 and 1 for blamed tokens with a larger probability ratio (> 1; ms-swift's "
+        "default is 4; 0: for no token).",
+    )
+
+    def __post_init__(self):
+        high = math.isfinite(self.clip_high) and self.clip_high >= 0
+        ratios = [
+            (name, ratio == 0 or (math.isfinite(ratio) and ratio > 1), "must be above 1, or 0", "e.g. 10")
+            for name, ratio in (("outlier", self.outlier), ("safety", self.safety))
+        ]
+        require_all(
+            self,
+            "fipo",
+            ("half_life", positive(self.half_life), "must be a positive number", "e.g. 32"),
+            ("clip_low", 0 <= self.clip_low < 1, "must be at least 0 and below 1", "e.g. 0.2"),
+            ("clip_high", high, "must be at least 0", "e.g. 0.2"),
+            *ratios,
+        )
+
+
+@dataclass(frozen=True)
+class SproConfig:
+    """Knobs of `spro` (Fei et al. 2025, arXiv 2507.01551)."""
+
+    beta: float = knob(0.05, "Reward of a token for each nat of log-ratio to the reference model (> 0).")
+
+    def __post_init__(self):
+        require_all(self, "spro", ("beta", positive(self.beta), "must be a positive number", "e.g. 0.05"))
+
+
+@dataclass(frozen=True)
+class RlsdConfig:
+    """Knobs of `rlsd` (arXiv 2604.03128), as in ms-swift."""
+
+    strength: float = knob(0.5, "Share of the reweighted advantage, beside the plain advantage (0 to 1).")
+    clip: float = knob(0.2, "Weights are 1 minus this to 1 plus this (0 to below 1).")
+    decay_steps: int = knob(0, "Training steps over which the strength falls to 0, in a line (0: it stays).")
+
+    def __post_init__(self):
+        require_all(
+            self,
+            "rlsd",
+            ("strength", 0 <= self.strength <= 1, "must be between 0 and 1", "e.g. 0.5"),
+            ("clip", 0 <= self.clip < 1, "must be at least 0 and below 1", "e.g. 0.2"),
+            ("decay_steps", self.decay_steps >= 0, "must be at least 0", "e.g. 50"),
+        )
+
+
+@dataclass(frozen=True)
+class SdpoConfig:
+    """Knobs of `sdpo` (Hübotter et al. 2026, arXiv 2601.20802)."""
+
+    share: float = knob(1.0, "Share of the hint's advantage; GRPO's advantage has the rest (above 0, at most 1).")
+
+    def __post_init__(self):
+        require_all(self, "sdpo", ("share", 0 < self.share <= 1, "must be above 0 and at most 1", "e.g. 1"))
+
+
+@dataclass(frozen=True)
+class VineConfig:
+    """Knobs of `vine` (Kazemnejad et al. 2024, arXiv 2410.01679)."""
+
+    every: int = knob(32, "Tokens of a step, at whose start a value is estimated (>= 1).")
+    samples: int = knob(9, "Continuations for each value (>= 1).")
+    whiten: bool = knob(True, "Scale a training step's advantages to mean 0 and variance 1.")
+
+    def __post_init__(self):
+        counts = (("every", self.every, "e.g. 32"), ("samples", self.samples, "e.g. 9"))
+        require_all(self, "vine", *((name, n >= 1, "must be at least 1", remedy) for name, n, remedy in counts))
+
+
+@dataclass(frozen=True)
 class Traits:
     """What a run must know of a rule besides its credit."""
 
@@ -350,6 +434,43 @@ RULES: dict[str, BuiltIn] = {
             Traits(needs=frozenset({"source_states", "lm_head", "token_ids"})),
             config=NthrConfig,
             title="NTHR",
+        ),
+        BuiltIn(
+            "fipo",
+            f"{_HERE}.fipo:FipoRule",
+            "more to tokens before those that the update makes likelier",
+            Traits("update", frozenset({"log_probs"})),
+            config=FipoConfig,
+            title="FIPO",
+        ),
+        BuiltIn(
+            "spro",
+            f"{_HERE}.spro:SproRule",
+            "its own advantages: GRPO's plus the rise over the reference model, compared step by step",
+            Traits("advantages", frozenset({"log_probs", "ref_log_probs"})),
+            config=SproConfig,
+            title="SPRO",
+        ),
+        BuiltIn(
+            "rlsd",
+            f"{_HERE}.rlsd:RlsdRule",
+            "weights from how much likelier a correct sibling makes the token",
+            Traits(needs=frozenset({"log_probs", "hint_log_probs"})),
+            config=RlsdConfig,
+        ),
+        BuiltIn(
+            "sdpo",
+            f"{_HERE}.sdpo:SdpoRule",
+            "its own advantages: how much likelier a correct sibling makes the token",
+            Traits("advantages", frozenset({"log_probs", "hint_log_probs"})),
+            config=SdpoConfig,
+        ),
+        BuiltIn(
+            "vine",
+            f"{_HERE}.vine:VineRule",
+            "its own advantages, from the values of prefixes by Monte Carlo",
+            Traits("advantages", frozenset({"continuations", "token_ids"})),
+            config=VineConfig,
         ),
     )
 }

@@ -70,7 +70,8 @@ def continuations(
     """Return a function that continues rollouts from places (rollout, t), after the first t response tokens.
 
     It returns the mean reward of n continuations of each place, sampled from the policy at temperature 1. A place after
-    all tokens has the rollout's own reward.
+    all tokens has the rollout's own reward. The same places get the same random numbers again; they are others than
+    those of the rollouts, which have the seed itself, and than those of another group.
     """
 
     rows = _rows(rollouts)
@@ -81,7 +82,8 @@ def continuations(
         # one decoded text: the prompt's and the response's may not be joined by a mere space
         prompts = [rollouts.tokenizer.decode(rows[i][: starts[i] + t]) for i, t in asked for _ in range(n)]
         most = max((models.task.budget - t for _, t in asked), default=0)
-        ends = iter(sample_ids(models.policy, rollouts.tokenizer, prompts, seed, max_new_tokens=most))
+        own = seed + ((asked[0][0] + 1) << 32) if asked else seed
+        ends = iter(sample_ids(models.policy, rollouts.tokenizer, prompts, own, max_new_tokens=most))
         known = {}
         for i, t in asked:
             whole = (torch.cat([rows[i][starts[i] :][:t], next(ends)])[: models.task.budget] for _ in range(n))
