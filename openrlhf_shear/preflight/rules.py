@@ -6,7 +6,8 @@ from functools import lru_cache
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
 from openrlhf_shear.config.refusal import Finding, Told, refusal
-from openrlhf_shear.config.rules import ShearConfig, Traits
+from openrlhf_shear.config.rule_knobs import ShearConfig
+from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.preflight.layout import fits_beside_actor
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_shear.config.rules import FipoConfig
+from openrlhf_shear.config.rule_knobs import FipoConfig
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rules.fipo import FipoRule, future_sums
 

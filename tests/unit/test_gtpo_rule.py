@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_shear.config.rules import GtpoConfig
+from openrlhf_shear.config.rule_knobs import GtpoConfig
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.rules.gtpo import GtpoRule
 

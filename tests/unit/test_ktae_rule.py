@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import fisher_exact
 
-from openrlhf_shear.config.rules import KtaeConfig
+from openrlhf_shear.config.rule_knobs import KtaeConfig
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.rules.ktae import KtaeRule, associations
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_shear.config.rules import RlsdConfig
+from openrlhf_shear.config.rule_knobs import RlsdConfig
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.baselines import outcome_advantages

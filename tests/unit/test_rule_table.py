@@ -10,7 +10,7 @@ import pytest
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.names import ALIASES, parse_rule, written
-from openrlhf_shear.config.rules import VineConfig
+from openrlhf_shear.config.rule_knobs import VineConfig
 from openrlhf_shear.credit import rules
 from openrlhf_shear.credit.registry import load_rule, make_rule, traits_of
 from openrlhf_shear.lab.runs import jobs

@@ -9,7 +9,7 @@ import pytest
 from test_rlsd_rule import NAN, U, hinted_group, random_rows
 from test_spro_rule import grpo
 
-from openrlhf_shear.config.rules import SdpoConfig
+from openrlhf_shear.config.rule_knobs import SdpoConfig
 from openrlhf_shear.credit.checks import checked_credit
 from openrlhf_shear.credit.rules.sdpo import SdpoRule
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_shear.config.rules import SproConfig
+from openrlhf_shear.config.rule_knobs import SproConfig
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.checks import checked_credit
 from openrlhf_shear.credit.rules.spro import SproRule

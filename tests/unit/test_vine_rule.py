@@ -12,7 +12,7 @@ import pytest
 import torch
 from lab_cases import PROMPT
 
-from openrlhf_shear.config.rules import VineConfig
+from openrlhf_shear.config.rule_knobs import VineConfig
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.checks import checked_credit, checked_over_batch
 from openrlhf_shear.credit.rules.vine import VineRule
