@@ -8,6 +8,7 @@ import torch
 
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
+from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED
 from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
 
 
@@ -44,6 +45,9 @@ class Task(Protocol):
 
 
 def task_of(settings: LabSettings) -> Task:
-    return (
-        BookkeepingTask() if settings.task == "bookkeeping" else ArithmeticTask(settings.operations, settings.fillers)
-    )
+    match settings.task:
+        case "bookkeeping":
+            return BookkeepingTask()
+        case "bookkeeping-paraphrased":
+            return BookkeepingTask(PARAPHRASED)
+    return ArithmeticTask(settings.operations, settings.fillers)

@@ -226,7 +226,7 @@ def test_the_lab_is_given_outcomes_and_first_errors():
 def test_a_warm_up_grows_its_stories_and_measures_its_policy(monkeypatch):
     seen = []
 
-    def step(model, tokenizer, optimizer, problems, rng):
+    def step(model, tokenizer, optimizer, problems, rng, form):
         seen.append([len(problem.transfers) for problem in problems])
         return 0.0
 
