@@ -31,7 +31,7 @@ Sampled at temperature 1 on held-out problems, after rounding to bfloat16: **{re
 """
 
 
-OWN = ("form", "size", "start", "learning_rate", "decay_steps")
+OWN = ("form", "size", "start", "batch_size", "learning_rate", "decay_steps")
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", choices=("small", "large"), default="small", help=about)
     about = "folder of a policy of that size to start from; words it lacks are added (default: random weights)"
     parser.add_argument("--start", type=Path, help=about)
+    about = "stories of full length a step, or shorter stories with as many tokens (default: 12)"
+    parser.add_argument("--batch-size", type=int, default=12, help=about)
     about = "learning rate while stories grow (default: 1e-3)"
     parser.add_argument("--learning-rate", type=float, default=1e-3, help=about)
     about = "steps on full-length stories in which the rate falls; then its responses are checked (default: 3000)"
