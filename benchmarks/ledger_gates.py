@@ -6,8 +6,8 @@
 - oracles: mean accuracy of oracle_from_error and oracle_first_wrong over uniform, at least 2 points each
 - dose: oracle_first_wrong over itself with 40% of its blame on errors, the rest on decoys, at least 1 point
 - place: oracle_first_wrong over as much blame spread evenly, at least 1 point
-- contrast, of the paraphrased form alone: SHEAR's weights in the last over the first quarter 1.05 to 1.3, and of
-  incorrect over correct rollouts at most 1.2, as in the paper
+- contrast, of the paraphrased form alone: SHEAR's weights are 1.05 to 1.3 times as large in the last quarter as in the
+  first, as in the paper. In incorrect rollouts they are at most 1.2 times as large as in correct ones.
 
 The first and the last gate use the start policy's rollouts of held-out problems, with 95% bootstrap intervals over
 problems. The others use the lab's finished runs, paired over seeds.
