@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from openrlhf_shear.config.knobs import knob, positive, require_all
 
 SHIPPED = "shipped"
-TASKS = ("arithmetic", "bookkeeping", "word_problems")
+TASKS = ("arithmetic", "bookkeeping", "bookkeeping-paraphrased", "word_problems")
 _OLD_NAMES = {"ledger": "bookkeeping"}  # of tasks, in older command lines and in runs
 _NEW = {("task", "arithmetic"), ("eval_samples", 1)}  # newer settings, at the values that older runs had
 # These do not decide a run without its rule: the first three are knobs of rules, the last is of the placement.
@@ -23,7 +23,8 @@ class LabSettings:
 
     task: str = knob(
         TASKS[0],
-        "The policy's task: chain arithmetic, keeping the books of a story, or word problems (for a pretrained model).",
+        "The policy's task: chain arithmetic, keeping the books of a story in one wording or in many, or word problems "
+        "(for a pretrained model).",
         (*TASKS, *_OLD_NAMES),
     )
     operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")

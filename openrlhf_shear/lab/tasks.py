@@ -8,6 +8,7 @@ import torch
 
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
+from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED
 from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
 from openrlhf_shear.tasks.word_problems.task import WordProblemsTask
 
@@ -45,6 +46,11 @@ class Task(Protocol):
 
 
 def task_of(settings: LabSettings) -> Task:
-    if settings.task == "arithmetic":
-        return ArithmeticTask(settings.operations, settings.fillers)
-    return {"bookkeeping": BookkeepingTask, "word_problems": WordProblemsTask}[settings.task]()
+    match settings.task:
+        case "bookkeeping":
+            return BookkeepingTask()
+        case "bookkeeping-paraphrased":
+            return BookkeepingTask(PARAPHRASED)
+        case "word_problems":
+            return WordProblemsTask()
+    return ArithmeticTask(settings.operations, settings.fillers)
