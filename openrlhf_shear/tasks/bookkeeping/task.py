@@ -1,10 +1,13 @@
 """The bookkeeping task for the lab (`lab.tasks`)."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
-from openrlhf_shear.tasks.bookkeeping.entries import BUDGET, Check, check, response_words
+from openrlhf_shear.tasks.bookkeeping.entries import BUDGET, Check, check, response_words, write_entries
+from openrlhf_shear.tasks.bookkeeping.situations import situations
 from openrlhf_shear.tasks.bookkeeping.stories import TRANSFERS, Problem, make_problems
+from openrlhf_shear.tasks.situation import Situation
 
 POLICY_DIR = Path(__file__).parent / "shipped_policy"
 
@@ -23,6 +26,12 @@ class BookkeepingTask:
 
     def check(self, tokenizer, problem: Problem, ids) -> Check:
         return check(problem, response_words(tokenizer, ids))
+
+    def situations(self, tokenizer, problem: Problem, ids) -> list[Situation]:
+        return situations(problem, response_words(tokenizer, ids))
+
+    def written(self, problem: Problem, rng: random.Random) -> str:
+        return " " + write_entries(problem, rng)
 
     def shipped(self) -> Path:
         return POLICY_DIR
