@@ -108,7 +108,7 @@ def _table(args: argparse.Namespace) -> None:
     from openrlhf_shear.data.writing import write_text
     from openrlhf_shear.lab import bench, leaderboard
     from openrlhf_shear.lab.tasks import task_of
-    from openrlhf_shear.report.findings import picture_files, write_files
+    from openrlhf_shear.report.findings import apart, picture_files, write_files
     from openrlhf_shear.report.tables import print_tables
 
     rows = bench.read_rows(args.rows)
@@ -119,8 +119,10 @@ def _table(args: argparse.Namespace) -> None:
     made = leaderboard.boards(rows, versions)
     write_text(args.page, leaderboard.markdown(made, page))
     write_text(args.sorted, leaderboard.html(made))
-    pictures = [file for board in made if board.current for file in picture_files(board.picture)]
-    written = write_files(args.page.parent / "images", [file for file in pictures if file[0].endswith(".png")])
+    pictures, _ = apart(board.picture for board in made if board.current)
+    largest = {picture.name: picture for picture in reversed(pictures)}  # of each task
+    files = [file for picture in largest.values() for file in picture_files(picture) if file[0].endswith(".png")]
+    written = write_files(args.page.parent / "images", files)
     print_tables([board.table for board in made])
     print(args.page, args.sorted, *written, sep="\n", file=sys.stderr)
 

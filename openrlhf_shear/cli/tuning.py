@@ -48,6 +48,9 @@ def tuned(args: argparse.Namespace, rates: Sequence[float], asked: SimpleNamespa
         return {variant.name: asked.settings.learning_rate for variant in asked.variants}
     line = asked.settings, asked.variants, rates, tuning_seeds(args), asked.start, asked.identity, output
     wanted = tuning_jobs(*line)
+    missing = sum(not job.path.is_file() for job in wanted)
+    if missing and not args.seeds:
+        raise ValueError(f"--seeds 0 trains nothing, but the tuning lacks {missing} runs; use --seeds 1 or more")
     best = best_rates(wanted, run_all(wanted, args.workers))
     for name, rate in best.items():
         print(f"{name}: learning rate {rate:g}, the best of {args.learning_rates} on {args.tuning_seeds} seeds")

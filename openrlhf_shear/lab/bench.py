@@ -78,14 +78,8 @@ def kept_truth(settings: LabSettings, start: Path, identity: str, continuations:
 
     `identity` is the `policy.fingerprint` of the start policy.
     """
-    decides = (
-        _VALUES,
-        setting_of(settings),
-        settings.placement_prompts,
-        identity,
-        continuations,
-        provenance()["machine"],
-    )
+    of = setting_of(settings), settings.placement_prompts, identity, continuations
+    decides = _VALUES, *of, provenance()["machine"]  # machines round differently, and so sample other rollouts
     file = output / "values" / f"{task_of(settings).place}-{_digest(decides)}.pt"
     if file.is_file():
         return torch.load(file, weights_only=False)
