@@ -40,8 +40,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--output", type=Path, metavar="DIR", default=Path("runs/credit_bench"), help=about)
     cores = len(os.sched_getaffinity(0))
     run.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
-    about = "continuations for each value that the task does not settle (default: 64)"
-    run.add_argument("--continuations", type=int, default=64, metavar="N", help=about)
+    about = "continuations for each value that the task does not settle (default: 32)"
+    run.add_argument("--continuations", type=int, default=32, metavar="N", help=about)
     run.add_argument(
         "--start", default=SHIPPED, metavar="POLICY", help="start policy, as for the lab (default: shipped)"
     )
