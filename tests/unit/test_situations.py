@@ -4,12 +4,17 @@ import random
 from functools import cache
 
 import pytest
+import torch
 
+from openrlhf_shear.lab.settings import TASKS, LabSettings
+from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer as characters
 from openrlhf_shear.tasks.arithmetic.problems import make_problems, parse_problem
 from openrlhf_shear.tasks.arithmetic.situations import situations as of_chain
 from openrlhf_shear.tasks.arithmetic.solutions import check as check_chain
 from openrlhf_shear.tasks.arithmetic.solutions import write_solution
 from openrlhf_shear.tasks.bookkeeping.entries import Q, check, walk, write_entries
+from openrlhf_shear.tasks.bookkeeping.policy import build_tokenizer as words_alone
 from openrlhf_shear.tasks.bookkeeping.situations import situations
 from openrlhf_shear.tasks.bookkeeping.stories import Problem, Transfer
 from openrlhf_shear.tasks.bookkeeping.stories import make_problems as make_stories
@@ -158,3 +163,19 @@ def test_right_solutions_end_at_their_answer_and_share_their_keys():
         steps = [[s.key for s in of_chain(problem, text) if s.key and len(s.key) == 2] for text in texts]
         assert all(list(dict.fromkeys(each)) == list(enumerate(problem.values)) for each in steps)
         assert of_chain(problem, texts[0] + "1")[-1] == LOST
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_a_situation_before_each_token_but_a_final_eos(name):
+    task, tokenizer = task_of(LabSettings(task=name)), {"arithmetic": characters, "bookkeeping": words_alone}[name]()
+    for problem in task.problems(5, 3):
+        text = problem.prompt + task.written(problem, random.Random(2))
+        ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+        response = ids[len(tokenizer.encode(problem.prompt, add_special_tokens=False)) :]
+        found = task.situations(tokenizer, problem, response)
+        assert len(found) == len(response) + 1 and found[0].key is not None
+        ended = torch.cat([response, torch.tensor([tokenizer.eos_token_id])])
+        assert task.situations(tokenizer, problem, ended) == found
+        unknown = torch.cat([torch.tensor([tokenizer.pad_token_id]), response])
+        assert task.situations(tokenizer, problem, unknown)[1:] == [LOST] * (len(response) + 1)
+        assert task.check(tokenizer, problem, ended).correct or name == "bookkeeping"
