@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from openrlhf_shear.cli.tuning import add_tuning, check_tuning, tuned
-from openrlhf_shear.lab.settings import SHIPPED, TASKS
+from openrlhf_shear.lab.settings import SHIPPED
+from openrlhf_shear.lab.tracks import BASELINE, TRACKS
 from openrlhf_shear.line import frame
 
 ROWS = Path("benchmarks/results/credit_bench")
@@ -32,7 +33,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="run | table")
     run = frame.plainly(actions.add_parser("run", help="train rules and write their rows", description=__doc__))
     run.add_argument("--rules", metavar="RULE,...", required=True, help="rules to compare with uniform")
-    run.add_argument("--tasks", metavar="TASK,...", default=",".join(TASKS), help="tasks (default: %(default)s)")
+    run.add_argument("--tasks", metavar="TASK,...", default=",".join(TRACKS), help="tasks (default: %(default)s)")
     about = "paired training runs a rule; 0 trains nothing and reads the finished runs (default: 5)"
     run.add_argument("--seeds", type=int, default=5, metavar="N", help=about)
     run.add_argument("--first-seed", type=int, default=0, metavar="N", help="first seed (default: 0)")
@@ -64,8 +65,8 @@ def main(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     frame.at_least(args, seeds=0, first_seed=0, workers=1, continuations=1)
     tasks = args.tasks.split(",")
-    if unknown := [task for task in tasks if task not in TASKS]:
-        raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TASKS)}")
+    if unknown := [task for task in tasks if task not in TRACKS]:
+        raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TRACKS)}")
     seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
     rates = check_tuning(args, seeds)
     # Imported late, so that --help is instant.
@@ -80,11 +81,11 @@ def _run(args: argparse.Namespace) -> None:
     from openrlhf_shear.report.bootstrap import Bootstrap
 
     variants = parse_rules(args.rules)
-    if bench.BASELINE not in [variant.name for variant in variants]:
-        variants = [*parse_rules(bench.BASELINE), *variants]
+    if BASELINE not in [variant.name for variant in variants]:
+        variants = [*parse_rules(BASELINE), *variants]
     torch.set_num_threads(1)
     for task in tasks:
-        settings = replace(bench.TRACKS[task], start=args.start, learning_rate=args.learning_rate)
+        settings = replace(TRACKS[task], start=args.start, learning_rate=args.learning_rate)
         for variant in variants:  # errors in a rule show before anything is sampled
             variant.rule(settings)
         start = start_policy(settings, args.output, tqdm.write)
@@ -95,8 +96,8 @@ def _run(args: argparse.Namespace) -> None:
         wanted = tuned_jobs(settings, variants, best, seeds, start, identity, args.output)
         runs = run_all(wanted, args.workers) if args.seeds else finished(wanted)
         truth = bench.kept_truth(settings, start, identity, args.continuations, args.output)
-        its = [run for run in runs if run.rule == bench.BASELINE]
-        about = {"version": version, "start": identity[:12], "baseline_learning_rate": best[bench.BASELINE]}
+        its = [run for run in runs if run.rule == BASELINE]
+        about = {"version": version, "start": identity[:12], "baseline_learning_rate": best[BASELINE]}
         for variant in frame.progress(variants, task, unit="rule"):
             mine = [run for run in runs if run.rule == variant.name]
             at_rate = bench.at_rate(settings, best, variant)
@@ -115,7 +116,7 @@ def _table(args: argparse.Namespace) -> None:
     if not rows:
         raise ValueError(f"--rows: no rows in {args.rows}; make some with the action run")
     page = args.page.read_text(encoding="utf-8")
-    versions = {task: bench.task_version(track, task_of(track).shipped()) for task, track in bench.TRACKS.items()}
+    versions = {task: bench.task_version(track, task_of(track).shipped()) for task, track in TRACKS.items()}
     made = leaderboard.boards(rows, versions)
     write_text(args.page, leaderboard.markdown(made, page))
     write_text(args.sorted, leaderboard.html(made))

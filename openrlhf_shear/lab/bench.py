@@ -20,6 +20,7 @@ from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vin
 from openrlhf_shear.lab.placement import placement, traces
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.lab.tracks import BASELINE
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of
 from openrlhf_shear.report.bootstrap import Bootstrap
@@ -29,20 +30,6 @@ from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 
-BASELINE = "uniform"
-TRACKS = {  # the quick track of each task; that of bookkeeping has the settings of docs/bookkeeping.md
-    "arithmetic": LabSettings(steps=30, eval_problems=384, placement_prompts=16),
-    "bookkeeping": LabSettings(
-        task="bookkeeping",
-        prompts=8,
-        steps=20,
-        eval_problems=256,
-        window=32,
-        stride=8,
-        epsilon_rel=0.015,
-        placement_prompts=32,
-    ),
-}
 _EXAMPLES = 32  # problems of each split in a version
 _SEED = 7_000_000  # of these problems
 _VALUES = 1  # version of the computation of `Truth`; files of others are not read

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openrlhf_shear.lab.alignment import VINE, prediction
-from openrlhf_shear.lab.bench import BASELINE
 from openrlhf_shear.lab.pictures import prediction_picture
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tracks import BASELINE
 from openrlhf_shear.lab.worth import EVALUATED
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.estimates import Estimate, Paired

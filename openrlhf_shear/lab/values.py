@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from tqdm import tqdm
 
 from openrlhf_shear.lab.rollouts import Rollouts
 from openrlhf_shear.lab.tasks import Problem, Task
@@ -28,6 +29,7 @@ from openrlhf_shear.tasks.arithmetic.sampling import continue_ids
 from openrlhf_shear.tasks.situation import Situation
 
 TOLERANCE = 0.02
+BATCH = 256  # continuations
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,10 @@ def prefix_values(
     ]
     wanted.sort(key=lambda each: starts[each[1]] + each[2])  # batches of about equal lengths
     rows = [rollouts.sequences[i, : starts[i] + t].tolist() for _, i, t in wanted]
-    ends = continue_ids(policy, policy.tokenizer, rows, [task.budget - t for _, _, t in wanted], seed)
+    room, ends = [task.budget - t for _, _, t in wanted], []
+    for at in tqdm(range(0, len(rows), BATCH), "continuations", unit="batch", leave=False, disable=None):
+        batch = slice(at, at + BATCH)
+        ends += continue_ids(policy, policy.tokenizer, rows[batch], room[batch], seed * 1_000_003 + at // BATCH)
     right = Counter()
     for (label, i, t), end in zip(wanted, ends, strict=True):
         right[label] += task.check(policy.tokenizer, asked[i], torch.cat([responses[i][:t], end])).correct

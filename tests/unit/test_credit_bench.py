@@ -10,6 +10,7 @@ import pytest
 from browsing import each, load, loads_alone
 from lab_cases import write_run
 
+from openrlhf_shear.cli import credit_bench
 from openrlhf_shear.cli.credit_bench import main
 from openrlhf_shear.lab import bench
 from openrlhf_shear.lab.bench import task_version
@@ -18,6 +19,7 @@ from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.lab.tracks import TRACKS
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.tasks.arithmetic import task as arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
@@ -41,7 +43,7 @@ def made(tmp_path_factory):
         kept["metrics"] = {"credit_seconds": [0.5, 0.1], "seconds": [1.0, 1.0]}
         job.path.write_text(json.dumps(kept))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "TRACKS", {"arithmetic": TRACK})
+        patch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
         line = ["run", "--rules", RULES, "--tasks", "arithmetic", "--seeds", "0", "--continuations", "3"]
         main([*line, "--output", str(folder / "runs"), "--rows", str(folder / "rows")])
     return {row["rule"]: row for row in bench.read_rows(folder / "rows")}, folder
@@ -170,7 +172,7 @@ def test_a_click_sorts(browser, made, tmp_path):
 
 
 def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "TRACKS", {"arithmetic": TRACK})
+    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
     page = tmp_path / "docs/page.md"
     page.parent.mkdir()
     page.write_text(f"{BEGIN}\n{END}\n")
@@ -209,7 +211,7 @@ def test_a_mistake_is_one_line(line, told, tmp_path, monkeypatch, capsys):
 
 def test_the_docs_show_the_kept_rows():
     rows = bench.read_rows(ROWS)
-    versions = {task: task_version(track, task_of(track).shipped()) for task, track in bench.TRACKS.items()}
+    versions = {task: task_version(track, task_of(track).shipped()) for task, track in TRACKS.items()}
     page = (DOCS / "credit-bench.md").read_text()
     made = boards(rows, versions)
     assert markdown(made, page) == page and html(made) == (DOCS / "leaderboard.html").read_text()
