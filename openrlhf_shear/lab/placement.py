@@ -46,7 +46,8 @@ NOTES = (
     "Share within 1 token: the part of an incorrect rollout's credit on its first wrong token and the two neighbours. "
     "Beside it stand the chance that a largest weight is there and the chance that a random token is.",
     "Last over first quarter: mean weights of the last and the first quarter of the tokens of all rollouts; SHEAR's "
-    f"paper reports {PAPER_LAST_FIRST:.2f}. Incorrect over correct: mean weights of the rollouts. Equal weights have 1 in both.",
+    f"paper has {PAPER_LAST_FIRST:.2f} for distances. Incorrect over correct: mean weights of the rollouts. Equal "
+    "weights have 1 in both.",
 )
 
 

@@ -165,11 +165,12 @@ def _drawn(problem: Problem, rng: random.Random, q: float, form: Form) -> list[s
     fork = next(forks)
     while fork is not None:
         words.append(fork.draw(rng, q))
-        fork = _sent(forks, words[-1])
+        fork = sent(forks, words[-1])
     return words
 
 
-def _sent(forks: Iterator[Fork], word: str) -> Fork | None:
+def sent(forks: Iterator[Fork], word: str) -> Fork | None:
+    """Send a word to `walk`, and return the next fork; None after the last."""
     try:
         return forks.send(word)
     except StopIteration:
@@ -190,7 +191,7 @@ def check(problem: Problem, words: Sequence[str], form: Form = PLAIN) -> Check:
             return Check(correct, i, fork is not None and word == fork.misconception, tuple(twins))
         if fork.misconception and word == fork.right[-1]:
             twins.append(i)
-        fork = _sent(forks, word)
+        fork = sent(forks, word)
     return Check(correct, None if fork is None else len(words), False, tuple(twins))
 
 

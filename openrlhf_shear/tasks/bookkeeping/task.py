@@ -1,12 +1,15 @@
 """The bookkeeping task for the lab (`lab.tasks`)."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.tasks.bookkeeping.entries import Check, check, response_words
+from openrlhf_shear.tasks.bookkeeping.entries import Check, check, response_words, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import PLAIN, Form
+from openrlhf_shear.tasks.bookkeeping.situations import situations
 from openrlhf_shear.tasks.bookkeeping.stories import Problem, make_problems
+from openrlhf_shear.tasks.situation import Situation
 
 _HERE = Path(__file__).parent
 POLICY_DIR = _HERE / "shipped_policy"
@@ -41,6 +44,12 @@ class BookkeepingTask:
 
     def check(self, tokenizer, problem: Problem, ids) -> Check:
         return check(problem, response_words(tokenizer, ids), self.form)
+
+    def situations(self, tokenizer, problem: Problem, ids) -> list[Situation]:
+        return situations(problem, response_words(tokenizer, ids), self.form)
+
+    def written(self, problem: Problem, rng: random.Random) -> str:
+        return " " + write_entries(problem, rng, form=self.form)
 
     def shipped(self) -> Path:
         return _POLICIES[self.form.name]
