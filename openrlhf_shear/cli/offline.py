@@ -23,7 +23,8 @@ responses, each file .jsonl, .json (gzipped or not) or .parquet, with rows in on
   grade-school-math's example solutions    a right ground truth and solutions without labels: opponents
 
 rules: as in the lab (python -m openrlhf_shear.cli.lab --help), with its controls; knobs that a name leaves out have
-their defaults of training. Rules that act in the update, and rules that need a process reward model or the errors, are refused.
+their defaults of training. Rules that act in the update, and rules that need a process reward model or the errors, are
+refused.
 
 example:
   {prog} --model runs/smollm2/policy --responses processbench/gsm8k.jsonl.gz example_model_solutions.jsonl.gz \\

@@ -59,8 +59,8 @@ def traces_of(rule: CreditRule, control: str | None, group: ReadGroup, tokenizer
 def against_same_outcome(rule: CreditRule, group: ReadGroup, tokenizer) -> list[StepTrace]:
     """Return the weights of each marked response where the group's other *wrong* responses are called right.
 
-    A rule that compares a response with those of the other outcome then compares it with those of the same outcome. A group
-    with a single wrong response has none.
+    A rule that compares a response with those of the other outcome then compares it with those of the same outcome. A
+    group with a single wrong response has none.
 
     Raises CreditRuleError: the rule failed.
     """
