@@ -42,8 +42,10 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     about = "rule that the lifts of the others are compared with (default: the first of --rules)"
     what.add_argument("--baseline", metavar="RULE", help=about)
     what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to resume in")
-    about = "use the first N problems, in the gate and in the comparison (default: all)"
+    about = "compare on the first N problems (default: all)"
     what.add_argument("--limit", type=int, metavar="N", help=about)
+    about = "problems of the gate, at most (default: 64)"
+    what.add_argument("--gate-problems", type=int, default=64, metavar="N", help=about)
     how = parser.add_argument_group("model")
     how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: float32)")
     about = "auto: cuda if there is a GPU, else cpu (default: auto)"
@@ -68,7 +70,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _place(args: argparse.Namespace) -> None:
-    frame.at_least(args, batch_size=1, resamples=1, seed=0)
+    frame.at_least(args, batch_size=1, resamples=1, seed=0, gate_problems=1)
     if args.limit is not None:
         frame.at_least(args, limit=1)
     # Imported late, so that --help is instant.
@@ -101,13 +103,23 @@ def _place(args: argparse.Namespace) -> None:
     )
 
     bootstrap = Bootstrap(args.resamples, args.seed)
-    pairs = frame.progress(planted(every, args.seed, args.limit), "gate", unit="response")
+    pairs = frame.progress(planted(every, args.seed, args.gate_problems), "gate", unit="response")
     found = gate(rules, pairs, reader, args.seed, bootstrap)
     print(gate_verdict(found), end="\n\n")
     print_tables([gate_table(found)], lines=True)
     compared = compare(rules, frame.progress(groups, "comparison", unit="problem"), reader, args.seed, bootstrap)
 
-    flags = ("model", "responses", "limit", "dtype", "batch_size", "prompt_format", "seed", "resamples")
+    flags = (
+        "model",
+        "responses",
+        "limit",
+        "gate_problems",
+        "dtype",
+        "batch_size",
+        "prompt_format",
+        "seed",
+        "resamples",
+    )
     findings = find({name: getattr(args, name) for name in flags}, found, groups, compared, baseline)
     for path in write_findings(findings, args.output):
         print(path, file=sys.stderr)

@@ -76,8 +76,8 @@ def test_what_can_be_compared():
     assert [group.problem for group in groups] == [0, 1, 2] and [len(group.responses) for group in groups] == [4, 3, 1]
     assert comparable(groups) == groups[:2] and comparable(groups, 1) == groups[:1]
     unmarked = [response for response in RESPONSES if not response.is_marked]
-    for those in (unmarked, [RESPONSES[1]], [RESPONSES[1], RESPONSES[4]]):
-        with pytest.raises(ValueError, match="problems has both a right response and a wrong response with a marked"):
+    for those in (unmarked, [RESPONSES[1]], [RESPONSES[1], RESPONSES[4]], RESPONSES[4:6]):
+        with pytest.raises(ValueError, match="problems has both a right response and a wrong response that goes wrong"):
             comparable(by_problem(those))
     lucky = Response(PROBLEM, ("a", "b"), True, 1)
     assert not lucky.is_clean and not lucky.is_marked
@@ -116,11 +116,11 @@ def test_all_places_and_digits_are_drawn():
 
 def test_what_is_planted():
     groups = by_problem([*RESPONSES, Response(OTHER, ("It is 7.",), True, None)])
-    pairs = planted(groups, seed=0)
+    pairs = planted(groups, 0, 9)
     assert [(pair.group, pair.at) for pair in pairs] == [(groups[0], 0), (groups[1], 0)]
-    assert pairs == planted(groups, seed=0) and planted(groups, 0, limit=1) == pairs[:1]
-    assert any(planted(groups, seed) != pairs for seed in range(1, 9))
-    assert planted(by_problem(RESPONSES[4:]), 0) == []  # no other right response
+    assert pairs == planted(groups, 0, 9) and planted(groups, 0, limit=1) == pairs[:1]
+    assert any(planted(groups, seed, 9) != pairs for seed in range(1, 9))
+    assert planted(by_problem(RESPONSES[4:]), 0, 9) == []  # no other right response
 
 
 @pytest.mark.parametrize(
@@ -174,5 +174,5 @@ def test_published_responses(name, mixed, late):
         solved = read_responses([str(DATA / "grade_school_math/example_model_solutions.jsonl.gz")])
         groups = comparable(by_problem([*read, *solved]))
         marked = [each for group in groups for each in group.responses if each.is_marked]
-        assert sum(each.label > 0 for each in marked) == late and len(marked) == 200
+        assert sum(each.label > 0 for each in marked) == late == len(groups)
         assert not any("<<" in each.text for each in solved)

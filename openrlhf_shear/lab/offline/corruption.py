@@ -37,7 +37,7 @@ def changed(response: Response, rng: random.Random) -> Response | None:
     return replace(response, steps=tuple(steps), correct=False, label=at)
 
 
-def planted(groups: Sequence[ResponseGroup], seed: int, limit: int | None = None) -> list[Planted]:
+def planted(groups: Sequence[ResponseGroup], seed: int, limit: int) -> list[Planted]:
     """Return a pair for each right response without a wrong step whose problem has another right response.
 
     Only the responses of the first `limit` problems with a pair are used.
@@ -45,7 +45,7 @@ def planted(groups: Sequence[ResponseGroup], seed: int, limit: int | None = None
     pairs: list[Planted] = []
     problems: set[int] = set()
     for group in groups:
-        if limit is not None and len(problems) == limit:
+        if len(problems) == limit:
             break
         right = [i for i, response in enumerate(group.responses) if response.correct]
         for i in (i for i in right if group.responses[i].label == NO_ERROR and len(right) > 1):

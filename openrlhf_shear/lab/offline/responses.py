@@ -96,15 +96,15 @@ def by_problem(responses: Iterable[Response]) -> list[ResponseGroup]:
 
 
 def comparable(groups: Sequence[ResponseGroup], limit: int | None = None) -> list[ResponseGroup]:
-    """Return the first `limit` groups with both outcomes and a wrong response whose first wrong step is marked.
+    """Return the first `limit` groups with both outcomes and a wrong response that goes wrong after its first step.
 
     Raises ValueError: there is no such group.
     """
-    kept = [group for group in groups if group.is_mixed and any(each.is_marked for each in group.responses)]
+    kept = [g for g in groups if g.is_mixed and any(each.is_marked and each.label > 0 for each in g.responses)]
     if not kept:
         raise ValueError(
-            f"--responses: none of {len(groups)} problems has both a right response and a wrong response with a "
-            "marked step; add files with more responses to the same problems"
+            f"--responses: none of {len(groups)} problems has both a right response and a wrong response that goes "
+            "wrong after its first step; add files with more responses to the same problems"
         )
     return kept[:limit]
 
