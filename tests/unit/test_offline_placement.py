@@ -275,7 +275,7 @@ def test_controls_act_within_a_group(read):
     assert found.differences["my:Rule"]["my:Rule/shuffled"].value == pytest.approx(0)
 
 
-RULES = "shear/window=8/stride=2,text/window=8/stride=2,error_odds/rise=0,shear/window=8/stride=2/permuted"
+RULES = "shear/window=16/stride=8,text/window=16/stride=8,error_odds/rise=0,text/window=16/stride=8/permuted"
 
 
 def words(model, rows, output, rules=RULES) -> list[str]:
@@ -311,7 +311,7 @@ def test_the_command_resumes_and_gives_equal_files(model, tmp_path, capsys, monk
     ("rules", "more", "said"),
     [
         ("entropy_adv", (), "--rules entropy_adv: it acts in the update, and nothing is updated offline"),
-        ("oracle_first_wrong", (), "it needs first_errors, log_probs, which is not there offline"),
+        ("oracle_first_wrong", (), "it needs first_errors, which is not there offline"),
         ("pure", (), "no rule is called 'pure'; the lab has no process reward model"),
         ("sheer", (), "no rule is called 'sheer' (did you mean shear?)"),
         ("shear/window=0", (), "shear.window must be at least 1"),
