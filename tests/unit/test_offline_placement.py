@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from openrlhf_shear.cli.offline import main
 from openrlhf_shear.credit import Credit, CreditRule
+from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.lab.credit import permuted
-from openrlhf_shear.lab.offline import reading as readings
 from openrlhf_shear.lab.offline.corruption import Planted
 from openrlhf_shear.lab.offline.credit import ReadGroup, against_same_outcome, traces_of
+from openrlhf_shear.lab.offline.reading import Reader
 from openrlhf_shear.lab.offline.responses import Response, ResponseGroup, by_problem
 from openrlhf_shear.lab.offline.run import compare, gate
 from openrlhf_shear.lab.offline.steps import StepTrace, lift, lift_differences, same_fraction, step_placement
@@ -29,6 +30,7 @@ from openrlhf_shear.report.bootstrap import Bootstrap
 
 FEW = Bootstrap(20)
 SAME = 1e-12  # float64 sums in another order
+ROUGH = 0.2  # log-probs of the tiny model in bfloat16
 READ = 2e-5  # float32 against float64 in the tiny model: at most 2e-6 measured
 
 
@@ -198,6 +200,18 @@ def test_readings_are_kept_whole(model, tmp_path, monkeypatch):
     assert len({each._identity for each in (first, reader(model, tmp_path, 3), reader(model, tmp_path, 2))}) == 2
 
 
+def test_a_recurrent_model_shares_no_prompt_and_bfloat16_is_kept(model, tmp_path):
+    group = by_problem(RESPONSES)[1].responses
+    shared, whole = (reader(model, tmp_path / name) for name in ("shared", "whole"))
+    whole._model._is_stateful = True
+    half = Reader.load(str(model), PromptFormat(chat=True), "bfloat16", "cpu", False, tmp_path / "half", 4)
+    for a, b, c in zip(*(each.read(group) for each in (shared, whole, half)), strict=True):
+        assert a.log_probs.tolist() == pytest.approx(b.log_probs.tolist(), abs=READ)
+        assert torch.allclose(a.states, b.states, rtol=0, atol=READ) and torch.equal(a.step_starts, b.step_starts)
+        assert c.states.dtype is torch.bfloat16 and c.log_probs.dtype is c.entropies.dtype is torch.float32
+        assert c.log_probs.tolist() == pytest.approx(a.log_probs.tolist(), abs=ROUGH)
+
+
 def test_what_the_model_cannot_read_is_refused(model, read, tmp_path):
     with pytest.raises(ValueError, match=r"has 6[0-9][0-9] tokens, and the model reads 512; leave it out") as error:
         read.read([Response(PROBLEM, ("x" * 600,), True, None)])
@@ -297,8 +311,8 @@ def test_the_command_resumes_and_gives_equal_files(model, tmp_path, capsys, monk
     assert not any(response.steps[0] in written.decode() for response in RESPONSES)
 
     kept = sorted((tmp_path / "out/readings").iterdir())
-    passes, computed = readings.Reader._pass, []
-    monkeypatch.setattr(readings.Reader, "_pass", lambda self, some: computed.append(some) or passes(self, some))
+    passes, computed = Reader._pass, []
+    monkeypatch.setattr(Reader, "_pass", lambda self, some: computed.append(some) or passes(self, some))
     kept[0].unlink()
     main(line)
     assert len(computed) == 1 and (tmp_path / "out/results.json").read_bytes() == written
