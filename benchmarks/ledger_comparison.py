@@ -7,7 +7,6 @@ that of the two-sided paired t test. For the secondary differences it is also co
 are planned. A row with missing seeds is interim.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from openrlhf_shear.lab.runs import finished, jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import MEASURES
+from openrlhf_shear.report.comparisons import holm
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance
@@ -119,19 +119,6 @@ def differences(kept: Kept, asked: Asked) -> dict[str, list[float]]:
     its = kept.of(asked.over, asked, asked.its_rate)
     seeds = [seed for seed in mine if seed in its]
     return {of: [getattr(mine[seed], of) - getattr(its[seed], of) for seed in seeds] for of in MEASURES}
-
-
-def holm(ps: Sequence[float], planned: int) -> list[float]:
-    """Return Holm's (1979) corrected p values of some of `planned` tests; missing tests count as p = 1.
-
-    >>> holm([0.01, 0.04, 0.03], 3)
-    [0.03, 0.06, 0.06]
-    """
-    order, largest, corrected = sorted(range(len(ps)), key=lambda i: ps[i]), 0.0, [0.0] * len(ps)
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (planned - rank) * ps[i]))
-        corrected[i] = largest
-    return corrected
 
 
 def compared(kept: Kept) -> list[dict]:

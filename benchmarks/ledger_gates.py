@@ -1,4 +1,4 @@
-"""Four gates of the bookkeeping task (docs/bookkeeping.md): can it decide anything? Measured before rules are compared.
+"""Gates of the bookkeeping task (docs/bookkeeping.md): can it decide anything? Measured before rules are compared.
 
     examples/scripts/ledger_gates.sh               # trains the runs and calls this
 
@@ -6,9 +6,11 @@
 - oracles: mean accuracy of oracle_from_error and oracle_first_wrong over uniform, at least 2 points each
 - dose: oracle_first_wrong over itself with 40% of its blame on errors, the rest on decoys, at least 1 point
 - place: oracle_first_wrong over as much blame spread evenly, at least 1 point
+- contrast, of the paraphrased form alone: SHEAR's weights are 1.05 to 1.3 times as large in the last quarter as in the
+  first, as in the paper. In incorrect rollouts they are at most 1.2 times as large as in correct ones.
 
-The first gate uses the start policy's rollouts of held-out problems, with 95% bootstrap intervals over problems. The
-others use the lab's finished runs, paired over seeds.
+The first and the last gate use the start policy's rollouts of held-out problems, with 95% bootstrap intervals over
+problems. The others use the lab's finished runs, paired over seeds.
 """
 
 from dataclasses import replace
@@ -19,6 +21,7 @@ import torch
 from measure import print_table, script_parser, write_json
 from scipy.stats import rankdata
 
+from openrlhf_shear.lab.placement import known_rollouts, traces
 from openrlhf_shear.lab.policy import Policy, fingerprint, start_policy
 from openrlhf_shear.lab.rollouts import sample
 from openrlhf_shear.lab.runs import finished, jobs
@@ -26,14 +29,17 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import worths
+from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import provenance
+from openrlhf_shear.rollouts.contrast import contrast
 
 SEED = 2  # of the rollouts; differs from the lab's
 DOSE, SPREAD = "oracle_first_wrong/hits=0.4", "oracle_first_wrong/matched"
 ORACLES = ("oracle_from_error", "oracle_first_wrong")
 RULES = ("uniform", *ORACLES, DOSE, SPREAD)
 LIMITS = {"surprisal": 0.6, "oracles": 0.02, "dose": 0.01, "place": 0.01}
+CONTRAST = {"last_first": (1.05, 1.3), "wrong_right": (0.0, 1.2)}  # limits of the paraphrased form
 
 
 def auc(above: np.ndarray, below: np.ndarray) -> float:
@@ -110,8 +116,15 @@ def worth_gates(settings: LabSettings, start: Path, folder: Path, first: int | N
     return {name: plain(over[base][rule].mean) for name, (base, rule) in asked.items() if over.get(base, {}).get(rule)}
 
 
+def contrast_gate(settings: LabSettings, start: Path) -> dict:
+    """Return the contrast of SHEAR's weights on the start policy's rollouts (`rollouts.contrast`)."""
+    return plain(contrast(traces(settings, *parse_rules("shear"), known_rollouts(settings, start)), Bootstrap()))
+
+
 def main() -> None:
     parser = script_parser(__doc__, required=True)
+    tasks = "bookkeeping", "bookkeeping-paraphrased"
+    parser.add_argument("--task", choices=tasks, default=tasks[0], help="form of the task (default: bookkeeping)")
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
     parser.add_argument("--start", default="shipped", help="folder of the start policy, or shipped (the default)")
     parser.add_argument("--steps", type=int, default=40, help="steps of the runs (default 40)")
@@ -119,29 +132,39 @@ def main() -> None:
     parser.add_argument("--eval-problems", type=int, default=64, help="held-out problems of the runs (default 64)")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="learning rate of the runs (default 1e-4)")
     parser.add_argument(
-        "--problems", type=int, default=128, help="held-out problems for the first gate, 8 rollouts each (default 128)"
+        "--problems", type=int, default=128, help="held-out problems for the gates of rollouts, 8 each (default 128)"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
     asked = {"steps": args.steps, "eval_problems": args.eval_problems, "learning_rate": args.learning_rate}
-    settings = LabSettings(task="bookkeeping", start=args.start, prompts=8, **asked)
+    settings = LabSettings(task=args.task, start=args.start, prompts=8, placement_prompts=args.problems, **asked)
     settings = replace(settings, window=32, stride=8, epsilon_rel=0.015)
     start = start_policy(settings, args.runs, print)
     surprisal = surprisal_gate(surprises(settings, start, args.problems))
+    contrasts = contrast_gate(settings, start)
     worth = worth_gates(settings, start, args.runs, args.first)
     passed = {"surprisal": surprisal["auc"] <= LIMITS["surprisal"]}
     if all(rule in worth for rule in ORACLES):
         passed["oracles"] = min(worth[rule]["mean"] for rule in ORACLES) >= LIMITS["oracles"]
     passed |= {gate: worth[gate]["mean"] >= LIMITS[gate] for gate in ("dose", "place") if gate in worth}
-    shown = {"surprisal (AUC)": {**surprisal, "mean": surprisal["auc"]}, **worth}
+    if args.task == "bookkeeping-paraphrased":
+        passed["contrast"] = all(low <= contrasts[of]["value"] <= high for of, (low, high) in CONTRAST.items())
+    shown = {"surprisal (AUC)": {**surprisal, "mean": surprisal["auc"]}}
+    shown |= {name: {**found, "mean": found["value"]} for name, found in contrasts.items()} | worth
     rows = [{"gate": name, **{of: found[of] for of in ("mean", "low", "high")}} for name, found in shown.items()]
     print_table("Gates", rows, {"gate": "", "mean": "value", "low": "low", "high": "high"})
     print(f"passed: {passed}")
     settings = settings.of_a_run()
     write_json(
         args.output,
-        {**provenance(), "limits": LIMITS, "settings": settings, "first": args.first, "policy": fingerprint(start)}
-        | {"surprisal": surprisal, "worth": worth, "passed": passed},
+        {
+            **provenance(),
+            "limits": LIMITS | CONTRAST,
+            "settings": settings,
+            "first": args.first,
+            "policy": fingerprint(start),
+        }
+        | {"surprisal": surprisal, "contrast": contrasts, "worth": worth, "passed": passed},
     )
 
 

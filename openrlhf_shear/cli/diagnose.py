@@ -24,7 +24,7 @@ what it does:
   4 reads the policy's hidden states, and measures the distance of each prefix's last --window tokens to the nearest
     span of a rollout with the other outcome
   5 writes rollouts.parquet and prefixes.parquet, and analyses them (results.json, results.md, figures/)
-  6 prints a verdict of five lines, then each number with its 95% bootstrap interval over problems and the paper's value
+  6 prints a verdict, then each number with its 95% bootstrap interval over problems and the paper's value
 
 examples:
   {prog} --model Qwen/Qwen2.5-Math-7B --dataset math500 --engines 8 --actor-ranks 8 --output runs/diagnosis
@@ -63,6 +63,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     analyses.add_argument(
         "--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
     )
+    about = "compare hidden states with N-grams of the text, by the same formula; also with --analyse"
+    analyses.add_argument("--ngram", type=int, default=3, metavar="N", help=f"{about}; 0 leaves it out (default: 3)")
     about = "compare omega with this process reward model, a folder or hub id in the format of"
     example = "Qwen/Qwen2.5-Math-PRM-7B; it runs in this process, at the end; also with --analyse (default: none)"
     analyses.add_argument("--prm", metavar="PATH_OR_ID", help=f"{about} {example}")
@@ -79,6 +81,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 @frame.command(_flags, __doc__, EPILOG, USAGE, flags.REFUSED, flags.GOES_ON)
 def main(args: argparse.Namespace) -> None:
+    frame.at_least(args, ngram=0)
     prm = PrmConfig(args.prm, separator=args.prm_separator) if args.prm else None
     if prm:
         from openrlhf_shear.credit.prm.conversation import load_encoder
@@ -86,7 +89,7 @@ def main(args: argparse.Namespace) -> None:
         load_encoder(prm)  # a wrong model fails here, before anything starts
     if not args.analyse:
         _sample_and_measure(args)
-    _analyse(args.analyse or args.output, args.resamples, args.seed, prm)
+    _analyse(args.analyse or args.output, args, prm)
 
 
 def _sample_and_measure(args: argparse.Namespace) -> None:
@@ -94,7 +97,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     flags.need(args, "model", "dataset", "output", again="analyse")
     frame.at_least(args, samples_per_prompt=2, resamples=1, completions=1, actor_ranks=1, micro_batch_size=1)
     engines = flags.engines(args)
-    config, search = (kind(**{knob.name: getattr(args, knob.name) for knob in fields(kind)}) for kind in KNOBS)
+    config, search = (_knobs(args, kind) for kind in KNOBS)
     search.require_fits(config.window)
     chosen = flags.benchmarks(args, args.dataset, args.samples_per_prompt)
     if len(chosen) > 1:
@@ -120,11 +123,16 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
         score(store, store.generations())  # writes results.json, as in an evaluation
 
 
-def _analyse(folder: Path, resamples: int, seed: int, prm: PrmConfig | None) -> None:
-    from openrlhf_shear.diagnosis.findings import find
+def _knobs(args: argparse.Namespace, kind: type) -> ShearConfig | SearchConfig:
+    return kind(**{knob.name: getattr(args, knob.name) for knob in fields(kind)})
+
+
+def _analyse(folder: Path, args: argparse.Namespace, prm: PrmConfig | None) -> None:
+    from openrlhf_shear.diagnosis.findings import NO_TEXT, find
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
-    from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS
+    from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS, TEXT
     from openrlhf_shear.diagnosis.scores import read_steps
+    from openrlhf_shear.diagnosis.text import NoTextError, text_control
     from openrlhf_shear.report.findings import print_findings, write_findings
     from openrlhf_shear.rollouts.record import read_rollouts
 
@@ -133,7 +141,13 @@ def _analyse(folder: Path, resamples: int, seed: int, prm: PrmConfig | None) -> 
     if prm:
         _score(folder, rollouts, settings, prm)
     steps = read_steps(folder / STEPS, settings)
-    findings = find(prefixes, rollouts, settings, resamples=resamples, seed=seed, steps=steps)
+    text, no_text = None, NO_TEXT
+    if args.ngram:
+        try:
+            text = text_control(folder / TEXT, rollouts, settings, args.ngram, _knobs(args, SearchConfig))
+        except NoTextError as error:
+            no_text = str(error)
+    findings = find(prefixes, rollouts, settings, args.resamples, args.seed, steps, text, no_text)
     for path in write_findings(findings, folder):
         print(path, file=sys.stderr)
     print_findings(findings)

@@ -10,7 +10,9 @@ import sys
 import traceback
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
+from openrlhf_shear.cli.tuning import add_tuning, check_tuning, tuned
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.line import frame
 
@@ -24,7 +26,10 @@ what it does, without Ray or vLLM:
 
 rules:
   uniform (GRPO itself), shear, text (SHEAR on n-grams in place of hidden states), error_odds, entropy_adv
+  entropy_mask (only tokens of high entropy), gtpo (rewards shared by entropy), ktae (words of right and wrong answers)
   otb (a baseline at each place), delta (tokens like their own side), nthr (less blame that hurts correct rollouts)
+  fipo (future KL, in the update), spro (rise over the start policy)
+  rlsd, sdpo (a correct sibling as hint), vine (VinePPO: values by Monte Carlo)    in the lab alone
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
   oracle_first_wrong/hits=0.4              credit on the error in this share of rollouts, else on an equally surprising
                                            token
@@ -41,6 +46,7 @@ examples:
   {prog} --rules my_module:MyRule,shear --seeds 0 --output runs/lab
   {prog} --rules uniform,shear,shear/matched,my_module:MyRule --seeds 10 --output runs/lab
   {prog} --rules shear,oracle_first_wrong --seeds 10 --start 0.2 --output runs/lab-weak
+  {prog} --rules uniform,shear --learning-rates 5e-5,1e-4,2e-4 --eval-every 5 --eval-temperature 0.1 --output runs/tuned
   {prog} --task bookkeeping --rules uniform,shear --prompts 8 --steps 20 --window 32 --stride 8 --epsilon-rel 0.015 \
       --output runs/ledger/lab
 
@@ -64,6 +70,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to resume in")
     cores = len(os.sched_getaffinity(0))
     what.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
+    add_tuning(parser)
     task = parser.add_argument_group("task, trainer and rules")
     for each in fields(LabSettings):
         frame.add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))
@@ -81,6 +88,8 @@ def main(args: argparse.Namespace) -> None:
 def _try_rules(args: argparse.Namespace) -> None:
     frame.at_least(args, seeds=0, first_seed=0, workers=1)
     settings = LabSettings(**{each.name: getattr(args, each.name) for each in fields(LabSettings)})
+    seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
+    rates = check_tuning(args, seeds)
     # Imported late, so that --help is instant.
     import torch
     from tqdm import tqdm
@@ -88,7 +97,8 @@ def _try_rules(args: argparse.Namespace) -> None:
     from openrlhf_shear.lab.findings import find
     from openrlhf_shear.lab.placement import known_rollouts, placement, traces
     from openrlhf_shear.lab.policy import fingerprint, start_policy
-    from openrlhf_shear.lab.runs import finished, jobs, run_all
+    from openrlhf_shear.lab.runs import finished, run_all
+    from openrlhf_shear.lab.tuning import tuned_jobs
     from openrlhf_shear.lab.variants import parse_rules
     from openrlhf_shear.report.bootstrap import Bootstrap
     from openrlhf_shear.report.findings import print_findings, write_findings
@@ -110,14 +120,16 @@ def _try_rules(args: argparse.Namespace) -> None:
         for variant in frame.progress(variants, "where the credit goes", unit="rule")
     }
 
-    seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
-    wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
+    asked = SimpleNamespace(settings=settings, variants=variants, start=start, identity=fingerprint(start))
+    best = tuned(args, rates, asked, args.output)
+    wanted = tuned_jobs(settings, variants, best, seeds, start, asked.identity, args.output)
+    told = asdict(settings) | ({"learning_rate": best} if rates else {})
     if args.seeds:  # print placements first, since runs take longer; without notes on pictures that need the runs
-        print_findings(replace(find([], placements, asdict(settings), baseline.name), omitted=[]))
+        print_findings(replace(find([], placements, told, baseline.name), omitted=[]))
     runs = run_all(wanted, args.workers) if args.seeds else finished(wanted)
     names = [variant.name for variant in variants]
     runs = sorted(runs, key=lambda run: (names.index(run.rule), run.seed))
-    findings = find(runs, placements, asdict(settings), baseline.name)
+    findings = find(runs, placements, told, baseline.name)
     written = write_findings(findings, args.output)
     print_findings(findings)
     for path in written:

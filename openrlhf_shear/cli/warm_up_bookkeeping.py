@@ -15,6 +15,7 @@ state is saved in DIR.state, and the same command resumes from it.
   {prog} --out runs/ledger/small
   {prog} --out runs/ledger/large --size large
   {prog} --out runs/ledger/new --start runs/ledger/small --learning-rate 5e-4 --decay-steps 600   # after a task change
+  {prog} --out runs/paraphrased --form paraphrased --start runs/ledger/small --decay-steps 1500
 """
 
 README = """\
@@ -30,15 +31,19 @@ Sampled at temperature 1 on held-out problems, after rounding to bfloat16: **{re
 """
 
 
-OWN = ("size", "start", "learning_rate", "decay_steps")
+OWN = ("form", "size", "start", "batch_size", "learning_rate", "decay_steps")
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     warming.add_flags(parser, accuracy=0.34, most=10_000, also="; of the generated entries 0.365 are right")
+    about = "plain, or paraphrased: eight templates, sixteen phrases, six transfers (default: plain)"
+    parser.add_argument("--form", choices=("plain", "paraphrased"), default="plain", help=about)
     about = "small: 1.9M parameters, large: 5.1M (default: small)"
     parser.add_argument("--size", choices=("small", "large"), default="small", help=about)
-    about = "folder of a policy of that size to start from (default: random weights)"
+    about = "folder of a policy of that size to start from; words it lacks are added (default: random weights)"
     parser.add_argument("--start", type=Path, help=about)
+    about = "stories of full length a step, or shorter stories with as many tokens (default: 12)"
+    parser.add_argument("--batch-size", type=int, default=12, help=about)
     about = "learning rate while stories grow (default: 1e-3)"
     parser.add_argument("--learning-rate", type=float, default=1e-3, help=about)
     about = "steps on full-length stories in which the rate falls; then its responses are checked (default: 3000)"

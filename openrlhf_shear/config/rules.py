@@ -1,176 +1,29 @@
-"""Table of the built-in credit rules and their knobs, from which flags, help and reports derive.
+"""Table of the built-in credit rules, from which flags, help and reports derive.
 
-A new rule is a file in `credit/rules/`, an entry of `RULES`, and a dataclass above it for its knobs, if it has any.
+A new rule is a file in `credit/rules/`, an entry of `RULES`, and a class in `rule_knobs.py` if it has knobs.
 """
 
-import math
 from dataclasses import dataclass
 
-from openrlhf_shear.config.knobs import knob, positive, require_all
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.rule_knobs import (
+    DeltaConfig,
+    EntropyAdvConfig,
+    EntropyMaskConfig,
+    FipoConfig,
+    GtpoConfig,
+    KtaeConfig,
+    NthrConfig,
+    OtbConfig,
+    PureConfig,
+    RlsdConfig,
+    SdpoConfig,
+    ShearConfig,
+    SproConfig,
+    TextConfig,
+    VineConfig,
+)
 
-DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
-NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
-POOLS = ("max", "mean")
-AGGREGATES = ("min", "mean", "softmin")
-
-
-@dataclass(frozen=True)
-class ShearConfig(SpanCut):
-    """Knobs of SHEAR, beside those of its spans (`SpanCut`)."""
-
-    epsilon_rel: float = knob(
-        0.015,
-        "Entropic regularisation of the transport, in units of the group's mean hidden-state norm (> 0). "
-        "Scale-free, so it fits any model.",
-    )
-    epsilon: float | None = knob(
-        None,
-        "Entropic regularisation in the units of the hidden states (> 0; the paper's is 4.5, as we infer). "
-        "Overrides epsilon_rel.",
-    )
-    distance: str = knob(
-        "sinkhorn",
-        "Distance between two spans: sinkhorn (entropic transport with the KL term, the paper's), wasserstein "
-        "(exact W_1), sinkhorn_transport (the transport cost of the entropic plan, without KL), chamfer, mmd, cosine.",
-        DISTANCES,
-    )
-    normalize: str = knob(
-        "cross_rollout",
-        "cross_rollout: weights in units of the group's mean hidden-state norm (the paper's); per_rollout: each "
-        "rollout's weights rescaled to the group's mean weight; none: raw units of the hidden states.",
-        NORMALIZATIONS,
-    )
-    pool: str = knob("max", "How a token's weight follows from the distances of the spans that cover it.", POOLS)
-    aggregate: str = knob(
-        "min",
-        "How a span's distance follows from its distances to all opposing spans. softmin: -t log mean exp(-d / t), "
-        "with t the entropic regularisation.",
-        AGGREGATES,
-    )
-
-    def __post_init__(self):
-        epsilon = self.epsilon is None or positive(self.epsilon)
-        require_all(
-            self,
-            self.owner,
-            *self._requirements(),
-            ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
-            ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),
-        )
-
-    def epsilon_in_norms(self, mean_norm: float) -> float:
-        """Return the entropic regularisation in units of the group's mean hidden-state norm `mean_norm` (> 0)."""
-        return self.epsilon_rel if self.epsilon is None else self.epsilon / mean_norm
-
-
-@dataclass(frozen=True)
-class TextConfig(ShearConfig):
-    """Knobs of `text`: those of SHEAR, and the length of an n-gram."""
-
-    owner = "text"
-    ngram: int = knob(3, "Tokens of an n-gram, whose one-hot vector stands in for a token's hidden state (>= 1).")
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_all(self, self.owner, ("ngram", self.ngram >= 1, "must be at least 1", "e.g. 3"))
-
-
-@dataclass(frozen=True)
-class EntropyAdvConfig:
-    """Knobs of `entropy_adv`, which adds an entropy term to each advantage (Cheng et al. 2025, arXiv 2506.14758)."""
-
-    alpha: float = knob(0.4, "Advantage added for each nat of entropy (>= 0).")
-    kappa: float = knob(2.0, "Limit of the added term: |A| / kappa (> 1, so that no sign changes).")
-
-    def __post_init__(self):
-        require_all(
-            self,
-            "entropy_adv",
-            ("alpha", math.isfinite(self.alpha) and self.alpha >= 0, "must be at least 0", "e.g. 0.4"),
-            ("kappa", math.isfinite(self.kappa) and self.kappa > 1, "must be greater than 1", "e.g. 2"),
-        )
-
-
-@dataclass(frozen=True)
-class PureConfig:
-    """Knobs of `pure` (Cheng et al. 2025, arXiv 2504.15275)."""
-
-    temperature: float = knob(0.1, "T of the softmax that puts a rollout's credit on its worst step (> 0).")
-    verifiable_coef: float = knob(1.0, "Factor of the verifiable reward at the last token (>= 0).")
-    width: int | None = knob(
-        None,
-        "Tokens over which the baseline averages a rollout's returns (>= 1). Unset: --rollout.max_new_tokens, to which "
-        "the authors' code pads; if that is unset too, the length of the group's longest response.",
-        fallback="rollout.max_new_tokens",
-    )
-
-    def __post_init__(self):
-        coefficient = math.isfinite(self.verifiable_coef) and self.verifiable_coef >= 0
-        require_all(
-            self,
-            "pure",
-            ("temperature", positive(self.temperature), "must be a positive number", "e.g. 0.1"),
-            ("verifiable_coef", coefficient, "must be at least 0", "e.g. 1"),
-            ("width", self.width is None or self.width >= 1, "must be at least 1", "e.g. 3072, or leave it out"),
-        )
-
-
-@dataclass(frozen=True)
-class OtbConfig:
-    """Knobs of `otb` (Li et al. 2026, arXiv 2602.07078)."""
-
-    tail: str = knob(
-        "zero",
-        "Baseline of tokens at a place that no other rollout has: zero (verl's), or the rollout's own reward, as the "
-        "formula gives, so that they learn nothing.",
-        ("zero", "own"),
-    )
-
-    def __post_init__(self):
-        require_all(self, "otb")
-
-
-@dataclass(frozen=True)
-class DeltaConfig:
-    """Knobs of `delta` (Zhang et al. 2026, arXiv 2605.21467)."""
-
-    low: float = knob(0.8, "Weight of a token that looks like the other side, before scaling to mean 1 (> 0).")
-    high: float = knob(1.2, "Weight of a token that looks like its own side, before scaling (>= low).")
-    rounds: int = knob(1, "Rounds in which the centroids are made anew from tokens near their own side (>= 0).")
-
-    def __post_init__(self):
-        high = math.isfinite(self.high) and self.high >= self.low
-        require_all(
-            self,
-            "delta",
-            ("low", positive(self.low), "must be a positive number", "e.g. 0.8"),
-            ("high", high, "must be at least delta.low", "e.g. 1.2"),
-            ("rounds", self.rounds >= 0, "must be at least 0", "e.g. 1"),
-        )
-
-
-@dataclass(frozen=True)
-class NthrConfig:
-    """Knobs of `nthr` (Deng et al. 2025, arXiv 2505.18830)."""
-
-    beta: float = knob(1.0, "Factor of the threshold above which blame is reduced (>= 0).")
-    eta: float | None = knob(
-        None, "Factor of the blame above it (0 to 1). Unset: 2 |1/2 - p|, p the group's share of correct rollouts."
-    )
-    vocabulary: str = knob(
-        "responses",
-        "Entries of the prediction errors to compare: those of ids in the group's responses, or all, which costs more.",
-        ("responses", "all"),
-    )
-
-    def __post_init__(self):
-        require_all(
-            self,
-            "nthr",
-            ("beta", math.isfinite(self.beta) and self.beta >= 0, "must be at least 0", "e.g. 1"),
-            ("eta", self.eta is None or 0 <= self.eta <= 1, "must be between 0 and 1", "e.g. 0, or leave it out"),
-        )
+LAB_ALONE = ("hint_log_probs", "continuations")  # needs that only the credit lab gives
 
 
 @dataclass(frozen=True)
@@ -179,6 +32,11 @@ class Traits:
 
     kind: str = "weights"  # "weights" multiply OpenRLHF's advantages; "advantages" replace them; "update" acts in it
     needs: frozenset[str] = frozenset()  # names from `credit.rule.NEEDS`, or from `credit.rule.UPDATE_NEEDS`
+
+    @property
+    def lab_alone(self) -> list[str]:
+        """Needs for which only the credit lab can run the rule, sorted; training refuses it."""
+        return sorted(self.needs.intersection(LAB_ALONE))
 
 
 @dataclass(frozen=True)
@@ -207,6 +65,30 @@ RULES: dict[str, BuiltIn] = {
             config=EntropyAdvConfig,
             title="Entropy adv.",
             ink="orange",
+        ),
+        BuiltIn(
+            "entropy_mask",
+            f"{_HERE}.entropy_mask:EntropyMaskRule",
+            "weights of 1 for the group's tokens with the highest entropy, 0 for the others",
+            Traits(needs=frozenset({"entropies"})),
+            config=EntropyMaskConfig,
+            title="Entropy mask",
+        ),
+        BuiltIn(
+            "gtpo",
+            f"{_HERE}.gtpo:GtpoRule",
+            "its own advantages, from rewards that tokens share by entropy",
+            Traits("advantages", frozenset({"entropies"})),
+            config=GtpoConfig,
+            title="GTPO",
+        ),
+        BuiltIn(
+            "ktae",
+            f"{_HERE}.ktae:KtaeRule",
+            "its own advantages: GRPO's plus how much a token goes with right answers",
+            Traits("advantages", frozenset({"token_ids"})),
+            config=KtaeConfig,
+            title="KTAE",
         ),
         BuiltIn(
             "prm_reshape",
@@ -266,6 +148,43 @@ RULES: dict[str, BuiltIn] = {
             Traits(needs=frozenset({"source_states", "lm_head", "token_ids"})),
             config=NthrConfig,
             title="NTHR",
+        ),
+        BuiltIn(
+            "fipo",
+            f"{_HERE}.fipo:FipoRule",
+            "more to tokens before those that the update makes likelier",
+            Traits("update", frozenset({"log_probs"})),
+            config=FipoConfig,
+            title="FIPO",
+        ),
+        BuiltIn(
+            "spro",
+            f"{_HERE}.spro:SproRule",
+            "its own advantages: GRPO's plus the rise over the reference model, compared step by step",
+            Traits("advantages", frozenset({"log_probs", "ref_log_probs"})),
+            config=SproConfig,
+            title="SPRO",
+        ),
+        BuiltIn(
+            "rlsd",
+            f"{_HERE}.rlsd:RlsdRule",
+            "weights from how much likelier a correct sibling makes the token",
+            Traits(needs=frozenset({"log_probs", "hint_log_probs"})),
+            config=RlsdConfig,
+        ),
+        BuiltIn(
+            "sdpo",
+            f"{_HERE}.sdpo:SdpoRule",
+            "its own advantages: how much likelier a correct sibling makes the token",
+            Traits("advantages", frozenset({"log_probs", "hint_log_probs"})),
+            config=SdpoConfig,
+        ),
+        BuiltIn(
+            "vine",
+            f"{_HERE}.vine:VineRule",
+            "its own advantages, from the values of prefixes by Monte Carlo",
+            Traits("advantages", frozenset({"continuations", "token_ids"})),
+            config=VineConfig,
         ),
     )
 }

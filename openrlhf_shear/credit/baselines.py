@@ -3,6 +3,8 @@
 Legend: N rollouts; the `group_size` rollouts of a prompt are neighbours.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 ESTIMATORS = ("group_norm", "rloo", "dr_grpo")  # estimators with a group's baseline, and without whitening
@@ -56,6 +58,16 @@ def group_advantages(
         if (rated == rated[:1]).all():
             made[:] = 0
     return advantages.reshape(-1)
+
+
+def outcome_advantages(rewards: Sequence[float]) -> torch.Tensor:
+    """Return GRPO's advantages (G,) float32 of one group, given its rewards; NaN, a failed reward, gets 0.
+
+    >>> outcome_advantages([1.0, 0.0, float("nan")]).tolist()
+    [0.7071067690849304, -0.7071067690849304, 0.0]
+    """
+    given = torch.tensor(rewards, dtype=torch.float32)
+    return group_advantages(given, len(given), failed=given.isnan())
 
 
 def _baselined(groups: torch.Tensor, estimator: str) -> torch.Tensor:

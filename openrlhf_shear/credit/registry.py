@@ -28,8 +28,8 @@ def load_rule(spec: CreditSpec) -> Rule:
     where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
     known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else [need for need in NEEDS if need not in LAB_ALONE]
-    if only := set(rule.needs) & set(LAB_ALONE):
-        raise ValueError(f"{where}: it needs {', '.join(sorted(only))}, which only the credit lab gives; use shear-lab")
+    if only := traits_of(rule).lab_alone:
+        raise ValueError(f"{where}: it needs {', '.join(only)}, which only the credit lab gives; use shear-lab")
     if unknown := set(rule.needs) - set(known):
         raise ValueError(
             f"{where}: it needs {', '.join(sorted(unknown))}, which is not available; use some of {', '.join(known)}"

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from openrlhf_shear.config import SearchConfig
+from openrlhf_shear.config.rules import LAB_ALONE as LAB_ALONE
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.logits import LMHead
 
@@ -19,7 +20,6 @@ OF_ROLLOUTS = (
 )
 SHARED = ("lm_head", "continuations")
 NEEDS = (*OF_ROLLOUTS, *SHARED)
-LAB_ALONE = ("hint_log_probs", "continuations")  # only the credit lab gives these
 UPDATE_NEEDS = ("entropies", "log_probs")  # of an `UpdateRule`
 
 

@@ -3,6 +3,7 @@
 - OUTPUT/rollouts/, OUTPUT/completions/: every sampled rollout and every continuation of a prefix, as an evaluation
 - OUTPUT/measured/: the weights and distances of one group a file, so that each is measured once
 - OUTPUT/rollouts.parquet, OUTPUT/prefixes.parquet: the tables for pages and analyses
+- OUTPUT/text/: the text control's distances of one group a file
 - OUTPUT/steps.parquet: a process reward model's scores, where requested
 """
 
@@ -32,7 +33,7 @@ from openrlhf_shear.sampling.store import Store
 if TYPE_CHECKING:
     import torch
 
-SAMPLED, COMPLETED = "rollouts", "completions"
+SAMPLED, COMPLETED, TEXT = "rollouts", "completions", "text"
 ROLLOUTS, PREFIXES, STEPS = "rollouts.parquet", "prefixes.parquet", "steps.parquet"
 MEASURED = ("weights", *SPAN_COLUMNS)  # columns of a rollout
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -158,25 +159,41 @@ def credited(
     """
     rewards = torch.tensor(rollouts.correct, dtype=torch.float32)
     base = tuple(group_advantages(rewards, rollouts.group_size).tolist())
-    plain = [torch.full((length,), value) for length, value in zip(rollouts.lengths, base, strict=True)]
     if isinstance(rule, UpdateRule):
+        plain = [torch.full((length,), value) for length, value in zip(rollouts.lengths, base, strict=True)]
         return StepCredit(base, plain, 0.0, {})
+    return controlled(rule, control, groups(rule, rollouts, reading, step, further), base, seed)
+
+
+def controlled(
+    rule: CreditRule, control: str | None, given: Sequence[RolloutGroup], base: Sequence[float], seed: int
+) -> StepCredit:
+    """Return the token advantages of groups by a rule that acts on whole groups.
+
+    Args:
+        control, seed: as in `credited`.
+        given: the rule's input.
+        base: the advantages of all their rollouts before the rule, group after group.
+
+    Raises:
+        CreditRuleError: the rule failed.
+    """
     started = time.perf_counter()
-    given = groups(rule, rollouts, reading, step, further)
     controls = control.split("/") if control else []
     if PERMUTED in controls:
         given = [permuted(group, seed * len(given) + i) for i, group in enumerate(given)]
-    weights = [
-        weighed(rule, group, range(members.start, members.stop))[0]
-        for group, members in zip(given, rollouts.groups, strict=True)
-    ]
-    credits = token_advantages(rule, weights, dict(enumerate(plain)))
+    weights, ends = [], [*accumulate(len(group.lengths) for group in given)]
+    for group, end in zip(given, ends, strict=True):
+        weights.append(weighed(rule, group, range(end - len(group.lengths), end))[0])
+    lengths = [length for group in given for length in group.lengths]
+    plain = {i: torch.full((n,), value) for i, (n, value) in enumerate(zip(lengths, base, strict=True))}
+    credits = token_advantages(rule, weights, plain)
     advantages = [credits[i].advantages for i in range(len(plain))]
     seconds = time.perf_counter() - started
     for name in controls:
         if name in AFTERWARDS:
             advantages = AFTERWARDS[name](advantages, base, seed)
-    return StepCredit(base, advantages, seconds, means([group.metrics for group in weights]))
+    return StepCredit(tuple(base), advantages, seconds, means([group.metrics for group in weights]))
 
 
 def groups(

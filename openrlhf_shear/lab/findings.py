@@ -25,8 +25,8 @@ MATCHED = (
 )
 ACCURACIES = (
     "Accuracies in percent, ± the sample std over seeds: final on held-out problems after the last step, mean over the "
-    "rollouts of all steps. Differences in percentage points with 95% intervals (t, paired over seeds: equal seeds "
-    "have equal problems and sampling seeds)."
+    "rollouts of all steps, evaluations over those of --eval-every. Differences in percentage points with 95% "
+    "intervals (t, paired over seeds: equal seeds have equal problems and sampling seeds)."
 )
 
 
@@ -40,6 +40,11 @@ def worth_table(worths: Sequence[Worth], baseline: str) -> Table:
         f"Final over {baseline}": [_difference(worth, "baseline", "final") for worth in worths],
         "Mean accuracy": [_percent(worth.mean) for worth in worths],
         **{f"Mean over {name}": [_difference(worth, role, "mean") for worth in worths] for role, name in roles.items()},
+        "Evaluations": [_percent(worth.evaluated) if worth.evaluated else "" for worth in worths],
+        **{
+            f"Evaluations over {name}": [_difference(worth, role, "evaluated") for worth in worths]
+            for role, name in roles.items()
+        },
         "Smallest effect": [_detectable(worth) for worth in worths],
     }
     kept = {title: cells for title, cells in columns.items() if any(cells)}
@@ -93,7 +98,7 @@ def _percent(accuracy: Stat) -> str:
 
 def _difference(worth: Worth, role: str, measure: str) -> str:
     """Return the difference to a role's rule, with its number of pairs if below the rule's seeds; empty without it."""
-    if role not in worth.against:
+    if measure not in worth.against.get(role, ()):
         return ""
     difference: Paired = worth.against[role][measure]
     interval = difference.interval(_points) or "no interval"

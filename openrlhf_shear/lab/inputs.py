@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import Rollouts
 from openrlhf_shear.lab.tasks import Problem, Task
-from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
+from openrlhf_shear.tasks.arithmetic.sampling import continue_ids
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def continuations(
     """Return a function that continues rollouts from places (rollout, t), after the first t response tokens.
 
     It returns the mean reward of n continuations of each place, sampled from the policy at temperature 1. A place after
-    all tokens has the rollout's own reward.
+    all tokens has the rollout's own reward. The same places get the same random numbers again; they are others than
+    those of the rollouts, which have the seed itself, and than those of another group.
     """
 
     rows = _rows(rollouts)
@@ -78,14 +79,13 @@ def continuations(
 
     def values(places: Sequence[tuple[int, int]], n: int) -> list[float]:
         asked = [(i, t) for i, t in dict.fromkeys(places) if t < rollouts.lengths[i]]
-        # one decoded text: the prompt's and the response's may not be joined by a mere space
-        prompts = [rollouts.tokenizer.decode(rows[i][: starts[i] + t]) for i, t in asked for _ in range(n)]
-        most = max((models.task.budget - t for _, t in asked), default=0)
-        ends = iter(sample_ids(models.policy, rollouts.tokenizer, prompts, seed, max_new_tokens=most))
+        prompts = [rows[i][: starts[i] + t].tolist() for i, t in asked for _ in range(n)]
+        room = [models.task.budget - t for _, t in asked for _ in range(n)]
+        ends = iter(continue_ids(models.policy, rollouts.tokenizer, prompts, room, seed))
         known = {}
         for i, t in asked:
-            whole = (torch.cat([rows[i][starts[i] :][:t], next(ends)])[: models.task.budget] for _ in range(n))
-            problem = problems[i // rollouts.group_size]
+            problem, begun = problems[i // rollouts.group_size], rows[i][starts[i] :][:t]
+            whole = (torch.cat([begun, next(ends)]) for _ in range(n))
             known[i, t] = sum(models.task.check(rollouts.tokenizer, problem, ids).correct for ids in whole) / n
         return [known.get((i, t), float(rollouts.correct[i])) for i, t in places]
 

@@ -13,8 +13,19 @@ import numpy as np
 
 from openrlhf_shear.lab.worth import Worth
 from openrlhf_shear.report.bootstrap import Analysis
-from openrlhf_shear.report.estimates import Paired
-from openrlhf_shear.report.figures import Picture, Series, Theme, columns, line, line_style, panels, plot_rows, spread
+from openrlhf_shear.report.estimates import Estimate, Paired
+from openrlhf_shear.report.figures import (
+    Picture,
+    Series,
+    Theme,
+    columns,
+    line,
+    line_style,
+    panels,
+    plot_rows,
+    reach,
+    spread,
+)
 from openrlhf_shear.report.findings import Omission
 
 if TYPE_CHECKING:
@@ -88,6 +99,37 @@ def curves_picture(curves: Mapping[str, Sequence[Analysis]], baseline: str, plac
         *columns(numbers | _paired("difference", [block.difference for block in blocks])),
         plot,
         _panels_height(shown),
+    )
+
+
+def prediction_picture(
+    correlations: Mapping[str, Estimate], gains: Mapping[str, Paired], found: Estimate, baseline: str, place: str
+) -> Picture | Omission:
+    """Draw each rule's gain in training over its rank correlation with the true advantages; `found` is their rho."""
+    heading = "Does the right credit predict the gain?"
+    rules = [rule for rule in correlations if rule in gains]
+    if len(rules) < 2:
+        return Omission(heading, "fewer than two rules have both a rank correlation and a gain", "prediction")
+    x, y = [correlations[rule] for rule in rules], [gains[rule] for rule in rules]
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        (across, aside), (up, above) = reach(x), reach(y, 100)
+        style = {"color": theme.ink("blue"), "linestyle": "", "marker": "o", "markersize": 4, "linewidth": 0.8}
+        axis.errorbar(across, up, xerr=aside, yerr=above, **style)
+        for rule, *at in zip(rules, across, up, strict=True):
+            axis.annotate(rule, at, xytext=(3, 3), textcoords="offset points", fontsize=5, color=theme.text)
+        axis.axhline(0, color=theme.text, linewidth=0.7)
+        axis.set_xlabel("Rank correlation of credit with the true advantage")
+        axis.set_ylabel(f"Gain over {baseline} (percentage points)")
+        axis.grid(linewidth=0.5)
+
+    return Picture(
+        *("prediction", heading, place),
+        f"Spearman's correlation over {len(rules)} rules: {found.text('.2f')}, with its 95% interval over seeds. Bars "
+        "are 95% intervals: across over problems, up over seeds.",
+        *columns({"rule": rules, **spread("rank correlation", x), **_paired("gain", y)}),
+        plot,
+        4.6,
     )
 
 

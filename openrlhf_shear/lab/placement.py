@@ -24,6 +24,7 @@ from openrlhf_shear.lab.tasks import Problem, task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.tables import Table
+from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST, contrast
 from openrlhf_shear.rollouts.localisation import Trace, first_errors, measurable, rollout_means, tokens_auc
 
 SEED = 1  # differs from the seed of the final accuracy's problems
@@ -33,7 +34,7 @@ NEAR = 1  # tokens on both sides of the first error in shares
 HEADER = (
     *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "Same index, all rollouts"),
     *("Same index, incorrect of a group", "Share within 1 token", "Largest within 1 token", "A random token"),
-    "Rollouts",
+    *("Last over first quarter", "Incorrect over correct", "Rollouts"),
 )
 NOTES = (
     "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
@@ -44,6 +45,9 @@ NOTES = (
     "the same group it does not. A rule that leaves correct rollouts alone has 0.5 at their split by construction.",
     "Share within 1 token: the part of an incorrect rollout's credit on its first wrong token and the two neighbours. "
     "Beside it stand the chance that a largest weight is there and the chance that a random token is.",
+    "Last over first quarter: mean weights of the last and the first quarter of the tokens of all rollouts; SHEAR's "
+    f"paper has {PAPER_LAST_FIRST:.2f} for distances. Incorrect over correct: mean weights of the rollouts. Equal "
+    "weights have 1 in both.",
 )
 
 
@@ -100,13 +104,14 @@ def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Analysis:
     errors: `first_errors`: AUC and largest weight at the first error, with controls, and the profile.
     auc_incorrect: AUC of tokens at the same index of incorrect rollouts of the same group, already wrong against still
         right.
+    contrast: `contrast`: late over early tokens, incorrect over correct rollouts.
     share: the part of an incorrect rollout's credit on its tokens within `NEAR` of the first error. Weights count by
         their size where signs differ; 0 for a rollout without credit.
     """
     wrong, incorrect = measurable(traces), [trace for trace in traces if not trace.correct]
     errors, auc = first_errors(traces, RADIUS, bootstrap), tokens_auc(incorrect, True, bootstrap, within_groups=True)
     share = rollout_means(wrong, {"share": np.array([_share(trace) for trace in wrong])}, {"share": 1.0}, bootstrap)
-    return Analysis({"errors": errors, "auc_incorrect": auc, **share})
+    return Analysis({"errors": errors, "auc_incorrect": auc, **share, "contrast": contrast(traces, bootstrap)})
 
 
 def _share(trace: Trace) -> float:
@@ -122,7 +127,9 @@ def placement_table(placements: Mapping[str, Analysis]) -> Table:
         errors = placed.errors
         aucs = errors.auc, errors.auc_control, errors.auc_random, errors.auc_matched, placed.auc_incorrect
         shares = placed.share, errors.hit, errors.hit_chance
+        contrasts = placed.contrast.last_first, placed.contrast.wrong_right
         cells = [estimate.text(".3f") for estimate in aucs] + [estimate.text(".1%") for estimate in shares]
+        cells += [estimate.text(".2f") for estimate in contrasts]
         rows.append((rule, *cells, f"{errors.rollouts:,}"))
         checked = {"AUC": errors.auc, "share": placed.share, "same index": placed.auc_incorrect}
         warnings += [f"{rule}, {what}: {estimate.warning}" for what, estimate in checked.items() if estimate.warning]

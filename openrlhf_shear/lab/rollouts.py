@@ -48,8 +48,15 @@ class Rollouts:
         return sum(self.correct) / len(self.correct)
 
 
-def sample(policy: Policy, problems: Sequence[Problem], group_size: int, settings: LabSettings, seed: int) -> Rollouts:
-    """Sample `group_size` rollouts a problem at temperature 1; the same weights and seed give the same rollouts.
+def sample(
+    policy: Policy,
+    problems: Sequence[Problem],
+    group_size: int,
+    settings: LabSettings,
+    seed: int,
+    temperature: float = 1.0,
+) -> Rollouts:
+    """Sample `group_size` rollouts a problem; the same weights and seed give the same rollouts.
 
     Raises ValueError where the policy is of another task: its tokenizer would drop parts of the prompts.
     """
@@ -62,7 +69,8 @@ def sample(policy: Policy, problems: Sequence[Problem], group_size: int, setting
             f"lab.start: the policy reads the prompt {prompts[0]} as {read}; use one that was warmed up for "
             f"{task.about}"
         )
-    responses = sample_ids(policy, policy.tokenizer, prompts, seed, max_new_tokens=task.budget)
+    asked = {"max_new_tokens": task.budget, "temperature": temperature}
+    responses = sample_ids(policy, policy.tokenizer, prompts, seed, **asked)
     return graded(task, policy.tokenizer, repeated, responses, group_size)
 
 

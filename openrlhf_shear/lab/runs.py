@@ -136,7 +136,8 @@ def _read(path: Path, variant: Variant) -> LabRun:
         kept = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: tuple(values) for name, values in kept["metrics"].items()}
         numbers = kept["seed"], tuple(kept["accuracy"]), kept["final"], metrics, kept["seconds"]
-        return LabRun(variant.name, *numbers, made=kept.get("of", {}).get("made"))
+        evaluations = tuple(kept.get("evaluations", ()))  # runs of version 0.1 have none
+        return LabRun(variant.name, *numbers, made=kept.get("of", {}).get("made"), evaluations=evaluations)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no run of the lab ({error}); delete it and start again") from error
 

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from openrlhf_shear.config.knobs import knob, positive, require_all
 
 SHIPPED = "shipped"
-TASKS = ("arithmetic", "bookkeeping", "word_problems")
+TASKS = ("arithmetic", "bookkeeping", "bookkeeping-paraphrased", "word_problems")
 _OLD_NAMES = {"ledger": "bookkeeping"}  # of tasks, in older command lines and in runs
-_NEW = {("task", "arithmetic"), ("eval_samples", 1)}  # newer settings, at the values that older runs had
+# newer settings, at the values that older runs had
+_NEW = {("task", "arithmetic"), ("eval_samples", 1), ("eval_every", 0), ("eval_temperature", 1.0)}
 # These do not decide a run without its rule: the first three are knobs of rules, the last is of the placement.
 _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
@@ -23,7 +24,8 @@ class LabSettings:
 
     task: str = knob(
         TASKS[0],
-        "The policy's task: chain arithmetic, keeping the books of a story, or word problems (for a pretrained model).",
+        "The policy's task: chain arithmetic, keeping the books of a story in one wording or in many, or word problems "
+        "(for a pretrained model).",
         (*TASKS, *_OLD_NAMES),
     )
     operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")
@@ -43,6 +45,8 @@ class LabSettings:
     max_grad_norm: float = knob(1.0, "Gradients are clipped to this norm.")
     eval_problems: int = knob(768, "Held-out problems of the final accuracy.")
     eval_samples: int = knob(4, "Responses to each held-out problem.")
+    eval_every: int = knob(0, "Also evaluate after every so many steps of training; 0 for the final accuracy alone.")
+    eval_temperature: float = knob(1.0, "Temperature of the evaluations' responses, e.g. 0.1; training samples at 1.")
     precision: str = knob(
         "bfloat16",
         "Precision of the policy's passes; its weights are updated in float32, as by DeepSpeed.",
@@ -57,7 +61,7 @@ class LabSettings:
         object.__setattr__(self, "task", _OLD_NAMES.get(self.task, self.task))
         counts = ("prompts", "steps", "mini_batches", "eval_problems", "eval_samples")
         counts = (*counts, "window", "stride", "placement_prompts")
-        floats = ("learning_rate", "clip_low", "clip_high", "max_grad_norm", "epsilon_rel")
+        floats = ("learning_rate", "clip_low", "clip_high", "max_grad_norm", "epsilon_rel", "eval_temperature")
         rollouts = self.prompts * self.samples_per_prompt
         require_all(
             self,
@@ -65,6 +69,7 @@ class LabSettings:
             ("operations", 1 <= self.operations <= 12, "must be 1 to 12", "e.g. 7"),
             ("fillers", 0 <= self.fillers <= 8, "must be 0 to 8", "e.g. 2"),
             *((name, getattr(self, name) >= 1, "must be at least 1", "a positive number") for name in counts),
+            ("eval_every", 0 <= self.eval_every <= self.steps, f"must be 0 to {self.steps}, the steps", "e.g. 5"),
             *(
                 (name, positive(getattr(self, name)), "must be a positive number", "e.g. the default")
                 for name in floats

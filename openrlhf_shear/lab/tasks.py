@@ -1,5 +1,6 @@
 """The lab's tasks, and what it asks of each: problems, the check of a response, and a start policy."""
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +9,9 @@ import torch
 
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
+from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED
 from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
+from openrlhf_shear.tasks.situation import Situation
 from openrlhf_shear.tasks.word_problems.task import WordProblemsTask
 
 
@@ -37,6 +40,15 @@ class Task(Protocol):
     def check(self, tokenizer, problem: Problem, ids: torch.Tensor) -> Check:
         """Check a response, (T_i,) token ids, against the truth."""
 
+    def situations(self, tokenizer, problem: Problem, ids: torch.Tensor) -> list[Situation]:
+        """Return what the simulator says before each token of a response but a final `<eos>`, and after the last.
+
+        A task without a simulator returns `LOST` for all.
+        """
+
+    def written(self, problem: Problem, rng: random.Random) -> str:
+        """Return a response as the warm-up learns it, perhaps wrong, to be joined to the prompt."""
+
     def shipped(self) -> Path:
         """Return the folder of the shipped policy; ValueError where this task has none."""
 
@@ -45,6 +57,11 @@ class Task(Protocol):
 
 
 def task_of(settings: LabSettings) -> Task:
-    if settings.task == "arithmetic":
-        return ArithmeticTask(settings.operations, settings.fillers)
-    return {"bookkeeping": BookkeepingTask, "word_problems": WordProblemsTask}[settings.task]()
+    match settings.task:
+        case "bookkeeping":
+            return BookkeepingTask()
+        case "bookkeeping-paraphrased":
+            return BookkeepingTask(PARAPHRASED)
+        case "word_problems":
+            return WordProblemsTask()
+    return ArithmeticTask(settings.operations, settings.fillers)

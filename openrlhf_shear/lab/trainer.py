@@ -77,7 +77,11 @@ def train(
     models = Models(policy, Policy(start, settings) if "ref_log_probs" in rule.needs else None, task)
     problems = task.problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed)
     heldout = task.problems(settings.eval_problems, HELDOUT_SEED, "heldout")
-    metrics = defaultdict(list)
+    metrics, evaluations = defaultdict(list), []
+
+    def evaluated() -> float:
+        return sample(policy, heldout, settings.eval_samples, settings, seed, settings.eval_temperature).accuracy
+
     for step in range(settings.steps):
         begun = time.perf_counter()
         asked = problems[step * settings.prompts : (step + 1) * settings.prompts]
@@ -86,11 +90,15 @@ def train(
         for name, value in _step(models, rule, variant.control, asked, rollouts, settings, draw, step + 1).items():
             metrics[name].append(value)
         metrics["seconds"].append(time.perf_counter() - begun)
+        if settings.eval_every and (step + 1) % settings.eval_every == 0:
+            evaluations.append(evaluated())
         step_done()
-    final = sample(policy, heldout, settings.eval_samples, settings, seed).accuracy
+    at_the_end = settings.eval_every and settings.steps % settings.eval_every == 0
+    final = evaluations[-1] if at_the_end else evaluated()
     accuracy = tuple(metrics.pop("accuracy"))
     by_step = {name: tuple(values) for name, values in metrics.items()}
-    return LabRun(variant.name, seed, accuracy, final, by_step, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return LabRun(variant.name, seed, accuracy, final, by_step, seconds, evaluations=tuple(evaluations))
 
 
 def _step(

@@ -20,7 +20,7 @@ from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.config.syntax import canonical
 from openrlhf_shear.credit.registry import Rule, make_rule
 from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
-from openrlhf_shear.lab.credit import CONTROLS, ORACLES
+from openrlhf_shear.lab.credit import CONTROLS, ORACLES, PERMUTED
 from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
@@ -67,6 +67,11 @@ class Variant:
             raise ValueError(
                 f"{where}: {self.estimator} acts in the update, on mini-batches, where there is no whole "
                 f"step to control for; use it without /{self.control}"
+            )
+        if PERMUTED in (self.control or "").split("/") and not isinstance(rule, UpdateRule) and rule.makes_advantages:
+            raise ValueError(
+                f"{where}: {self.estimator} makes its own advantages from the outcomes, so that other outcomes change "
+                f"their signs too; use another control"
             )
         return rule
 

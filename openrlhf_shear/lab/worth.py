@@ -15,6 +15,7 @@ from openrlhf_shear.report.bootstrap import Analysis, parts
 from openrlhf_shear.report.estimates import Stat, paired, stat
 
 MEASURES = ("final", "mean")  # of a run: accuracy on held-out problems at the end; mean accuracy over the steps
+EVALUATED = "evaluated"  # of a run with evaluations: their mean
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,23 @@ class LabRun:
     metrics: dict[str, tuple[float, ...]]  # further numbers of each step, e.g. "negative_credit"; NaN where undefined
     seconds: float  # of the whole run
     made: Mapping | None = None  # its `report.provenance`; None where none was written
+    evaluations: tuple[float, ...] = ()  # accuracies after every `eval_every` steps; empty without evaluations
 
     def __post_init__(self) -> None:
         if not self.accuracy:
             raise ValueError(f"{self.rule}, seed {self.seed}: a run must have at least one step")
-        if not all(map(isfinite, (*self.accuracy, self.final))):
+        if not all(map(isfinite, (*self.accuracy, self.final, *self.evaluations))):
             raise ValueError(f"{self.rule}, seed {self.seed}: accuracies must be finite")
 
     @property
     def mean(self) -> float:
         """Mean accuracy over the steps."""
         return fmean(self.accuracy)
+
+    @property
+    def evaluated(self) -> float | None:
+        """Mean of the evaluations; None without evaluations."""
+        return fmean(self.evaluations) if self.evaluations else None
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,10 @@ class Worth:
     final: Stat
     mean: Stat  # of the mean accuracy over the steps
     metrics: dict[str, Stat]  # over seeds, of the mean over the steps that have a number
+    evaluated: Stat | None  # of the mean of the evaluations; None where a run has none
     # role ("baseline", "matched", "shuffled", "shear") -> `against`, the other rule, and the `Paired` differences
-    # `final` and `mean`, where the two share seeds. Matched and shuffled are the rule's own controls. "shear" is left
-    # out where it would repeat another row's difference with the other sign
+    # `final`, `mean` and, with evaluations, `evaluated`, where the two share seeds. Matched and shuffled are the rule's
+    # own controls. "shear" is left out where it would repeat another row's difference with the other sign
     against: dict[str, Analysis]
 
 
@@ -76,13 +84,20 @@ def _worth(runs: list[LabRun], rule: str, baseline: str) -> Worth:
     for role, other in others.items():
         pairs = _pairs(runs, rule, other) if other != rule else []
         if pairs:
-            differences = {of: paired([getattr(run, of) - getattr(its, of) for run, its in pairs]) for of in MEASURES}
+            shared = measures_of(run for pair in pairs for run in pair)
+            differences = {of: paired([getattr(run, of) - getattr(its, of) for run, its in pairs]) for of in shared}
             against[role] = Analysis({"against": other, **differences})
     mine = _by_seed(runs, rule)
     final, mean = (stat(getattr(run, of) for run in mine.values()) for of in MEASURES)
     names = dict.fromkeys(name for run in mine.values() for name in run.metrics)
     metrics = {name: over_seeds for name in names if (over_seeds := stat(_step_means(mine.values(), name)))}
-    return Worth(rule, tuple(mine), final, mean, metrics, against)
+    evaluated = stat(run.evaluated for run in mine.values()) if EVALUATED in measures_of(mine.values()) else None
+    return Worth(rule, tuple(mine), final, mean, metrics, evaluated, against)
+
+
+def measures_of(runs: Iterable[LabRun]) -> tuple[str, ...]:
+    """Return the measures that all of these runs have."""
+    return (*MEASURES, EVALUATED) if all(run.evaluations for run in runs) else MEASURES
 
 
 def _step_means(runs: Iterable[LabRun], metric: str) -> list[float]:

@@ -16,8 +16,9 @@ PROG = prog("train_ppo_ray")
 DUMP = f"--{CREDIT}.dump_rollouts_every"
 OF_SEARCHES = {f"--{CREDIT}.{knob.name}" for knob in fields(SearchConfig)}
 PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
+TRAINED = [rule for rule in RULES.values() if not rule.traits.lab_alone]  # the others are refused, and have no flags
 # Knobs by the first part of their flags.
-KNOBS: dict[str, tuple[type, ...]] = {rule.name: (rule.config,) for rule in RULES.values() if rule.config} | {
+KNOBS: dict[str, tuple[type, ...]] = {rule.name: (rule.config,) for rule in TRAINED if rule.config} | {
     CREDIT: (OutcomeConfig, SearchConfig),
     "prm": (PrmConfig,),
 }
@@ -91,7 +92,7 @@ def spec_of(values: dict) -> CreditSpec | None:
     try:
         name = parse_rule(values[ESTIMATOR])
         entry = name.built_in
-        knobs = read(name.rule, entry.config) if entry and entry.config else {}
+        knobs = read(name.rule, entry.config) if entry and name.rule in KNOBS else {}
         others = {"outcome": made[CREDIT, OutcomeConfig], "prm": made["prm", PrmConfig]}
         return credit_spec(name, knobs, made[CREDIT, SearchConfig], **others)
     except ValueError as error:
@@ -100,11 +101,9 @@ def spec_of(values: dict) -> CreditSpec | None:
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == ESTIMATOR)
-    action.choices = _Estimators([*action.choices, *RULES, *ALIASES])
+    action.choices = _Estimators([*action.choices, *(rule.name for rule in TRAINED), *ALIASES])
     action.metavar = "ESTIMATOR"
-    rules = "; ".join(
-        f"{rule.name}, {rule.about}" + (f" (--{rule.name}.*)" if rule.config else "") for rule in RULES.values()
-    )
+    rules = "; ".join(f"{rule.name}, {rule.about}" + (f" (--{rule.name}.*)" if rule.config else "") for rule in TRAINED)
     action.help = (
         f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. This fork adds credit "
         f"rules, which start from group_norm's advantages and weight them token by token: {rules}; and a rule of "

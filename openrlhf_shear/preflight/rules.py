@@ -6,7 +6,8 @@ from functools import lru_cache
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
 from openrlhf_shear.config.refusal import Finding, Told, refusal
-from openrlhf_shear.config.rules import ShearConfig, Traits
+from openrlhf_shear.config.rule_knobs import ShearConfig
+from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.preflight.layout import fits_beside_actor
 
@@ -61,8 +62,12 @@ def rule(values: Values) -> Iterator[Finding]:
     if not is_rule(estimator):
         return
     wanted = traits(estimator)
+    if wanted.lab_alone:  # of a built-in rule, which has not been made: `credit.registry.load_rule` refuses the others
+        problem = f"needs {', '.join(wanted.lab_alone)}, which only the credit lab gives"
+        yield refusal(ESTIMATOR, problem, estimator, "shear-lab, or another rule")
+        return
     if wanted.kind == "advantages":
-        yield from _own_advantages(values, estimator)
+        yield from _own_advantages(values, estimator, wanted.needs)
     yield from _models_read(values, estimator, wanted.needs)
     if "prm_scores" in wanted.needs:
         if not values["prm.model_name_or_path"]:
@@ -135,12 +140,11 @@ def _models_read(values: Values, estimator: str, needs: frozenset[str]) -> Itera
         yield refusal("ds.tensor_parallel_size", why, values["ds.tensor_parallel_size"], "1")
 
 
-def _own_advantages(values: Values, estimator: str) -> Iterator[Finding]:
+def _own_advantages(values: Values, estimator: str, needs: frozenset[str]) -> Iterator[Finding]:
     reason = f"would have no effect: estimator {estimator} makes its own advantages, from scores"
     for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):
         if values[flag] is not None:
             yield refusal(flag, reason, values[flag], "a reward function that knows lengths")
     if values["algo.kl.init_coef"] > 0 and not values["algo.kl.use_loss"]:
-        yield refusal(
-            "algo.kl.init_coef", f"as a reward {reason}", values["algo.kl.init_coef"], "0, or --algo.kl.use_loss"
-        )
+        remedy = "--algo.kl.use_loss" if "ref_log_probs" in needs else "0, or --algo.kl.use_loss"
+        yield refusal("algo.kl.init_coef", f"as a reward {reason}", values["algo.kl.init_coef"], remedy)

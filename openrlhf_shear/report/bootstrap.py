@@ -134,9 +134,7 @@ def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndar
     if not np.isfinite(value):
         return Estimate(None, None, None, problems, total, paper, f"not defined: it needs {quantity.needs}")
     kept, warnings = drawn[np.isfinite(drawn)], []
-    low, high = None, None
-    if problems > 1 and len(kept):
-        low, high = (float(end) for end in np.quantile(kept, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]))
+    low, high = _interval(kept) if problems > 1 and len(kept) else (None, None)
     if problems < FEW_PROBLEMS:
         of = "one problem" if problems == 1 else f"{problems} problems"
         warnings.append(f"rests on {of}, too few for an interval that means anything")
@@ -147,4 +145,25 @@ def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndar
         warnings.append("the interval covers more than half of what is possible, so the sample says nothing")
     if quantity.caution:
         warnings.append(quantity.caution)
-    return Estimate(float(value), low, high, problems, total, paper, "; ".join(warnings) or None)
+    return Estimate(float(value), low, high, problems, total, paper, "; ".join(warnings) or None, drawn)
+
+
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """Return first - second with a paired interval: both take the same resample of the problems, one by one.
+
+    Both must come from one `Bootstrap`, over the same problems in the same order. The warnings are those of both.
+    """
+    problems, rows = min(first.problems, second.problems), min(first.rows, second.rows)
+    warnings = dict.fromkeys(each.warning for each in (first, second) if each.warning)
+    about = problems, rows, None, "; ".join(warnings) or None
+    if first.value is None or second.value is None:
+        return Estimate(None, None, None, *about)
+    drawn = None if first.draws is None or second.draws is None else first.draws - second.draws
+    kept = [] if drawn is None else drawn[np.isfinite(drawn)]
+    paired = first.low is not None and second.low is not None and len(kept)
+    return Estimate(first.value - second.value, *(_interval(kept) if paired else (None, None)), *about, drawn)
+
+
+def _interval(drawn: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(drawn, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
+    return float(low), float(high)

@@ -1,7 +1,7 @@
 """Numbers with 95% intervals: estimates over problems, statistics over seeds, means of paired differences."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import erfc, lgamma, log, nan, sqrt
 from statistics import fmean, stdev
@@ -56,6 +56,8 @@ class Estimate(Interval):
     rows: int
     paper: float | None = None  # the paper's value; None if it gives none
     warning: str | None = None  # why the value or its interval says little; None if there is no objection
+    # (R,) its value in each resample, NaN where undefined; for paired differences, and in no report
+    draws: np.ndarray | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

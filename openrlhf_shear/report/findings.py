@@ -88,9 +88,9 @@ def print_findings(findings: Results) -> None:
 
 
 def plain(value: object) -> object:
-    """Return a value as strict JSON takes it: None for a number that is not finite."""
+    """Return a value as strict JSON takes it: None for a number that is not finite, no field that `repr` hides."""
     if is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value) if field.repr}
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

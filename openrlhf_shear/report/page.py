@@ -7,6 +7,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
+def sorting() -> str:
+    """Return the script of pages with tables to sort: a click on a button in a column's head sorts by that column.
+
+    A cell sorts by its `data-value`, or by its text.
+    """
+    return (HERE / "sort.js").read_text(encoding="utf-8")
+
+
 def render(template: str, style: str, script: str, heading: str, **values: object) -> str:
     """Return a page as one self-contained HTML file; every value in it is escaped.
 
@@ -17,7 +25,6 @@ def render(template: str, style: str, script: str, heading: str, **values: objec
         heading: the heading and the title.
     """
     # Imported late: a command line is checked before this loads.
-    # Late: a command line is checked before this loads.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

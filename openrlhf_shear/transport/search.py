@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 import torch
 
-from openrlhf_shear.config.rules import AGGREGATES
+from openrlhf_shear.config.rule_knobs import AGGREGATES
 from openrlhf_shear.transport.geometry import Spans
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.tiles import Tile, search_bytes, tiles

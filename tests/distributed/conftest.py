@@ -253,9 +253,12 @@ def plain(cluster, arguments):
 
 @pytest.fixture(scope="session")
 def maker(tokenizer):
-    """A function: actor group, strategy, upstream or the fork's class -> an experience maker without other models."""
+    """A function: actor group, strategy, upstream or the fork's class -> an experience maker.
 
-    def build(group, strategy, upstream: bool = False, **options):
+    It has no other models, except perhaps a reference model's group.
+    """
+
+    def build(group, strategy, upstream: bool = False, reference=None, **options):
         from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
         from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
@@ -265,7 +268,7 @@ def maker(tokenizer):
         kind = RemoteExperienceMaker if upstream else CreditExperienceMaker
         if not upstream:
             options["rule"] = load_rule(strategy.args.credit)
-        return kind(group, None, None, None, FixedKLController(0.0), strategy, tokenizer, **options)
+        return kind(group, None, None, reference, FixedKLController(0.0), strategy, tokenizer, **options)
 
     return build
 

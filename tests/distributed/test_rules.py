@@ -4,6 +4,7 @@ Training steps: `shear` and `entropy_adv` in test_whole_run.py, a user's rule in
 `pure` in test_recipes.py.
 """
 
+import shutil
 from itertools import chain
 
 import numpy as np
@@ -28,6 +29,33 @@ NOISE = 0.02
 
 def flat(lists: list[list]) -> list:
     return list(chain.from_iterable(lists))
+
+
+@pytest.fixture(scope="module")
+def other_policy(policy, tmp_path_factory):
+    """The folder of another policy: the built-in one, its tied embeddings half as large again."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("reference") / "policy"
+    shutil.copytree(policy, folder)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(cluster, arguments, other_policy):
+    """One rank with the other policy as reference model."""
+    from openrlhf.trainer.ray import launcher
+    from openrlhf.utils import get_strategy
+
+    group = launcher.RayActorGroup(1, 1, launcher.ReferenceModelActor, num_gpus_per_actor=0.2, duplicate_actors=1)
+    cluster.get(group.async_init_model_from_pretrained(get_strategy(arguments()), str(other_policy)))
+    yield group
+    for actor in group._actor_handlers:
+        cluster.kill(actor)
 
 
 def readings(cluster, policy, samples):
@@ -141,16 +169,20 @@ METHODS = {
     "error_odds": ("error_odds", "--error_odds.rise", "3"),
     "entropy_adv": ("entropy_adv",),
     "text": ("text", "--text.window", "16", "--text.stride", "4"),
+    "entropy_mask": ("entropy_mask",),
+    "gtpo": ("gtpo",),
+    "ktae": ("ktae",),
     "prm_reshape": ("prm_reshape",),
     "pure": ("pure", "--pure.width", "100"),
     "otb": ("otb",),
     "delta": ("delta",),
     "nthr": ("nthr", "--nthr.eta", "0.25"),
+    "spro": ("spro", "--algo.kl.init_coef", "1e-9", "--algo.kl.use_loss"),
 }
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, rollouts, scorer, method):
+def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, rollouts, scorer, request, method):
     group, strategy, rule = with_rule(*METHODS[method])
     samples, size = rollouts(4), 4
     needs = getattr(rule, "needs", ())
@@ -165,6 +197,11 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
         given["log_probs"] = token_log_probs
     if "entropies" in needs:
         given["entropies"] = entropies
+    models = {}
+    if "ref_log_probs" in needs:
+        models["reference"] = request.getfixturevalue("reference")
+        of_reference, _ = readings(cluster, request.getfixturevalue("other_policy"), samples)
+        given["ref_log_probs"], _, _ = zip(*of_reference, strict=True)
     if "token_ids" in needs:
         given["token_ids"] = [sample.sequences[:, 1:][:, -sample.action_mask.shape[1] :][sample.action_mask.bool()]
                               for sample in samples]  # fmt: skip
@@ -185,6 +222,8 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
         shared = {"lm_head": head} if "lm_head" in needs else {}
         whole = RolloutGroup(0, rewards, tuple(r > 0.5 for r in rewards), lengths, **tensors, **shared)
         credit = rule.credit(whole)
+        if method == "entropy_mask":  # noise decides about tokens at the threshold
+            unclear += [(entropies[i] - credit.metrics["threshold"]).abs().numpy() < NOISE for i in members]
         if method == "nthr":  # noise decides about tokens at the threshold
             right, wrong = ([i for i, outcome in enumerate(whole.correct) if outcome is side] for side in (True, False))
             scores, tau = rule.scores(whole, right, wrong)
@@ -202,7 +241,7 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
     if method == "entropy_adv":  # it acts later
         experiences = maker(group, strategy, upstream=True).make_experience_batch(fresh)
     else:
-        ours = maker(group, strategy, step_scorer=scorer if "prm_scores" in needs else None)
+        ours = maker(group, strategy, step_scorer=scorer if "prm_scores" in needs else None, **models)
         experiences = ours.make_experience_batch(fresh)
         made = advantages_by_rollout(experiences)
         if method == "prm_reshape":
@@ -221,6 +260,47 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
             expected.pop(close[0])
     else:
         assert sorted(seen) == sorted(values.tolist() for values in made.values()), "to the last bit"
+
+
+def test_fipo_takes_the_ratio_of_the_update(cluster, with_rule, maker, rollouts):
+    """Old log-probs are moved, as if the policy had changed; factors follow from what the loss is called with."""
+    knobs = ("--fipo.half_life", "4", "--fipo.clip_low", "0.5", "--fipo.clip_high", "3", "--fipo.safety", "4")
+    group, strategy, _ = with_rule("fipo", *knobs)
+    experiences = maker(group, strategy, upstream=True).make_experience_batch(rollouts(4))
+    generator = torch.Generator().manual_seed(0)
+    base = [a[mask.bool()][0].item() for e in experiences for a, mask in zip(e.advantages, e.action_mask, strict=True)]
+    for experience in experiences:
+        experience.action_log_probs -= torch.randn(experience.action_log_probs.shape, generator=generator)
+
+    def fit(actor):
+        seen = []
+
+        def keep(loss, args, kwargs, output):
+            seen.extend(zip(*(rows.detach().double() for rows in args[:3]), kwargs["action_mask"].bool(), strict=True))
+
+        handle = actor.trainer.actor_loss_fn.register_forward_hook(keep, with_kwargs=True)
+        status = actor.fit(kl_ctl=0.0)
+        handle.remove()
+        return seen, status
+
+    cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
+    ((seen, status),) = cluster.get([actor.__ray_call__.remote(fit) for actor in group.actors])
+    plain = []
+    for new, old, shaped, mask in seen:
+        change = [
+            (new[t] - old[t]).item() if mask[t] and new[t] - old[t] <= np.log(10) else 0.0 for t in range(len(new))
+        ]
+        own = []
+        for t in mask.nonzero().flatten().tolist():
+            future = sum(0.5 ** ((k - t) / 4) * change[k] for k in range(t, len(change)))
+            factor = min(max(np.exp(future), 0.5), 4.0)
+            if shaped[t] < 0 and new[t] - old[t] > np.log(4):
+                factor = min(max(factor, 0.8), 1.0)
+            own.append(shaped[t].item() / factor)
+        assert own == pytest.approx([own[0]] * len(own), abs=1e-5), "one advantage a rollout, before the factors"
+        plain.append(own[0])
+    assert sorted(plain) == pytest.approx(sorted(base), abs=1e-5)
+    assert 0.5 < status["fipo/weight"] < 4 and status["fipo/weight"] != 1 and status["fipo/unsafe"] > 0
 
 
 @pytest.mark.parametrize("mode", ["fixed", "dynamic"])

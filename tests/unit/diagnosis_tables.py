@@ -3,6 +3,7 @@
 import numpy as np
 import pandas
 
+from openrlhf_shear.diagnosis.text import TextControl, TextSpans
 from openrlhf_shear.rollouts.record import Heatmap, Rollout
 
 SETTINGS = {"model": "tiny", "dataset": "synthetic", "window": 4, "stride": 5, "completions": 16}
@@ -66,3 +67,22 @@ def drawn_rollouts(rng, groups=30, samples=8, tokens=40, jump=0.5) -> list[Rollo
             texts = {"tokens": ["x"] * tokens, "token_ids": [0] * tokens, "first_error": error}
             made.append(rollout(f"p{group:03d}", sample, bool(correct[sample]), **texts | (spans if mixed else {})))
     return made
+
+
+def spans_of(prefixes: pandas.DataFrame) -> list[Rollout]:
+    """The rollouts of `drawn_prefixes`, with a span for each prefix and weights of its distance."""
+    made = []
+    for (problem, sample), own in prefixes.groupby(["problem", "sample"]):
+        distances = own["distance"].tolist()
+        spans = {"span_starts": [end - 4 for end in own["position"]], "span_distances": distances}
+        made.append(
+            rollout(problem, int(sample), bool(own["correct"].iloc[0]), np.repeat(distances, 5).tolist(), **spans)
+        )
+    return made
+
+
+def text_of(prefixes: pandas.DataFrame, ngram: int = 3) -> TextControl:
+    """A text control whose distances are those of these prefixes, which may differ from the hidden states'."""
+    rollouts = spans_of(prefixes)
+    spans = [TextSpans(r.group, r.sample, r.weights, r.span_distances, r.span_distances) for r in rollouts]
+    return TextControl(ngram, {(each.problem, each.sample): each for each in spans})

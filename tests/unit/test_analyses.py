@@ -68,7 +68,9 @@ def test_early_and_late_prefixes_by_hand():
     means = {"first": (1 + 2 + 10 + 20) / 4, "last": (6 + 7 + 8) / 3}
     means |= {"first_own": (1 + 2 + 10) / 3, "last_own": (7 + 8 + 40) / 3}
     means |= {f"difference{own}": means[f"last{own}"] - means[f"first{own}"] for own in ("", "_own")}
+    means["ratio"] = means["last"] / means["first"]
     assert {name: estimate.value for name, estimate in found.items()} == pytest.approx(means)
+    assert (found.ratio.paper, found.ratio.rows) == (1.12, 7)
     assert (found.first.rows, found.first.problems, found.last.problems) == (4, 2, 1)
     assert (found.first.paper, found.last.paper, found.difference.paper) == (0.67, 0.75, 0.08)
     shares = {"every": 16 / (11 * 16 + 8), "first": (0 + 1 + 1 + 0) / (4 * 16), "last": (2 + 4 + 8) / (16 + 16 + 8)}

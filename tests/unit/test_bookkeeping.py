@@ -14,7 +14,8 @@ from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.policy import save
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 from openrlhf_shear.tasks.bookkeeping import warm_up
-from openrlhf_shear.tasks.bookkeeping.entries import BUDGET, Check, Q, check, response_words, walk, write_entries
+from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, response_words, walk, write_entries
+from openrlhf_shear.tasks.bookkeeping.forms import PLAIN
 from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.tasks.bookkeeping.stories import (
     DIRECTION,
@@ -138,7 +139,7 @@ def test_written_responses_are_right_up_to_their_first_misconception():
         for problem in problems:
             words = write_entries(problem, rng, q).split()
             found = check(problem, words)
-            assert len(words) == BUDGET - 1
+            assert len(words) == PLAIN.budget - 1
             assert found.misconceived == (found.first_error is not None) and (q or found.correct)
             assert found.correct or found.misconceived
 
@@ -226,7 +227,7 @@ def test_the_lab_is_given_outcomes_and_first_errors():
 def test_a_warm_up_grows_its_stories_and_measures_its_policy(monkeypatch):
     seen = []
 
-    def step(model, tokenizer, optimizer, problems, rng):
+    def step(model, tokenizer, optimizer, problems, rng, form):
         seen.append([len(problem.transfers) for problem in problems])
         return 0.0
 

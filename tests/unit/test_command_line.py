@@ -43,7 +43,7 @@ def test_no_flag_takes_the_next_flag_for_its_value(capsys):
 
 def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
-    configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]
+    configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config and not rule.traits.lab_alone]
     configs += [("prm", PrmConfig), ("credit", SearchConfig), ("credit", OutcomeConfig)]
     flags = (
         "device device_memory dry_run json trust_remote_code force_openrlhf_version dump_rollouts_every "

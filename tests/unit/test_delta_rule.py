@@ -11,7 +11,7 @@ import pytest
 import torch
 from logit_groups import NAN, logit_group, probabilities, random_group
 
-from openrlhf_shear.config.rules import DeltaConfig
+from openrlhf_shear.config.rule_knobs import DeltaConfig
 from openrlhf_shear.credit.rules.delta import DeltaRule
 
 NOISE = 5e-6

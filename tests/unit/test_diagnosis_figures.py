@@ -24,12 +24,14 @@ NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "lags", "accura
          "groups", "first_error", "heatmap"]  # fmt: skip
 NOT_ASKED = [
     "No controls and no noise: these distances were not measured (--controls).",
+    "No text control: none was asked (--ngram 0).",
     "No numbers of a process reward model: none was asked (--prm).",
 ]
 ENTRIES = {  # of results.json, which readers of older ones know
     "groups": "samples levels retained largest accuracy left_out missing",
     "trend": "every correct incorrect",
-    "quartiles": "first last difference first_own last_own difference_own",
+    "quartiles": "first last difference first_own last_own difference_own ratio",
+    "contrast": "last_first wrong_right",
     "changes": "threshold strides rho rho_correct rho_incorrect rho_position rho_strides levels events "
     "events_by_chance reliability attenuation",
     "separation": "bins rise rise_position rise_problem auc distance_auc spans_correct spans_incorrect levels",
@@ -68,13 +70,13 @@ def folder(findings, tmp_path_factory):
 def test_results_are_strict_json_with_every_number(analyses, folder):
     written = strict((folder / "results.json").read_text())
     numbers = {what: estimate for made in analyses.values() if made for what, estimate in made.numbers.items()}
-    assert written["numbers"] == [{"what": what, **vars(estimate)} for what, estimate in numbers.items()]
+    assert written["numbers"] == [{"what": what, **plain(estimate)} for what, estimate in numbers.items()]
     papers = {row["paper"] for row in written["numbers"]} - {None}
-    assert papers == {0.838, 0.18, -0.96, 0.67, 0.75, 0.08, -0.42, 23704, 21352, 0.65, 0.97, 0.32, -0.055, -0.225}
+    assert papers == {0.838, 0.18, -0.96, 0.67, 0.75, 0.08, 1.12, -0.42, 23704, 21352, 0.65, 0.97, 0.32, -0.055, -0.225}
     assert written["analyses"] == plain(analyses)
-    assert list(written["analyses"]) == [*ENTRIES, "steps", "noise", "controls"]
+    assert list(written["analyses"]) == [*ENTRIES, "steps", "noise", "controls", "text"]
     missing = {name for name, analysis in written["analyses"].items() if analysis is None}
-    assert missing == {"steps", "noise", "controls"}
+    assert missing == {"steps", "noise", "controls", "text"} and written["text_numbers"] == []
     for name, entries in ENTRIES.items():
         assert list(written["analyses"][name]) == entries.split(), name
     assert (written["settings"], written["resamples"], written["seed"]) == (SETTINGS, 50, 0)
@@ -109,15 +111,18 @@ def test_a_small_sample_warns_of_every_interval(tables):
     assert warnings and all("too few for an interval" in warning for warning in warnings)
 
 
-def test_the_verdict_is_five_lines_before_the_tables(findings, folder, capsys):
+def test_the_verdict_is_seven_lines_before_the_tables(findings, folder, capsys):
     lines = findings.verdict
-    assert findings.results["verdict"] == lines and len(lines) == 5 and max(map(len, lines)) <= 80
+    assert findings.results["verdict"] == lines and len(lines) == 7 and max(map(len, lines)) <= 80
     within = findings.results["analyses"]["within"].rho_incorrect
     assert lines[0].startswith("Success falls with distance") and lines[0].endswith(within.text(".2f"))
-    assert re.fullmatch(r"Verdict: .*, \d of 4 \(14 of 14 problems; 0% cut off late\)", lines[-1])
+    assert re.fullmatch(r"Verdict: .*, \d of 4 \(14 of 14 problems; 0% cut off late\)", lines[4])
+    contrast = findings.results["analyses"]["contrast"]
+    assert lines[5].split("(paper 1.12)")[1].strip() == contrast.last_first.text(".2f")
+    assert lines[6].startswith("Omega, wrong over right") and lines[6].endswith(contrast.wrong_right.text(".2f"))
     print_findings(findings)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[:5] == lines and max(map(len, printed)) <= 80
+    assert printed[:7] == lines and max(map(len, printed)) <= 80
     markdown = (folder / "results.md").read_text()
     assert markdown.index(lines[-1]) < markdown.index("| What |")
 

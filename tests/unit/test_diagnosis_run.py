@@ -287,6 +287,36 @@ def test_tables_from_before_there_were_controls_are_read(folder, undrawn, capsys
     assert json.loads((folder / "results.json").read_text())["analyses"]["controls"] is None
 
 
+def test_the_text_control_of_single_tokens_is_that_of_the_stand_in_s_states(folder, undrawn, capsys, monkeypatch):
+    """The stand-in's hidden states are one-hot vectors of single tokens, and so are 1-grams."""
+    run(diagnosis(controls=True), folder, Cluster())
+    cli.main(["--analyse", str(folder), "--resamples", "5", "--ngram", "1"])
+    found = json.loads((folder / "results.json").read_text())
+    states = {row["what"]: row for row in found["numbers"]}
+    assert len(found["text_numbers"]) > 50
+    for row in found["text_numbers"]:  # float32 distances of the same vectors, on other axes
+        if row["value"] is not None:
+            assert row["value"] == pytest.approx(states[row["what"]]["value"], abs=1e-5), row["what"]
+    assert {row["what"][:5] for row in found["text_numbers"]} >= {"Noise", "First", "Aggre", "Contr", "Local"}
+    assert "States or text? Hidden states minus 1-grams" in capsys.readouterr().out
+    monkeypatch.setattr("openrlhf_shear.diagnosis.text.shear_weights", None)  # nothing can be measured again
+    cli.main(["--analyse", str(folder), "--resamples", "5", "--ngram", "1"])
+    assert json.loads((folder / "results.json").read_text()) == found
+
+
+def test_an_older_folder_without_token_ids_is_analysed_without_the_text_and_the_results_say_so(folder, undrawn, capsys):
+    rollouts, settings = read_rollouts(folder / ROLLOUTS)
+    write_rollouts(folder / ROLLOUTS, [replace(r, token_ids=[]) for r in rollouts], settings)
+    cli.main(["--analyse", str(folder), "--resamples", "5"])
+    found = json.loads((folder / "results.json").read_text())
+    assert found["analyses"]["text"] is None and found["text_missing"] == "rollouts.parquet has no token ids"
+    assert "No text control: rollouts.parquet has no token ids." in capsys.readouterr().out
+    assert len(found["verdict"]) == 7
+    with pytest.raises(SystemExit):
+        cli.main(["--analyse", str(folder), "--ngram", "-1"])
+    assert "--ngram must be at least 0: got -1" in capsys.readouterr().err
+
+
 def test_a_process_reward_model_scores_the_steps_of_a_finished_diagnosis(folder, prm, undrawn, capsys):
     for name in (ROLLOUTS, PREFIXES):  # whose tokenizer is there
         table = pyarrow.parquet.read_table(folder / name)

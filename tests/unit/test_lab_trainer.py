@@ -218,7 +218,7 @@ def test_seeds_have_other_problems_and_random_numbers_and_one_held_out_set(monke
     asked = {3: [], 4: []}
     for seed, found in asked.items():
 
-        def recorded(policy, problems, group_size, settings, draw, found=found):
+        def recorded(policy, problems, group_size, settings, draw, temperature=1.0, found=found):
             found.append(({problem.prompt for problem in problems}, draw))
             responses = [tokens(policy, problem.prompt) for problem in problems for _ in range(group_size)]
             repeated = [p for p in problems for _ in range(group_size)]

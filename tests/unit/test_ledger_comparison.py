@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 
 import ledger_comparison
 import numpy as np
 import pytest
 from lab_cases import write_run
-from ledger_comparison import SETTINGS, Asked, Kept, compared, differences, holm
+from ledger_comparison import SETTINGS, Asked, Kept, compared, differences
 
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
@@ -90,19 +89,6 @@ def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):
     assert secondary["p"] == pytest.approx(p) and secondary["holm"] == pytest.approx(2 * p), "two were planned"
     assert (primary["interim"], secondary["interim"]) == (False, True)
     assert ledger_comparison.points(primary["mean"]) == "+2.0 (-0.5 to +4.5)"
-
-
-@pytest.mark.parametrize("ps", permutations((0.001, 0.02, 0.021, 0.4)))
-def test_holm_s_p_values_are_the_smallest_levels_that_reject(ps):
-    def rejected(level):
-        """Step down: the smallest p against level / 4, the next against level / 3, until one is larger."""
-        for rank, i in enumerate(sorted(range(4), key=lambda i: ps[i])):
-            if ps[i] > level / (4 - rank):
-                return
-            yield i
-
-    for i, p in enumerate(holm(ps, 4)):
-        assert i in rejected(p + 1e-12) and i not in rejected(p - 1e-9)
 
 
 def test_every_planned_rule_is_one_and_no_difference_is_of_a_rule_with_itself():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from logit_groups import NAN, VOCABULARY, in_chunks, logit_group, probabilities, random_group
 
-from openrlhf_shear.config.rules import NthrConfig
+from openrlhf_shear.config.rule_knobs import NthrConfig
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rules.nthr import NthrRule

@@ -12,7 +12,7 @@ import pytest
 import torch
 from logit_groups import NAN, in_chunks, logit_group, probabilities, random_group
 
-from openrlhf_shear.config.rules import OtbConfig
+from openrlhf_shear.config.rule_knobs import OtbConfig
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rules.otb import OtbRule, energies

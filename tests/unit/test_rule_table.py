@@ -10,8 +10,9 @@ import pytest
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.names import ALIASES, parse_rule, written
+from openrlhf_shear.config.rule_knobs import VineConfig
 from openrlhf_shear.credit import rules
-from openrlhf_shear.credit.registry import load_rule, traits_of
+from openrlhf_shear.credit.registry import load_rule, make_rule, traits_of
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
@@ -99,10 +100,31 @@ def test_every_rule_of_the_package_has_an_entry():
 
 @pytest.mark.parametrize("entry", RULES.values(), ids=RULES)
 def test_an_entry_agrees_with_its_class(entry):
-    rule = load_rule(CreditSpec(entry.name))
+    rule = make_rule(parse_rule(entry.name), entry.config and entry.config(), "here")
     assert entry.where == f"{type(rule).__module__}:{type(rule).__name__}"
     assert (rule.name, traits_of(rule)) == (entry.name, entry.traits)
     assert entry.config is None or rule.config == entry.config()
+
+
+LAB_ALONE = [entry.name for entry in RULES.values() if entry.traits.lab_alone]
+
+
+def test_rules_of_the_lab_alone_are_made_there_and_nowhere_else():
+    assert {"rlsd", "sdpo", "vine"} <= set(LAB_ALONE)
+    for name in LAB_ALONE:
+        (variant,) = parse_rules(name)
+        assert variant.rule(LabSettings()).name == name
+        with pytest.raises(ValueError, match="which only the credit lab gives; use shear-lab"):
+            load_rule(CreditSpec(name))
+    assert parse_rules("vine/every=8/whiten=False")[0].rule(LabSettings(stride=7)).config == VineConfig(8, 9, False)
+
+
+@pytest.mark.parametrize("name", LAB_ALONE)
+def test_help_of_training_does_not_offer_them(name, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    told = capsys.readouterr().out
+    assert f"--{name}." not in told and f" {name}," not in told and "--fipo.half_life" in told
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
+from openrlhf_shear.config.rule_knobs import AGGREGATES, DISTANCES
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn

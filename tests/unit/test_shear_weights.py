@@ -18,7 +18,7 @@ from clouds import KINDS, clouds, real_states
 from oracle import entropic
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
+from openrlhf_shear.config.rule_knobs import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.shear import search_part

@@ -8,7 +8,7 @@ from openrlhf_shear_examples.text_odds import TextOddsRule
 from test_shear_weights import ACCURACY, oracle
 
 from openrlhf_shear.config import SearchConfig
-from openrlhf_shear.config.rules import TextConfig
+from openrlhf_shear.config.rule_knobs import TextConfig
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.rules.text import TextRule, ngram_states
 

@@ -13,9 +13,10 @@ import pandas
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts
 from openrlhf_shear.report.rows import Rows, ratio
+from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST
 from openrlhf_shear.rollouts.record import Rollout
 
-PAPER_QUARTILES = (0.67, 0.75)
+PAPER_QUARTILES = (0.67, 0.75)  # "Theoretical Analysis", first assumption; their ratio is `PAPER_LAST_FIRST`
 NEEDS = "prefixes at different positions"
 PAPER_RHO = (-0.055, -0.225)  # of the paper's first and last groups
 
@@ -27,6 +28,7 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
         reading: the paper gives values for the "first quartile of prefix positions" and does not define the cut.
     first_own, last_own, difference_own: prefixes in the first and last quarter of their rollout's prefixes, so that
         every rollout counts in both. A rollout with a single prefix counts in neither.
+    ratio: last / first.
     """
     rows, (first, last) = Rows(prefixes), PAPER_QUARTILES
     of_rollout = prefixes.groupby(["problem", "sample"])["position"]
@@ -40,7 +42,10 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
     ):
         titles = [*(f"Mean distance in the {end} {part}" for end in ("first", "last")), f"Last minus first {part}"]
         quantities += _first_last(at, name, counts, titles, papers=paper)
-    return bootstrap.estimates(quantities, distances)
+    what = "Last over first quartile of prefix positions, mean distances"
+    counted = counts[:, 0] + counts[:, 1]
+    over = Quantity("ratio", lambda of: ratio(of[1], of[0]), counted, NEEDS, None, PAPER_LAST_FIRST, what)
+    return bootstrap.estimates([*quantities, over], distances)
 
 
 def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:

@@ -12,7 +12,7 @@ from openrlhf_shear.evaluation.comparison.tables import Scores, latex, make_scor
 from openrlhf_shear.report import figures
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission, picture_files, write_files
-from openrlhf_shear.report.page import render
+from openrlhf_shear.report.page import render, sorting
 
 SELECTIONS = {
     "best": "Each seed stands with the checkpoint whose benchmark average is the best of its evaluated steps "
@@ -85,13 +85,11 @@ def _embed(picture: Picture) -> dict:
 def _page(report: RunsReport, embedded: list[dict]) -> str:
     """Return the HTML page with these `embedded` pictures. All text in it is escaped."""
     count = len(report.runs)
-    template, style, script = (
-        (Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
-    )
+    template, style = ((Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
     return render(
         template,
         style=style,
-        script=script,
+        script=sorting(),
         heading=f"Report over {count} run{'s' if count > 1 else ''}",
         selection=SELECTIONS.get(report.select, f"Each seed stands with its evaluation at step {report.select}."),
         tables=[(scores, rests_on(scores)) for scores in report.tables],

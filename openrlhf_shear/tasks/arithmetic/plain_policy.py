@@ -152,17 +152,23 @@ class PlainPolicy(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, max_new_tokens: int, **_: object
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        **_: object,
     ) -> torch.Tensor:
         """Extend `input_ids` (B, S), padded on the left, by responses: (B, S + at most `max_new_tokens`).
 
-        Responses are drawn at temperature 1 by torch's generator, and padded after <eos>.
+        Responses are drawn by torch's generator, and padded after <eos>.
         """
         past, new, ids = self._nothing, input_ids, input_ids
         unfinished = torch.ones(len(input_ids), dtype=torch.int64)
         for _ in range(max_new_tokens):
             last = self._states(new, attention_mask, past)[:, -1:]
-            drawn = torch.multinomial(self.lm_head(last)[:, -1].float().softmax(-1), 1).squeeze(1)
+            logits = self.lm_head(last)[:, -1].float() / temperature
+            drawn = torch.multinomial(logits.softmax(-1), 1).squeeze(1)
             drawn = drawn * unfinished + self._pad * (1 - unfinished)
             new = drawn[:, None]
             ids = torch.cat([ids, new], 1)

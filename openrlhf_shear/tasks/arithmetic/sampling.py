@@ -38,31 +38,49 @@ def sample_ids(
     seed: int,
     batch_size: int = 256,
     max_new_tokens: int = MAX_RESPONSE_TOKENS,
+    temperature: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Sample one response a prompt at temperature 1, and return its token ids, `(T_i,)` int64.
+    """Sample one response a prompt, and return its token ids, `(T_i,)` int64.
 
     They end with the first `<eos>`, or after `max_new_tokens`. The model needs only `generate`. torch's random state is
     unchanged.
     """
+    rows = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    return continue_ids(model, tokenizer, rows, [max_new_tokens] * len(rows), seed, batch_size, temperature)
+
+
+@torch.no_grad()
+def continue_ids(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    rows: Sequence[Sequence[int]],
+    room: Sequence[int],
+    seed: int,
+    batch_size: int = 256,
+    temperature: float = 1.0,
+) -> list[torch.Tensor]:
+    """Continue token ids, as `sample_ids` continues prompts; row i by at most `room[i]` tokens, at least one."""
     responses = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for at in range(0, len(prompts), batch_size):
-            some = prompts[at : at + batch_size]
-            batch = tokenizer(some, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+        for at in range(0, len(rows), batch_size):
+            some, most = rows[at : at + batch_size], room[at : at + batch_size]
+            width = max(map(len, some))
+            padded = [[tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in some]
+            mask = [[0] * (width - len(row)) + [1] * len(row) for row in some]
             ids = model.generate(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                max_new_tokens=max_new_tokens,
+                input_ids=torch.tensor(padded),
+                attention_mask=torch.tensor(mask),
+                max_new_tokens=max(most),
                 do_sample=True,
-                temperature=1.0,
+                temperature=temperature,
                 top_k=0,
                 top_p=1.0,
             )
-            for row in ids[:, batch["input_ids"].shape[1] :]:
-                ends = (row == tokenizer.eos_token_id).nonzero()
+            for row, limit in zip(ids[:, width:], most, strict=True):
+                ends = (row[:limit] == tokenizer.eos_token_id).nonzero()
                 # After <eos> the row is padding. A copy, unlike a view, does not keep the batch in memory.
-                responses.append(row[: ends[0].item() + 1 if len(ends) else len(row)].clone())
+                responses.append(row[: ends[0].item() + 1 if len(ends) else limit].clone())
     return responses
 
 

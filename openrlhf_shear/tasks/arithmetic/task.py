@@ -1,12 +1,15 @@
 """Chain arithmetic as a task of the lab (`lab.tasks`)."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, STEPS, Problem, make_problems
 from openrlhf_shear.tasks.arithmetic.sampling import response_text
-from openrlhf_shear.tasks.arithmetic.solutions import Check, check, max_response_tokens
+from openrlhf_shear.tasks.arithmetic.situations import situations
+from openrlhf_shear.tasks.arithmetic.solutions import Check, check, max_response_tokens, write_solution
+from openrlhf_shear.tasks.situation import Situation
 
 SHIPPED_FILLERS = 2
 
@@ -41,6 +44,12 @@ class ArithmeticTask:
 
     def check(self, tokenizer, problem: Problem, ids) -> Check:
         return check(problem, response_text(tokenizer, ids))
+
+    def situations(self, tokenizer, problem: Problem, ids) -> list[Situation]:
+        return situations(problem, response_text(tokenizer, ids))
+
+    def written(self, problem: Problem, rng: random.Random) -> str:
+        return write_solution(problem, rng, self.fillers)
 
     def shipped(self) -> Path:
         if (self.operations, self.fillers) != (STEPS, SHIPPED_FILLERS):

@@ -2,10 +2,10 @@
 
     may ana lends 3 to ben so ana 20 loses 3 17 , ben 12 gains 3 15 : ana 17 ben 15 cleo 18 dan 19 eva 11 finn 14 .
 
-`then` may replace `so`, and `and` the comma. A verb with a misconception is a fork of three ways: the right word, the
-misconception with probability q, and its **benign twin** with the same probability q. The twin is another word for the
-right thing. The following words agree with the choice, so that a misconception is as fluent as the truth, and as
-surprising as its twin.
+Some choices mean nothing: `then` may replace `so`, and `and` the comma; the paraphrased form has far more of them
+(`forms`). A verb with a misconception is a fork of three ways: the right word, the misconception with probability q,
+and its **benign twin** with the same probability q. The twin is another word for the right thing. The following words
+agree with the choice, so that a misconception is as fluent as the truth, and as surprising as its twin.
 
     direction    ana 20 gains 3 23 , ben 12 loses 3 9        twin: ana 20 drops 3 17 , ben 12 picks 3 15
     row          ana 20 loses 3 17 , ana 17 gains 3 20       twin: ana 20 loses 3 17 , other 12 gains 3 15
@@ -18,24 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from openrlhf_shear.tasks.arithmetic.problems import EOS
-from openrlhf_shear.tasks.bookkeeping.stories import (
-    DIRECTION,
-    MISCONCEPTIONS,
-    MOST,
-    ROW,
-    TRANSFERS,
-    Problem,
-    Transfer,
-    state_text,
-)
+from openrlhf_shear.tasks.bookkeeping.forms import OTHER, PLAIN, Form, Template
+from openrlhf_shear.tasks.bookkeeping.stories import DIRECTION, MISCONCEPTIONS, MOST, ROW, Problem, Transfer, state_text
 
 Q = 1 / 3  # probability of a misconception at a fork, and of its twin: all three ways are equally likely
-OTHER = "other"
-SO, AND = ("so", "then"), (",", "and")
-_LOSES, _GAINS = ("loses", "drops"), ("gains", "picks")  # usual, twin
-SIDES = {word: (sign, twin) for sign, pair in ((-1, _LOSES), (1, _GAINS)) for twin, word in enumerate(pair)}
-ENTRY_TOKENS = 32
-BUDGET = TRANSFERS * ENTRY_TOKENS + 1  # tokens of a response, with the end-of-text token
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,7 @@ class OutOfWords(Exception):
     """A wrong balance has no word."""
 
 
-def walk(problem: Problem) -> Iterator[Fork]:
+def walk(problem: Problem, form: Form = PLAIN) -> Iterator[Fork]:
     """Yield the forks of a response, word by word; the caller sends each chosen word.
 
     After a misconception, the forks agree with it. After any other wrong word, the forks have no meaning.
@@ -78,83 +64,134 @@ def walk(problem: Problem) -> Iterator[Fork]:
     """
     balances = dict(problem.balances)
     for transfer in problem.transfers:
-        for word in transfer.words:
-            yield Fork((word,))
-        yield from _booked(transfer, balances)
-        for word in state_text(balances).split():
-            yield Fork((word,))
+        yield from _entry(form, transfer, balances)
 
 
-def _booked(transfer: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
-    """Yield the forks in the middle of an entry, and change the balances as the chosen words say."""
-    misconception = MISCONCEPTIONS.get(transfer.verb)
-    yield Fork(SO)
-    first, second = transfer.subject, transfer.other
-    yield Fork((first,))
-    usual, twin = _LOSES if first == transfer.giver else _GAINS
-    wrong = _GAINS[0] if first == transfer.giver else _LOSES[0]
-    yield Fork((str(balances[first]),))
-    verb = yield Fork((usual, twin), wrong) if misconception == DIRECTION else Fork((usual,))
-    sign, is_twin = SIDES.get(verb, (0, 0))
-    yield from _sum(balances, first, sign * transfer.amount)
-    yield Fork(AND)
-    name = yield Fork((second, OTHER), first) if misconception == ROW else Fork((second,))
-    name = second if name not in balances else name
-    yield Fork((str(balances[name]),))
-    yield Fork(((_GAINS if sign < 0 else _LOSES)[is_twin],))
-    yield from _sum(balances, name, -sign * transfer.amount)
-    yield Fork((":",))
+def _entry(form: Form, transfer: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
+    """Yield the forks of an entry, and change the balances as the chosen words say."""
+    template, *others = form.templates
+    parts = template.parts
+    if others:
+        word = yield Fork(tuple(each.parts[0] for each in form.templates))
+        template = next((each for each in form.templates if each.parts[0] == word), template)
+        parts = template.parts[1:]
+    sums = _Sums(transfer, balances, template)
+    for part in parts:
+        if part in form.phrases:
+            yield from _phrase(form.phrases[part])
+        elif part == "{transfer}":
+            yield from _fixed(transfer.words)
+        elif part == "{balances}":
+            yield from _fixed(state_text(balances).split())
+        elif part.startswith("{"):
+            word = yield sums.fork(part)
+            sums.hear(part, word)
+        else:
+            yield Fork((part,))
 
 
-def _sum(balances: dict[str, int], name: str, change: int) -> Iterator[Fork]:
-    """Yield the amount and the new balance."""
-    balances[name] += change
-    if not 0 <= balances[name] <= MOST:
-        raise OutOfWords
-    yield Fork((str(abs(change)),))
-    yield Fork((str(balances[name]),))
+def _phrase(phrases: Sequence[str]) -> Iterator[Fork]:
+    """Yield the forks of a phrase: its first word is one of those of `phrases`, and tells the others."""
+    by_first = {phrase.split()[0]: phrase.split()[1:] for phrase in phrases}
+    word = yield Fork(tuple(by_first))
+    yield from _fixed(by_first.get(word, ()))
 
 
-def write_entries(problem: Problem, rng: random.Random, q: float = Q) -> str:
+def _fixed(words: Sequence[str]) -> Iterator[Fork]:
+    for word in words:
+        yield Fork((word,))
+
+
+class _Sums:
+    """The two sums of an entry, as far as they are told."""
+
+    def __init__(self, transfer: Transfer, balances: dict[str, int], template: Template):
+        self._transfer, self._balances, self._template = transfer, balances, template
+        self._names = {"a": transfer.subject, "b": transfer.other}
+        self._misconception = MISCONCEPTIONS.get(transfer.verb)
+        self._sign, self._twin = 0, 0  # of a's change; whether a's side is a twin
+        self._before: dict[str, int] = {}  # by account, once its change is booked
+
+    def fork(self, slot: str) -> Fork:
+        """Return the fork of a slot of the template."""
+        account, what = slot[1], slot[2:-1]
+        name = self._names.get(account)
+        match what:
+            case "" if account == "n":
+                return Fork((str(self._transfer.amount),))
+            case "":
+                row = account == "b" and self._misconception == ROW
+                return Fork((name, OTHER), self._names["a"]) if row else Fork((name,))
+            case "0":
+                return Fork((str(self._before.get(account, self._balances[name])),))
+            case "1":
+                return Fork((str(self._balances[name]),))
+        loses, gains = self._template.loses, self._template.gains
+        if account == "b":
+            return Fork(((gains if self._sign < 0 else loses)[self._twin],))
+        gives = self._transfer.giver == self._transfer.subject
+        right, wrong = (loses, gains[0]) if gives else (gains, loses[0])
+        return Fork(right, wrong) if self._misconception == DIRECTION else Fork(right[:1])
+
+    def hear(self, slot: str, word: str) -> None:
+        """Take the word that was chosen for a slot, and book a change once it is known.
+
+        Raises OutOfWords: the new balance has no word.
+        """
+        if slot == "{b}" and word in self._balances:
+            self._names["b"] = word
+        if slot == "{as}":
+            self._sign, self._twin = self._template.sides.get(word, (0, 0))
+        if slot in self._template.books:
+            account = slot[1]
+            name = self._names[account]
+            self._before[account] = self._balances[name]
+            self._balances[name] += self._transfer.amount * (self._sign if account == "a" else -self._sign)
+            if not 0 <= self._balances[name] <= MOST:
+                raise OutOfWords
+
+
+def write_entries(problem: Problem, rng: random.Random, q: float = Q, form: Form = PLAIN) -> str:
     """Write a response whose forks are misconceptions and twins with probability `q` each; with q = 0 it is right."""
     while True:
         try:
-            return " ".join(_drawn(problem, rng, q))
+            return " ".join(_drawn(problem, rng, q, form))
         except OutOfWords:
             continue
 
 
-def _drawn(problem: Problem, rng: random.Random, q: float) -> list[str]:
-    forks, words = walk(problem), []
+def _drawn(problem: Problem, rng: random.Random, q: float, form: Form) -> list[str]:
+    forks, words = walk(problem, form), []
     fork = next(forks)
     while fork is not None:
         words.append(fork.draw(rng, q))
-        fork = _sent(forks, words[-1])
+        fork = sent(forks, words[-1])
     return words
 
 
-def _sent(forks: Iterator[Fork], word: str) -> Fork | None:
+def sent(forks: Iterator[Fork], word: str) -> Fork | None:
+    """Send a word to `walk`, and return the next fork; None after the last."""
     try:
         return forks.send(word)
     except StopIteration:
         return None
 
 
-def check(problem: Problem, words: Sequence[str]) -> Check:
+def check(problem: Problem, words: Sequence[str], form: Form = PLAIN) -> Check:
     """Compare the words of a response (without the end-of-text token) with the truth. No response raises.
 
     A right response that stops early errs at its end-of-text token; a response that continues after the end errs there.
     """
     answer = state_text(problem.states[-1]).split()
     correct = list(words[-len(answer) :]) == answer
-    forks, twins = walk(problem), []
+    forks, twins = walk(problem, form), []
     fork = next(forks)
     for i, word in enumerate(words):
         if fork is None or word not in fork.right:
             return Check(correct, i, fork is not None and word == fork.misconception, tuple(twins))
         if fork.misconception and word == fork.right[-1]:
             twins.append(i)
-        fork = _sent(forks, word)
+        fork = sent(forks, word)
     return Check(correct, None if fork is None else len(words), False, tuple(twins))
 
 

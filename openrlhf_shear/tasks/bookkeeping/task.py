@@ -1,33 +1,61 @@
 """The bookkeeping task for the lab (`lab.tasks`)."""
 
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.tasks.bookkeeping.entries import BUDGET, Check, check, response_words
-from openrlhf_shear.tasks.bookkeeping.stories import TRANSFERS, Problem, make_problems
+from openrlhf_shear.tasks.bookkeeping.entries import Check, check, response_words, write_entries
+from openrlhf_shear.tasks.bookkeeping.forms import PLAIN, Form
+from openrlhf_shear.tasks.bookkeeping.situations import situations
+from openrlhf_shear.tasks.bookkeeping.stories import Problem, make_problems
+from openrlhf_shear.tasks.situation import Situation
 
-POLICY_DIR = Path(__file__).parent / "shipped_policy"
+_HERE = Path(__file__).parent
+POLICY_DIR = _HERE / "shipped_policy"
+_POLICIES = {PLAIN.name: POLICY_DIR, "paraphrased": _HERE / "paraphrased_policy"}
+_PLACES = {PLAIN.name: "ledger"}  # as in the folders of older runs
 
 
+@dataclass(frozen=True)
 class BookkeepingTask:
-    """The lab's task of stories with eight transfers."""
+    """The lab's task of stories with transfers, and entries of a form."""
 
-    place = policy_place = "ledger"  # as in the folders of older runs
-    about = f"{TRANSFERS} transfers"
+    form: Form = PLAIN
     warm_up_command = "openrlhf_shear.cli.warm_up_bookkeeping"
-    budget = BUDGET
     long_responses = True
 
+    @property
+    def place(self) -> str:
+        return _PLACES.get(self.form.name, f"bookkeeping-{self.form.name}")
+
+    policy_place = place
+
+    @property
+    def about(self) -> str:
+        return f"{self.form.transfers} transfers" + (f", {self.form.name}" if self.form != PLAIN else "")
+
+    @property
+    def budget(self) -> int:
+        return self.form.budget
+
     def problems(self, n: int, seed: int, split: str = "train") -> list[Problem]:
-        return make_problems(n, seed, split)
+        return make_problems(n, seed, split, self.form.transfers)
 
     def check(self, tokenizer, problem: Problem, ids) -> Check:
-        return check(problem, response_words(tokenizer, ids))
+        return check(problem, response_words(tokenizer, ids), self.form)
+
+    def situations(self, tokenizer, problem: Problem, ids) -> list[Situation]:
+        return situations(problem, response_words(tokenizer, ids), self.form)
+
+    def written(self, problem: Problem, rng: random.Random) -> str:
+        return " " + write_entries(problem, rng, form=self.form)
 
     def shipped(self) -> Path:
-        return POLICY_DIR
+        return _POLICIES[self.form.name]
 
     def warm_up(self, accuracy: float, report: Callable[[str], None]):
         from openrlhf_shear.tasks.bookkeeping.warm_up import WarmUpSettings, warm_up
 
-        return warm_up(WarmUpSettings(target_accuracy=accuracy), report)
+        start = None if self.form == PLAIN else POLICY_DIR
+        return warm_up(WarmUpSettings(form=self.form.name, target_accuracy=accuracy, start=start), report)

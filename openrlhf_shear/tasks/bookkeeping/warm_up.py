@@ -25,21 +25,15 @@ from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sample_ids
 from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, WarmUpResult, learn
-from openrlhf_shear.tasks.bookkeeping.entries import (
-    BUDGET,
-    ENTRY_TOKENS,
-    Check,
-    Q,
-    check,
-    response_words,
-    write_entries,
-)
-from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer
-from openrlhf_shear.tasks.bookkeeping.stories import ACCOUNTS, PROMPT_TOKENS, TRANSFERS, Problem, make_problems
+from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, response_words, write_entries
+from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PLAIN, Form
+from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer, take_over
+from openrlhf_shear.tasks.bookkeeping.stories import ACCOUNTS, Problem, make_problems
 
 RISE = 50  # steps over which the learning rate rises
 LEAST_RATE = 0.03  # fraction of the learning rate at the end of its decay
-GROWS = 0.1  # nats a token, mean over about `MEMORY` steps: below it stories grow; random choices alone cost 0.055
+# nats a token, mean over about `MEMORY` steps: below it stories of the plain form grow; random choices alone cost 0.055
+GROWS = 0.1
 MEMORY = 20  # steps
 
 
@@ -52,9 +46,11 @@ class WarmUpSettings:
     """
 
     seed: int = 0
+    form: str = PLAIN.name
     size: str = "small"
     target_accuracy: float = 0.34
-    start: Path | None = None  # policy to start from, with stories of full length at once; None: random weights
+    # policy to start from, of this form or of the plain form, with stories of full length at once; None: random weights
+    start: Path | None = None
     batch_size: int = 12  # stories of full length, or shorter stories with as many tokens
     learning_rate: float = 1e-3
     decay_steps: int = 3000  # steps over which the learning rate falls linearly
@@ -64,6 +60,8 @@ class WarmUpSettings:
     final_problems: int = 1024
 
     def __post_init__(self):
+        if self.form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}: got {self.form!r}")
         if self.size not in SIZES:
             raise ValueError(f"size must be one of {', '.join(SIZES)}: got {self.size!r}")
         if self.start and not (self.start / "config.json").is_file():
@@ -95,15 +93,10 @@ def encode_batch(
     return ids, labels
 
 
-def story_tokens(transfers: int) -> int:
-    """Return the number of tokens of a prompt and its response, with `<eos>`."""
-    return 2 * ACCOUNTS + 1 + transfers * (PROMPT_TOKENS + ENTRY_TOKENS) + 1
-
-
-def sampled_checks(model, tokenizer, problems: list[Problem], seed: int) -> list[Check]:
+def sampled_checks(model, tokenizer, problems: list[Problem], seed: int, form: Form) -> list[Check]:
     """Sample one response a problem, and check the responses."""
-    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=BUDGET)
-    return [check(problem, response_words(tokenizer, row)) for problem, row in zip(problems, ids, strict=True)]
+    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=form.budget)
+    return [check(problem, response_words(tokenizer, row), form) for problem, row in zip(problems, ids, strict=True)]
 
 
 def warm_up(
@@ -114,15 +107,17 @@ def warm_up(
     The file `state`, if given, keeps the state of the training; an interrupted warm-up resumes from it.
     """
     multiply_in_float32()
-    tokenizer = build_tokenizer()
+    form = FORMS[settings.form]
+    tokenizer = build_tokenizer(form)
     model = build_model(tokenizer, settings.seed, settings.size)
     if settings.start:
-        model.load_state_dict(load_policy(settings.start)[0].state_dict())
+        take_over(model, tokenizer, *load_policy(settings.start), form)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
+    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1, transfers=form.transfers)
+    grows = GROWS + form.choice_nats - PLAIN.choice_nats
     rng, began, before = random.Random(settings.seed), time.perf_counter(), 0.0
     reached, step, smooth = False, 0, 1.0
-    longest, grown = (TRANSFERS, 0) if settings.start else (1, math.inf)
+    longest, grown = (form.transfers, 0) if settings.start else (1, math.inf)
     if state and state.is_file():
         weights, adam, drawn, step, longest, smooth, grown, before = torch.load(state, weights_only=False)
         model.load_state_dict(weights)
@@ -133,13 +128,14 @@ def warm_up(
             step += 1
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _rate(step, step - grown, settings.decay_steps)
-            transfers = longest if longest == TRANSFERS or rng.random() < 0.5 else rng.randint(1, longest)
-            count = settings.batch_size * story_tokens(TRANSFERS) // story_tokens(transfers)
-            problems = make_problems(count, rng.getrandbits(60), transfers=transfers)
-            smooth += (train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
-            if smooth < GROWS and longest < TRANSFERS:
-                longest, smooth = longest + 1, 2 * GROWS  # so that stories do not grow again for some steps
-                grown = step if longest == TRANSFERS else grown
+            transfers = longest if longest == form.transfers or rng.random() < 0.5 else rng.randint(1, longest)
+            full, each = (form.story_tokens(ACCOUNTS, length) for length in (form.transfers, transfers))
+            problems = make_problems(settings.batch_size * full // each, rng.getrandbits(60), transfers=transfers)
+            smooth += (train_step(model, tokenizer, optimizer, problems, rng, form) - smooth) / MEMORY
+            if smooth < grows and longest < form.transfers:
+                longest, smooth = longest + 1, 2 * grows  # so that stories do not grow again for some steps
+                grown = step if longest == form.transfers else grown
+            bar.set_postfix_str(f"loss {smooth:.4f}", refresh=False)
             bar.update()
             if step % settings.evaluate_every == 0:
                 seconds = before + time.perf_counter() - began
@@ -150,13 +146,13 @@ def warm_up(
                     state.with_suffix(".partial").replace(state)
                 report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
                 if step - grown >= settings.decay_steps:
-                    accuracy, slips = _measured(sampled_checks(model, tokenizer, stop_problems, settings.seed))
+                    accuracy, slips = _measured(sampled_checks(model, tokenizer, stop_problems, settings.seed, form))
                     report(f"step {step}: sampled accuracy {accuracy.correct:.3f}, {slips:.0%} of the errors are slips")
                     reached = accuracy.correct >= settings.target_accuracy
     seconds = before + time.perf_counter() - began
     model = model.to(torch.bfloat16).eval()
-    heldout = make_problems(settings.final_problems, settings.seed, "heldout")
-    accuracy, slips = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1))
+    heldout = make_problems(settings.final_problems, settings.seed, "heldout", form.transfers)
+    accuracy, slips = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1, form))
     return BookkeepingResult(model, tokenizer, accuracy, step, seconds, reached, slips)
 
 
@@ -172,8 +168,9 @@ def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
     return Accuracy.of(checks), slips / max(len(errors), 1)
 
 
-def train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
-    responses = [write_entries(problem, rng, Q) for problem in problems]
+def train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, form: Form = PLAIN) -> float:
+    """Take one optimizer step on written entries; return the loss in nats a token."""
+    responses = [write_entries(problem, rng, Q, form) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     with attending_in_blocks(model):
         with torch.autocast("cpu", torch.bfloat16):

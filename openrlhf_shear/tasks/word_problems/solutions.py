@@ -1,7 +1,7 @@
 """Check of a free response to a word problem: each equation that it writes, and its answer.
 
-An equation is right if it is true, and if its value is that of a part of the problem's expression: a sum of some of its
-terms, or a product of some of its factors. For `a*b + c` these are a*b and a*b + c, and the given numbers.
+An equation is right if it is true and its value belongs to a part of the problem's expression. A part is a sum of some
+terms, or a product of some factors. For `a*b + c` the parts are a*b, a*b + c and the given numbers.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,11 @@
 """Word problems as a task of the lab (`lab.tasks`), for a pretrained model such as SmolLM2-135M-Instruct."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from openrlhf_shear.tasks.situation import LOST, Situation
 from openrlhf_shear.tasks.word_problems.problems import WordProblem, make_problems
 from openrlhf_shear.tasks.word_problems.solutions import check
 
@@ -32,6 +34,12 @@ class WordProblemsTask:
         result = check(problem, tokenizer.decode(ids, skip_special_tokens=True))
         error = None if result.error is None else _token_at(tokenizer, ids, result.error)
         return TokenCheck(result.correct, error, result.lucky)
+
+    def situations(self, tokenizer, problem: WordProblem, ids) -> list[Situation]:
+        return [LOST] * (len(ids) + 1)  # words are free, so only continuations tell a prefix's value
+
+    def written(self, problem: WordProblem, rng: random.Random) -> str:
+        return problem.row["answer"]
 
     def shipped(self) -> Path:
         raise ValueError(

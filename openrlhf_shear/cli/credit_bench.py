@@ -1,0 +1,132 @@
+"""The credit bench: rows of a leaderboard of credit rules, on tasks whose every first error is known.
+
+`run` trains rules on the quick track and writes a row for each rule and task. `table` makes the leaderboard from rows.
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from openrlhf_shear.cli.tuning import add_tuning, check_tuning, tuned
+from openrlhf_shear.lab.settings import SHIPPED
+from openrlhf_shear.lab.tracks import BASELINE, TRACKS
+from openrlhf_shear.line import frame
+
+ROWS = Path("benchmarks/results/credit_bench")
+PAGE, SORTED = Path("docs/credit-bench.md"), Path("docs/leaderboard.html")
+EPILOG = """\
+examples:
+  {prog} run --rules my_module:MyRule,my_module:MyRule/matched
+  {prog} run --rules shear --tasks bookkeeping --seeds 0 --output benchmarks/results/ledger/lab    # trains nothing
+  {prog} table
+
+Rules have the names of the lab (shear-lab --help). uniform, which is GRPO, is trained beside them. Finished runs are
+kept, and the same command resumes.
+"""
+KEPT = "interrupted; finished runs are kept, and the same command resumes"
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="run | table")
+    run = frame.plainly(actions.add_parser("run", help="train rules and write their rows", description=__doc__))
+    run.add_argument("--rules", metavar="RULE,...", required=True, help="rules to compare with uniform")
+    run.add_argument("--tasks", metavar="TASK,...", default=",".join(TRACKS), help="tasks (default: %(default)s)")
+    about = "paired training runs a rule; 0 trains nothing and reads the finished runs (default: 5)"
+    run.add_argument("--seeds", type=int, default=5, metavar="N", help=about)
+    run.add_argument("--first-seed", type=int, default=0, metavar="N", help="first seed (default: 0)")
+    about = "folder of the runs, to write or to resume in (default: %(default)s)"
+    run.add_argument("--output", type=Path, metavar="DIR", default=Path("runs/credit_bench"), help=about)
+    cores = len(os.sched_getaffinity(0))
+    run.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
+    about = "continuations for each value that the task does not settle (default: 32)"
+    run.add_argument("--continuations", type=int, default=32, metavar="N", help=about)
+    run.add_argument(
+        "--start", default=SHIPPED, metavar="POLICY", help="start policy, as for the lab (default: shipped)"
+    )
+    run.add_argument("--learning-rate", type=float, default=1e-4, metavar="RATE", help="of all rules (default: 1e-4)")
+    add_tuning(run)
+    table = frame.plainly(actions.add_parser("table", help="make the leaderboard from the rows", description=__doc__))
+    about = "page to update (default: %(default)s)"
+    table.add_argument("--page", type=Path, metavar="FILE.md", default=PAGE, help=about)
+    about = "page to write, whose tables can be sorted (default: %(default)s)"
+    table.add_argument("--sorted", type=Path, metavar="FILE.html", default=SORTED, help=about)
+    for action in (run, table):
+        action.add_argument("--rows", type=Path, metavar="DIR", default=ROWS, help="the rows (default: %(default)s)")
+
+
+@frame.command(_flags, __doc__, EPILOG, None, (RuntimeError,), KEPT)
+def main(args: argparse.Namespace) -> None:
+    _run(args) if args.action == "run" else _table(args)
+
+
+def _run(args: argparse.Namespace) -> None:
+    frame.at_least(args, seeds=0, first_seed=0, workers=1, continuations=1)
+    tasks = args.tasks.split(",")
+    if unknown := [task for task in tasks if task not in TRACKS]:
+        raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TRACKS)}")
+    seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
+    rates = check_tuning(args, seeds)
+    # Imported late, so that --help is instant.
+    import torch
+    from tqdm import tqdm
+
+    from openrlhf_shear.lab import bench
+    from openrlhf_shear.lab.policy import fingerprint, start_policy
+    from openrlhf_shear.lab.runs import finished, run_all
+    from openrlhf_shear.lab.tuning import tuned_jobs
+    from openrlhf_shear.lab.variants import parse_rules
+    from openrlhf_shear.report.bootstrap import Bootstrap
+
+    variants = parse_rules(args.rules)
+    if BASELINE not in [variant.name for variant in variants]:
+        variants = [*parse_rules(BASELINE), *variants]
+    torch.set_num_threads(1)
+    for task in tasks:
+        settings = replace(TRACKS[task], start=args.start, learning_rate=args.learning_rate)
+        for variant in variants:  # errors in a rule show before anything is sampled
+            variant.rule(settings)
+        start = start_policy(settings, args.output, tqdm.write)
+        identity = fingerprint(start)
+        version = bench.task_version(settings, start)
+        asked = SimpleNamespace(settings=settings, variants=variants, start=start, identity=identity)
+        best = tuned(args, rates, asked, args.output)
+        wanted = tuned_jobs(settings, variants, best, seeds, start, identity, args.output)
+        runs = run_all(wanted, args.workers) if args.seeds else finished(wanted)
+        truth = bench.kept_truth(settings, start, identity, args.continuations, args.output)
+        its = [run for run in runs if run.rule == BASELINE]
+        about = {"version": version, "start": identity[:12], "baseline_learning_rate": best[BASELINE]}
+        for variant in frame.progress(variants, task, unit="rule"):
+            mine = [run for run in runs if run.rule == variant.name]
+            at_rate = bench.at_rate(settings, best, variant)
+            row = bench.make_row(at_rate, variant, mine, its, truth, about, Bootstrap())
+            print(bench.write_row(row, args.rows), file=sys.stderr)
+
+
+def _table(args: argparse.Namespace) -> None:
+    from openrlhf_shear.data.writing import write_text
+    from openrlhf_shear.lab import bench, leaderboard
+    from openrlhf_shear.lab.tasks import task_of
+    from openrlhf_shear.report.findings import apart, picture_files, write_files
+    from openrlhf_shear.report.tables import print_tables
+
+    rows = bench.read_rows(args.rows)
+    if not rows:
+        raise ValueError(f"--rows: no rows in {args.rows}; make some with the action run")
+    page = args.page.read_text(encoding="utf-8")
+    versions = {task: bench.task_version(track, task_of(track).shipped()) for task, track in TRACKS.items()}
+    made = leaderboard.boards(rows, versions)
+    write_text(args.page, leaderboard.markdown(made, page))
+    write_text(args.sorted, leaderboard.html(made))
+    pictures, _ = apart(board.picture for board in made if board.current)
+    largest = {picture.name: picture for picture in reversed(pictures)}  # of each task
+    files = [file for picture in largest.values() for file in picture_files(picture) if file[0].endswith(".png")]
+    written = write_files(args.page.parent / "images", files)
+    print_tables([board.table for board in made])
+    print(args.page, args.sorted, *written, sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

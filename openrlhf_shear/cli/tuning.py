@@ -1,0 +1,57 @@
+"""Flags of commands that tune each rule's learning rate, and the tuned rates."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("learning rate of each rule")
+    about = "rates to try for every rule, e.g. 5e-5,1e-4,2e-4; each then trains at its best (default: --learning-rate)"
+    group.add_argument("--learning-rates", metavar="RATE,...", help=about)
+    about = "seeds of the tuning, which judge nothing (default: 3)"
+    group.add_argument("--tuning-seeds", type=int, default=3, metavar="N", help=about)
+    about = "first of the tuning's consecutive seeds (default: 900)"
+    group.add_argument("--first-tuning-seed", type=int, default=900, metavar="N", help=about)
+
+
+def check_tuning(args: argparse.Namespace, seeds: Sequence[int]) -> list[float]:
+    """Return the rates to try, [] without tuning; ValueError for bad flags, and for a seed that would also judge."""
+    if args.learning_rates is None:
+        return []
+    from openrlhf_shear.lab.tuning import parse_rates
+
+    rates = parse_rates(args.learning_rates)
+    if args.tuning_seeds < 1:
+        raise ValueError(f"--tuning-seeds must be at least 1: got {args.tuning_seeds}")
+    both = sorted({*tuning_seeds(args)} & {*seeds})
+    if both:
+        raise ValueError(f"--first-tuning-seed: seed {both[0]} would tune and judge; use e.g. {max(seeds) + 1}")
+    return rates
+
+
+def tuning_seeds(args: argparse.Namespace) -> range:
+    return range(args.first_tuning_seed, args.first_tuning_seed + args.tuning_seeds)
+
+
+def tuned(args: argparse.Namespace, rates: Sequence[float], asked: SimpleNamespace, output: Path) -> dict[str, float]:
+    """Train what is missing of the tuning, print its scores, and return each rule's best rate by its name.
+
+    Args:
+        asked: `settings`, `variants`, `start` and `identity`, as `lab.runs.jobs` takes them.
+    """
+    from openrlhf_shear.lab.runs import run_all
+    from openrlhf_shear.lab.tuning import best_rates, tuning_jobs
+
+    if not rates:
+        return {variant.name: asked.settings.learning_rate for variant in asked.variants}
+    line = asked.settings, asked.variants, rates, tuning_seeds(args), asked.start, asked.identity, output
+    wanted = tuning_jobs(*line)
+    missing = sum(not job.path.is_file() for job in wanted)
+    if missing and not args.seeds:
+        raise ValueError(f"--seeds 0 trains nothing, but the tuning lacks {missing} runs; use --seeds 1 or more")
+    best = best_rates(wanted, run_all(wanted, args.workers))
+    for name, rate in best.items():
+        print(f"{name}: learning rate {rate:g}, the best of {args.learning_rates} on {args.tuning_seeds} seeds")
+    return best

@@ -1,0 +1,139 @@
+"""Which analyses a diagnosis makes: of the distance, of its controls, and of the text in place of hidden states."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pandas
+import torch
+
+from openrlhf_shear.credit.shear import pool_spans
+from openrlhf_shear.diagnosis.analyses.controls import (
+    opposing_rollouts,
+    position_control,
+    quartiles,
+    truncation,
+    within_problems,
+)
+from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
+from openrlhf_shear.diagnosis.analyses.lags import lagged_changes
+from openrlhf_shear.diagnosis.analyses.noise import noise_floor
+from openrlhf_shear.diagnosis.analyses.separation import separation
+from openrlhf_shear.diagnosis.analyses.steps import omega_and_scores
+from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
+from openrlhf_shear.diagnosis.text import TextControl
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
+from openrlhf_shear.rollouts.columns import CONTROL_COLUMNS
+from openrlhf_shear.rollouts.contrast import contrast
+from openrlhf_shear.rollouts.localisation import first_errors, traces_of
+from openrlhf_shear.rollouts.record import Rollout
+
+DISTANCES = {"opposing": "distance", **{name: f"{name}_distance" for name in CONTROL_COLUMNS}}  # of prefixes
+
+
+def makers(
+    usable: pandas.DataFrame,
+    rollouts: Sequence[Rollout],
+    settings: Mapping,
+    bootstrap: Bootstrap,
+    steps: pandas.DataFrame | None,
+    text: TextControl | None,
+) -> dict[str, Callable[[], Analysis | None]]:
+    """Return the functions that make the analyses, by name, in the order of results.json; for arguments see `find`.
+
+    Args:
+        usable: the prefixes with a finite distance and a verdict.
+    """
+    per_prompt, asked, window = settings["samples_per_prompt"], settings.get("problems"), settings["window"]
+    of_distance = _of_distance(usable, rollouts, settings, bootstrap)
+    measured = usable[np.isfinite(usable[list(DISTANCES.values())]).all(axis=1)]
+    largest = max((r.largest_norm for r in rollouts if r.largest_norm and np.isfinite(r.largest_norm)), default=1.0)
+    with_controls = {
+        "noise": lambda: noise_floor(measured, _errors(rollouts), window, largest, bootstrap),
+        "controls": lambda: _controls(measured, rollouts, settings, bootstrap),
+    }
+    return {
+        "groups": lambda: group_accuracies(rollouts, per_prompt, bootstrap, asked),
+        **{name: make for name, make in of_distance.items() if name not in ("lags", "first_errors")},
+        "truncation": lambda: truncation(usable, bootstrap),
+        **{name: of_distance[name] for name in ("first_errors", "lags")},
+        "steps": lambda: None if steps is None else omega_and_scores(steps, rollouts, bootstrap),
+        **{name: make if len(measured) else lambda: None for name, make in with_controls.items()},
+        "text": lambda: (
+            None if text is None else _text(text, usable, measured.index, rollouts, settings, bootstrap, steps)
+        ),
+    }
+
+
+def _of_distance(
+    usable: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
+) -> dict[str, Callable[[], Analysis | None]]:
+    """Return, by name, the analyses that depend on the distance."""
+    completions, window, stride = settings["completions"], settings["window"], settings["stride"]
+    errors = _errors(rollouts)
+    return {
+        "trend": lambda: aggregate_trend(usable, bootstrap),
+        "quartiles": lambda: quartiles(usable, bootstrap),
+        "contrast": lambda: contrast(traces_of(rollouts), bootstrap),
+        "changes": lambda: stride_changes(usable, completions, stride, bootstrap),
+        "separation": lambda: separation(usable, completions, bootstrap),
+        "positions": lambda: position_control(usable, bootstrap),
+        "within": lambda: within_problems(usable, opposing_rollouts(usable, rollouts), bootstrap),
+        "lags": lambda: lagged_changes(usable, errors, window, stride, completions, bootstrap),
+        "first_errors": lambda: first_errors(traces_of(rollouts), window, bootstrap) if errors else None,
+    }
+
+
+def _errors(rollouts: Sequence[Rollout]) -> dict[tuple[str, int], int]:
+    return {(r.group, r.sample): r.first_error for r in rollouts if r.first_error is not None}
+
+
+def _controls(
+    measured: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
+) -> Analysis:
+    """Return the analyses of each distance by its name, all over the same prefixes and rollouts."""
+    columns, made = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
+
+    def has_all(rollout: Rollout) -> bool:
+        return all(np.isfinite(getattr(rollout, column) or [np.nan]).all() for column in columns.values())
+
+    known = [bool(rollout.weights) and has_all(rollout) for rollout in rollouts]
+    for kind, column in DISTANCES.items():
+        weighed = [
+            replace(r, weights=_weights(r, getattr(r, columns[kind]), settings) if measurable else None)
+            for r, measurable in zip(rollouts, known, strict=True)
+        ]
+        makers = _of_distance(measured.assign(distance=measured[column]), weighed, settings, bootstrap)
+        made[kind] = Analysis({name: make() for name, make in makers.items()})
+    return made
+
+
+def _text(
+    text: TextControl,
+    usable: pandas.DataFrame,
+    measured: pandas.Index,
+    rollouts: Sequence[Rollout],
+    settings: Mapping,
+    bootstrap: Bootstrap,
+    steps: pandas.DataFrame | None,
+) -> Analysis:
+    """Return the analyses of the text, over the same prefixes and rollouts; rows `measured` have a noise."""
+    at = {(r.group, r.sample, start): k for r in rollouts for k, start in enumerate(r.span_starts or ())}
+    ends = zip(usable["problem"], usable["sample"], usable["position"], strict=True)
+    ours = [(text.spans[p, s], at[p, s, end - settings["window"]]) for p, s, end in ends]
+    prefixes = usable.assign(
+        distance=[spans.span_distances[k] for spans, k in ours],
+        same_distance=[(spans.same_distances or {k: np.nan})[k] for spans, k in ours],
+    )
+    weighed = [replace(r, weights=text.spans[r.group, r.sample].weights) if r.weights else r for r in rollouts]
+    made = Analysis({name: make() for name, make in _of_distance(prefixes, weighed, settings, bootstrap).items()})
+    made["steps"] = None if steps is None else omega_and_scores(steps, weighed, bootstrap)
+    noise = partial(noise_floor, prefixes.loc[measured], _errors(rollouts), settings["window"], 1.0, bootstrap)
+    made["noise"] = noise() if len(measured) else None
+    return made
+
+
+def _weights(rollout: Rollout, distances: Sequence[float], settings: Mapping) -> list[float]:
+    starts, pool = torch.tensor(rollout.span_starts), settings.get("pool", "max")
+    return pool_spans(torch.tensor(distances), starts, len(rollout.tokens), settings["window"], pool).tolist()

@@ -1,0 +1,168 @@
+"""Rows of the credit bench: a rule on a task, with all that comparing it takes (docs/credit-bench.md).
+
+A row holds the version of its task: a digest of what the task does. Rows of different versions, start policies or
+settings are never compared; the learning rate may differ, since a rule may have been tuned.
+"""
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from openrlhf_shear.data.writing import beside, write_text
+from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vine_alignment
+from openrlhf_shear.lab.placement import placement, traces
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.lab.tracks import BASELINE
+from openrlhf_shear.lab.variants import Variant
+from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.comparisons import iqm, probability_of_improvement
+from openrlhf_shear.report.estimates import paired
+from openrlhf_shear.report.findings import plain
+from openrlhf_shear.report.provenance import distinct, provenance
+from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+
+_EXAMPLES = 32  # problems of each split in a version
+_SEED = 7_000_000  # of these problems
+_VALUES = 1  # version of the computation of `Truth`; files of others are not read
+
+
+def task_version(settings: LabSettings, start: Path) -> str:
+    """Return a digest of what the task does: its prompts, what is right where in a response, and the token limit.
+
+    It does not change with code that does the same. The setting's knobs and the start policy are not in it.
+    """
+    task, tokenizer, rng = task_of(settings), load_policy(start)[1], random.Random(0)
+    told = []
+    for split in ("train", "heldout"):
+        for problem in task.problems(_EXAMPLES, _SEED, split):
+            asked = tokenizer.encode(problem.prompt, add_special_tokens=False)
+            text = problem.prompt + task.written(problem, rng)
+            ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False)[len(asked) :])
+            ended = torch.cat([ids, torch.tensor([tokenizer.eos_token_id])])
+            changed = ended.clone()
+            changed[rng.randrange(len(ids))] = ids[rng.randrange(len(ids))]
+            checks = [task.check(tokenizer, problem, each) for each in (ended, changed, ids[: len(ids) // 2])]
+            told.append([problem.prompt, text, [(found.correct, found.first_error) for found in checks]])
+    return _digest([task.budget, told])
+
+
+def setting_of(settings: LabSettings) -> dict:
+    """Return the settings that rows must share to be compared."""
+    return {name: value for name, value in settings.of_a_run().items() if name not in ("start", "learning_rate")}
+
+
+def kept_truth(settings: LabSettings, start: Path, identity: str, continuations: int, output: Path) -> Truth:
+    """Return `known_truth`, from a file below `output` if an earlier call with the same arguments wrote it.
+
+    `identity` is the `policy.fingerprint` of the start policy.
+    """
+    of = setting_of(settings), settings.placement_prompts, identity, continuations
+    decides = _VALUES, *of, provenance()["machine"]  # machines round differently, and so sample other rollouts
+    file = output / "values" / f"{task_of(settings).place}-{_digest(decides)}.pt"
+    if file.is_file():
+        return torch.load(file, weights_only=False)
+    truth = known_truth(settings, start, continuations)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with beside(file) as partial:
+        torch.save(truth, partial)
+    return truth
+
+
+def make_row(
+    settings: LabSettings,
+    variant: Variant,
+    runs: Sequence[LabRun],
+    its: Sequence[LabRun],
+    truth: Truth,
+    about: Mapping,
+    bootstrap: Bootstrap,
+) -> dict:
+    """Return a rule's row, as JSON values.
+
+    Args:
+        runs, its: the finished runs of the rule and of the baseline; seeds that both have are compared.
+        about: further entries: `version`, `start` and `baseline_learning_rate`.
+    """
+    others = {run.seed: run for run in its}
+    pairs = [(run, others[run.seed]) for run in sorted(runs, key=lambda run: run.seed) if run.seed in others]
+    measures = measures_of(run for pair in pairs for run in pair)
+    measure = EVALUATED if EVALUATED in measures else "mean"
+    scores, baselines = [getattr(run, measure) for run, _ in pairs], [getattr(other, measure) for _, other in pairs]
+    differences = [score - other for score, other in zip(scores, baselines, strict=True)]
+    compared = variant.name != BASELINE and bool(pairs)
+    placed = placement(traces(settings, variant, truth.known), bootstrap)
+    return plain(
+        {
+            "rule": variant.name,
+            "knobs": variant.identity(settings),
+            "task": settings.task,
+            **about,
+            "setting": setting_of(settings),
+            "learning_rate": settings.learning_rate,
+            "seeds": [run.seed for run, _ in pairs],
+            "measure": measure,
+            "score": sum(scores) / len(scores) if scores else None,
+            "difference": paired(differences) if compared else None,
+            "final": paired([run.final - other.final for run, other in pairs]) if compared else None,
+            "iqm": iqm(differences, bootstrap) if compared else None,
+            "improvement": probability_of_improvement(scores, baselines, bootstrap) if compared else None,
+            **rule_alignment(settings, variant, truth, bootstrap),
+            "ceiling": vine_alignment(truth, bootstrap)["correlation"],
+            "continuations": truth.values.continuations,
+            "exact": truth.values.exact,
+            "largest": placed.errors.hit,
+            "share": placed.share,
+            "cost": _cost(run for run, _ in pairs),
+            "differences": dict(zip((run.seed for run, _ in pairs), differences, strict=True)) if compared else {},
+            "runs": distinct(run.made for run, _ in pairs),
+            **provenance(),
+        }
+    )
+
+
+def _cost(runs: Iterable[LabRun]) -> float | None:
+    """Return the median over steps of the rule's seconds over the step's seconds; None where it has no time alone."""
+    shares = [
+        credit / step
+        for run in runs
+        for credit, step in zip(run.metrics.get("credit_seconds", ()), run.metrics.get("seconds", ()), strict=True)
+    ]
+    return median(shares) if shares and max(shares) > 0 else None
+
+
+def write_row(row: Mapping, folder: Path) -> Path:
+    """Write a row to its file, over an earlier row of the same rule, task, version, start, setting and rate."""
+    decides = [row[name] for name in ("rule", "task", "version", "start", "setting", "learning_rate")]
+    name = re.sub(r"[^\w.=-]+", "+", row["rule"])
+    path = folder / f"{row['task']}-{row['version']}" / f"{name}-{_digest(decides)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(row, indent=1) + "\n")
+    return path
+
+
+def read_rows(folder: Path) -> list[dict]:
+    """Return the rows below a folder; ValueError for a file that holds none."""
+    rows = []
+    for path in sorted(folder.glob("*/*.json")):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        if not {"rule", "task", "version", "setting"} <= set(row):
+            raise ValueError(f"{path} is no row of the credit bench; remove it from {folder}")
+        rows.append(row)
+    return rows
+
+
+def at_rate(settings: LabSettings, rates: Mapping[str, float], variant: Variant) -> LabSettings:
+    return replace(settings, learning_rate=rates.get(variant.name, settings.learning_rate))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,187 @@
+"""The leaderboard of the credit bench: tables in a Markdown page, and an HTML page that sorts them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from openrlhf_shear.lab.alignment import VINE, prediction
+from openrlhf_shear.lab.pictures import prediction_picture
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tracks import BASELINE
+from openrlhf_shear.lab.worth import EVALUATED
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.estimates import Estimate, Paired
+from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.findings import Omission
+from openrlhf_shear.report.page import render, sorting
+from openrlhf_shear.report.tables import Table
+
+BEGIN = "<!-- rows: python -m openrlhf_shear.cli.credit_bench table -->"
+END = "<!-- end of rows -->"
+PRINTED = (
+    "<!-- printed by python -m openrlhf_shear.cli.credit_bench table -->"  # scripts/prose.py skips the table below
+)
+HEADER = (
+    *("Rule", "Seeds", f"Over {BASELINE}", f"Final over {BASELINE}", "IQM", "Improves", "Rank correlation"),
+    *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
+)
+OTHER = "another version of the task: compare with nothing above"
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell: its text, and the number to sort by; "" without a number."""
+
+    text: str
+    number: float | str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Board:
+    """The rows that can be compared, best first."""
+
+    title: str
+    current: bool  # whether the task still has the version of these rows
+    rows: list[dict]
+
+    @property
+    def cells(self) -> list[list[Shown]]:
+        return [_cells(row) for row in self.rows]
+
+    @property
+    def table(self) -> Table:
+        return Table(self.title, HEADER, self.cells, self.notes)
+
+    @property
+    def notes(self) -> list[str]:
+        first, found = self.rows[0], self.prediction
+        ceiling = Estimate(**first["ceiling"]).text(".3f")
+        notes = [
+            f"Advantages from {VINE} continuations a value, the ceiling, have a rank correlation of {ceiling}. "
+            f"Of the true values, {first['exact']:.0%} are exact; the others are means of {first['continuations']} "
+            "continuations."
+        ]
+        if found.value is not None:
+            notes.append(
+                f"Over {found.rows} rules, the rank correlation and the gain have a Spearman correlation of "
+                f"{found.text('.2f')}, with its interval over seeds."
+            )
+        return notes
+
+    @property
+    def prediction(self) -> Estimate:
+        """How well the rank correlation predicts the gain, over the rules that were trained."""
+        gains = {row["rule"]: row["differences"] for row in self.rows if row["differences"]}
+        correlations = {rule: each.value for rule, each in self._correlations.items() if rule in gains}
+        return prediction(correlations, gains, Bootstrap())
+
+    @property
+    def picture(self) -> Picture | Omission:
+        gains = {row["rule"]: Paired(**row["difference"]) for row in self.rows if row["difference"]}
+        drawn = prediction_picture(self._correlations, gains, self.prediction, BASELINE, self.title)
+        return replace(drawn, name=f"credit_bench_{self.rows[0]['task']}")
+
+    @property
+    def _correlations(self) -> dict[str, Estimate]:
+        return {row["rule"]: Estimate(**row["correlation"]) for row in self.rows}
+
+
+def boards(rows: Iterable[Mapping], versions: Mapping[str, str]) -> list[Board]:
+    """Return the rows that can be compared together; those of today's versions of the tasks come first.
+
+    Args:
+        versions: task -> `bench.task_version` of today.
+    """
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(_title(row), []).append(dict(row))
+    made = []
+    for title, group in groups.items():
+        first = group[0]
+        current = versions.get(first["task"]) == first["version"]
+        group.sort(key=lambda row: (-(row["difference"] or {"mean": 0.0})["mean"], row["rule"]))
+        made.append(Board(title if current else f"{title}; {OTHER}", current, group))
+    return sorted(made, key=lambda board: (not board.current, -len(board.rows), board.title))
+
+
+def markdown(made: Sequence[Board], page: str) -> str:
+    """Return the page with the tables of the boards in place of what stands between `BEGIN` and `END`.
+
+    Raises ValueError: the page lacks these two lines.
+    """
+    before, begin, after = page.partition(BEGIN)
+    _, end, after = after.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no place for the tables; add the lines {BEGIN} and {END}")
+    parts = [
+        "\n\n".join([f"### {board.title}", PRINTED, board.table.to_markdown(), *board.notes]) + "\n" for board in made
+    ]
+    return before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after
+
+
+def html(made: Sequence[Board]) -> str:
+    """Return the page that sorts the tables by a click on a column's title."""
+    template, style = ((HERE / f"leaderboard.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
+    details = [list(_details(board.rows)) for board in made]
+    shown = list(zip(made, details, strict=True))
+    return render(template, style, sorting(), "Credit bench", header=HEADER, boards=shown)
+
+
+def _title(row: Mapping) -> str:
+    """Return all that rows must share to be compared."""
+    measure = "mean of the evaluations" if row["measure"] == EVALUATED else "mean accuracy of the steps"
+    default = LabSettings(task=row["task"]).of_a_run()
+    own = {name: value for name, value in row["setting"].items() if default.get(name) != value and name != "task"}
+    told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in own.items())
+    rate = f"{BASELINE} at {row['baseline_learning_rate']:g}"
+    of = f"{row['task'].capitalize()}, version {row['version']}, start policy {row['start']}"
+    return "; ".join(filter(None, (of, told, rate, measure)))
+
+
+def _cells(row: Mapping) -> list[Shown]:
+    improvement, correlation = (_estimate(row, name) for name in ("improvement", "correlation"))
+    largest, share = _estimate(row, "largest"), _estimate(row, "share")
+    cost, iqm = row["cost"], _estimate(row, "iqm")
+    return [
+        Shown(f"`{row['rule']}`"),
+        Shown(str(len(row["seeds"])), len(row["seeds"])),
+        _points(_paired(row, "difference")),
+        _points(_paired(row, "final")),
+        _points(iqm),
+        Shown(improvement.text(".2f") if improvement else "", improvement.value if improvement else ""),
+        Shown(correlation.text(".3f"), _sortable(correlation.value)),
+        Shown(largest.text(".1%"), _sortable(largest.value)),
+        Shown(share.text(".1%"), _sortable(share.value)),
+        Shown("" if cost is None else f"{cost:.1%}", _sortable(cost)),
+        Shown(f"{row['learning_rate']:g}", row["learning_rate"]),
+        Shown(str(row["commit"])),
+    ]
+
+
+def _points(number: Estimate | Paired | None) -> Shown:
+    if number is None:
+        return Shown("")
+    return Shown(number.text(lambda value: f"{round(100 * value, 1) + 0.0:+.1f}"), _sortable(number.value))
+
+
+def _sortable(value: float | None) -> float | str:
+    return "" if value is None else value
+
+
+def _estimate(row: Mapping, name: str) -> Estimate | None:
+    return Estimate(**row[name]) if row[name] else None
+
+
+def _paired(row: Mapping, name: str) -> Paired | None:
+    return Paired(**row[name]) if row[name] else None
+
+
+def _details(rows: Iterable[Mapping]) -> Iterator[dict]:
+    """Yield what the page shows of each row below the table: where its numbers come from."""
+    for row in rows:
+        runs = [f"{made['commit']}, {made['machine']}: {made['command']}" for made in row["runs"]]
+        yield {"rule": row["rule"], "row": f"{row['commit']}, {row['machine']}: {row['command']}", "runs": runs}

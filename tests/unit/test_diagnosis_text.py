@@ -1,0 +1,257 @@
+"""The text control: its distances against a float64 oracle by loops, its files, and the words of the verdict."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from diagnosis_tables import SETTINGS, drawn_prefixes, rollout, spans_of, text_of
+from test_shear_weights import ACCURACY, oracle
+
+from openrlhf_shear.config import SearchConfig
+from openrlhf_shear.diagnosis import text as module
+from openrlhf_shear.diagnosis.findings import find
+from openrlhf_shear.diagnosis.text import NoTextError, text_control
+from openrlhf_shear.diagnosis.verdict import compared
+from openrlhf_shear.report.bootstrap import Bootstrap, Quantity, difference
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.figures import render
+from openrlhf_shear.report.findings import plain
+
+TEXTS = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 5, 6], [1, 2, 3, 4, 8, 8, 8, 8], [2, 3, 4, 5], [1, 2, 3, 4, 5, 8])
+CORRECT = (True, False, True, False, False)
+STARTS = ([0, 2, 4], [0, 2, 4], [0, 2, 4, 6], [0, 2], [0, 2, 4])  # of window 3 and stride 2
+KNOBS = {"window": 3, "stride": 2, "epsilon_rel": 0.05}
+CONTROLS = {"same_distances": [0.1]}
+
+
+def group(name="a", texts=TEXTS, correct=CORRECT, **more):
+    rows = zip(texts, correct, STARTS, strict=True)
+    return [
+        rollout(name, i, outcome, [1.0] * len(ids), token_ids=list(ids), span_starts=starts, **more)
+        for i, (ids, outcome, starts) in enumerate(rows)
+    ]
+
+
+def one_hot(texts, ngram):
+    """An axis for every n-gram, by a dict of tuples; the first tokens' n-grams begin with None."""
+    axes, rows = {}, []
+    for text in texts:
+        padded = [None] * (ngram - 1) + list(text)
+        rows.append([axes.setdefault(tuple(padded[t : t + ngram]), len(axes)) for t in range(len(text))])
+    return [torch.eye(len(axes), dtype=torch.float64)[row] for row in rows]
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 3])
+def test_distances_are_the_oracle_s_on_one_hot_vectors_to_either_outcome(ngram, tmp_path):
+    made = text_control(tmp_path, group(**CONTROLS), KNOBS, ngram, SearchConfig()).spans
+    states, knobs = one_hot(TEXTS, ngram), {"window": 3, "stride": 2, "epsilon": 0.05}
+    weights, distances = oracle(states, CORRECT, **knobs)
+    for i in range(len(TEXTS)):
+        found = made["a", i]
+        # ACCURACY is the search's, in units of epsilon, which is 0.05 here
+        assert found.weights == pytest.approx(weights[i], abs=ACCURACY * 0.05)
+        assert found.span_distances == pytest.approx(distances[i], abs=ACCURACY * 0.05)
+        others = [j for j in range(len(TEXTS)) if j != i and CORRECT[j] == CORRECT[i]]
+        alone = oracle([states[j] for j in (i, *others)], [True, *[False] * len(others)], **knobs)[1][0]
+        assert found.same_distances == pytest.approx(alone, abs=ACCURACY * 0.05)
+
+
+def test_each_group_is_measured_once_and_again_if_anything_differs(tmp_path, monkeypatch):
+    measured = []
+
+    def shown(states, *rest):
+        measured.append(len(states))
+        return original(states, *rest)
+
+    original = module.shear_weights
+    monkeypatch.setattr(module, "shear_weights", shown)
+    rollouts = [*group("a"), *group("b"), rollout("unmixed", 0, True)]
+
+    def calls(rollouts, knobs=KNOBS, ngram=2):
+        measured.clear()
+        made = text_control(tmp_path, rollouts, knobs, ngram, SearchConfig())
+        return made, len(measured)
+
+    first, number = calls(rollouts)
+    assert number == 2 and set(first.spans) == {(name, i) for name in "ab" for i in range(5)}
+    assert first.spans["a", 0].same_distances is None and first.label == "2-grams of the text"
+    assert calls(rollouts) == (first, 0)
+    (tmp_path / "group00001.parquet").unlink()  # as after an interruption
+    assert calls(rollouts) == (first, 1)
+    assert calls([*group("a", (*TEXTS[:4], [1, 2, 3, 4, 5, 9])), *group("b")])[1] == 1
+    assert calls(rollouts, ngram=3)[1] == 2
+    assert calls(rollouts, {**KNOBS, "epsilon_rel": 0.1})[1] == 2
+    assert calls([replace(r, **CONTROLS) for r in rollouts])[1] == 2 * (1 + 5)  # each rollout against its own outcome
+    (tmp_path / "group00000.parquet").write_bytes(b"half a file")
+    assert calls([replace(r, **CONTROLS) for r in rollouts])[1] == 1 + 5
+
+
+def test_a_rollout_of_unknown_outcome_has_no_distance(tmp_path):
+    unknown = group(correct=(True, False, True, None, None), **CONTROLS)
+    made = text_control(tmp_path, unknown, KNOBS, 2, SearchConfig()).spans
+    assert made["a", 4].same_distances == made["a", 4].span_distances == [np.inf] * 3
+    assert made["a", 1].same_distances == [np.inf] * 3 and np.isfinite(made["a", 1].span_distances).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "knobs", "said"),
+    [
+        ({"token_ids": []}, {}, "rollouts.parquet has no token ids"),
+        ({}, {"stride": 1}, "the spans of rollouts.parquet are not those of its settings"),
+        ({}, {"stride": 4}, "make no spans: shear.stride must not"),
+    ],
+)
+def test_a_table_that_allows_no_text_control_is_named(changes, knobs, said, tmp_path):
+    with pytest.raises(NoTextError, match=said):
+        text_control(tmp_path, [replace(r, **changes) for r in group()], KNOBS | knobs, 3, SearchConfig())
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Prefixes whose success falls with the distance, and the same with distances that have nothing to do with it."""
+    rng = np.random.default_rng(1)
+    telling = drawn_prefixes(rng, problems=40, samples=6, positions=5, slope=-1.6)
+    return telling, telling.assign(distance=rng.uniform(0.2, 1.0, len(telling)))
+
+
+def found(prefixes, text, resamples=60):
+    return find(prefixes, spans_of(prefixes), SETTINGS, resamples, text=text_of(text))
+
+
+def test_where_the_text_tells_everything_the_verdict_says_so(tables):
+    telling, blind = tables
+    lines = found(blind, telling).verdict
+    assert lines[0][45:54] == "not shown"
+    assert lines[7] == "States or text? Hidden states minus 3-grams of the text, paired over problems:"
+    assert [line[45:54].strip() for line in lines[8:10]] == ["text", "text"]
+    assert lines[12].startswith("The text tells more: states more in 0 of 4 signs, 3-grams in ")
+    assert max(map(len, lines)) <= 80
+
+
+def test_where_the_states_tell_more_the_verdict_says_so(tables):
+    telling, blind = tables
+    lines = found(telling, blind).verdict
+    assert [line[45:54].strip() for line in (*lines[:2], *lines[8:10])] == ["yes", "yes", "states", "states"]
+    assert lines[12].startswith("The states tell more: states more in ") and "3-grams in 0," in lines[12]
+
+
+def test_where_both_tell_the_same_the_text_does_as_well(tables):
+    telling = tables[0]
+    made = found(telling, telling)
+    assert [line[45:].strip() for line in made.verdict[8:10]] == ["as well    0.00 (0.00 to 0.00)"] * 2
+    assert made.verdict[12].startswith("The text does as well: states more in 0 of 4 signs, 3-grams in 0, alike in ")
+    assert all(row["difference"]["value"] in (0, None) for row in made.results["text_numbers"])
+    nothing = found(*[tables[1]] * 2).verdict[12]
+    assert nothing == "Not shown: states more in 0 of 4 signs, 3-grams in 0, alike in 0"
+    few = telling[telling["problem"] < "p005"]
+    assert found(few, few, 20).verdict[12].startswith("Too few: ")
+
+
+YES, NONE, FALLS, RISES = (-0.4, -0.2), (-0.1, 0.1), (-0.3, -0.1), (0.1, 0.3)  # intervals
+
+
+@pytest.mark.parametrize(
+    ("states", "text", "less", "word"),
+    [
+        (YES, NONE, FALLS, "states"),
+        (YES, YES, FALLS, "states"),
+        (NONE, RISES, FALLS, "not shown"),  # the states do not show the sign either
+        (YES, YES, NONE, "as well"),
+        (NONE, YES, NONE, "as well"),
+        (YES, NONE, NONE, "not shown"),
+        (NONE, YES, RISES, "text"),
+        (RISES, NONE, RISES, "not shown"),
+        (YES, YES, (None, None), "too few"),
+    ],
+)
+def test_a_word_needs_the_sign_and_the_difference(states, text, less, word):
+    made = [Estimate(None if low is None else 0.0, low, high, 20, 99) for low, high in (states, text, less)]
+    assert compared(*made, -1) == word
+    mirrored = [Estimate(0.0, *(None if end is None else -end for end in (e.high, e.low)), 20, 99) for e in made]
+    assert compared(*mirrored, 1) == word
+
+
+def test_states_and_text_can_each_tell_more_in_a_sign(tables):
+    telling, blind = tables
+    wrong = ~telling["correct"].to_numpy()
+    states, text = (of.assign(distance=np.where(wrong, of["distance"], other["distance"]))
+                    for of, other in ((telling, blind), (blind, telling)))  # fmt: skip
+    lines = found(states, text).verdict
+    assert [line[45:54].strip() for line in lines[8:10]] == ["states", "text"]
+    assert lines[12].startswith("Mixed: ")
+
+
+def test_the_results_have_each_number_of_the_text_and_its_difference(tables):
+    telling, blind = tables
+    made = found(telling, blind)
+    alone = find(blind, spans_of(blind), SETTINGS, resamples=60).results  # as if the text were the states
+    mine = {row["what"]: row for row in find(telling, spans_of(telling), SETTINGS, resamples=60).results["numbers"]}
+    theirs = {row["what"]: row for row in alone["numbers"]}
+    rows = {row["what"]: dict(row) for row in made.results["text_numbers"]}
+    assert len(rows) > 40 and "Contrast of omega: wrong over right rollouts" in rows
+    for what, row in rows.items():
+        less = row.pop("difference")
+        assert row == theirs[what]
+        if row["value"] is not None and mine[what]["value"] is not None:
+            assert less["value"] == pytest.approx(mine[what]["value"] - row["value"], abs=1e-12)
+    assert made.results["analyses"]["text"]["within"] == alone["analyses"]["within"]
+    assert [row["what"] for row in made.results["numbers"]] == list(mine)
+    table = next(table for table in made.tables if table.title.startswith("States or text?"))
+    assert table.header == ("What", "Hidden states", "3-grams of the text", "Difference")
+    row = next(row for row in table.rows if row[0] == "rho of distance and accuracy, all prefixes")
+    assert row[2].startswith(f"{rows[row[0]]['value']:.3f} (")
+    assert made.results["text_missing"] is None and "No text control" not in " ".join(made.notes)
+
+
+def test_a_difference_is_paired_and_its_interval_that_of_loops():
+    rng = np.random.default_rng(5)
+    level = rng.normal(0, 1, 30)  # of a problem, in both
+    first, second = level + 0.2 + rng.normal(0, 0.1, 30), level + rng.normal(0, 0.1, 30)
+
+    def mean_of(values):
+        return Quantity("mean", lambda weights: weights @ values / weights.sum(), np.ones(30))
+
+    own, other = (Bootstrap(200, 4).estimates([mean_of(values)]).mean for values in (first, second))
+    drawn = []
+    for times in Bootstrap(200, 4).draws(30):
+        sums = [sum(t * v for t, v in zip(times, values, strict=True)) for values in (first, second)]
+        drawn.append((sums[0] - sums[1]) / 30)
+    less = difference(own, other)
+    assert less.value == pytest.approx(first.mean() - second.mean(), rel=1e-9)
+    assert (less.low, less.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+    assert less.low > 0 and own.low < other.high  # two separate intervals would not show it
+    assert "draws" not in plain(less)
+    undefined = replace(other, value=None, low=None, high=None, warning="not defined")
+    assert (difference(own, undefined).value, difference(own, undefined).warning) == (None, "not defined")
+
+
+def test_pictures_have_the_text_as_a_line_or_beside_them(tables):
+    telling, blind = (of[of["problem"] < "p012"] for of in tables)
+    rollouts = [replace(r, first_error=None if r.correct else 7) for r in spans_of(telling)]
+    made = find(telling, rollouts, SETTINGS, resamples=20, text=text_of(blind))
+    alone = find(blind, [replace(r, first_error=None if r.correct else 7) for r in spans_of(blind)], SETTINGS, 20)
+    pictures, theirs = ({picture.name: picture for picture in of.pictures} for of in (made, alone))
+    beside = ("accuracy", "auc", "densities", "positions")
+    assert set(pictures) == {*theirs, *(f"text_{name}" for name in beside)}
+    for name in beside:
+        picture = pictures[f"text_{name}"]
+        assert (picture.header, picture.rows) == (theirs[name].header, theirs[name].rows) != pictures[name].rows
+        assert picture.heading == f"{theirs[name].heading}: 3-grams of the text"
+    for name, columns in {
+        "trend": ["distance"],
+        "trend_incorrect": ["distance"],
+        "changes": ["change of distance"],
+        "lags": ["distance"],
+        "first_error": ["omega", "correct rollouts"],
+    }.items():
+        numbers = [
+            dict(zip(of[name].header, zip(*of[name].rows, strict=True), strict=True)) for of in (pictures, theirs)
+        ]
+        for column in (f"{each}{end}" for each in columns for end in ("", ", low", ", high")):
+            title = (
+                column.replace(", ", ", 3-grams of the text, ") if "," in column else f"{column}, 3-grams of the text"
+            )
+            assert numbers[0][title] == numbers[1][column] != numbers[0][column], (name, column)
+        drawn = render(pictures[name], "svg").decode()
+        assert "3-grams of the text" in drawn and "3-grams" not in render(theirs[name], "svg").decode()

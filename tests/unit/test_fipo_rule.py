@@ -1,0 +1,133 @@
+"""`fipo` against loops over pairs of positions, in float64 from the paper's formulas; U is float32's roundoff.
+
+The rule computes factors in float64 and rounds the advantages to float32. So they differ by U |A'| and by float64's
+noise, for which 1e-9 is ample.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from openrlhf_shear.config.rule_knobs import FipoConfig
+from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.rules.fipo import FipoRule, future_sums
+
+U = 2**-24
+AUTHORS = {"half_life": 32.0, "clip_low": 0.0, "clip_high": 0.2, "outlier": 10.0, "safety": 10.0}
+KNOBS = [{}, {"half_life": 2.0, "clip_low": 0.2}, {"clip_low": 0.5, "clip_high": 3.0, "safety": 4.0, "outlier": 0.0}]
+
+
+def batch(seed, size=40):
+    """4 rows: advantages of both signs and 0, log-probs, older log-probs (near, far, wild), a mask with holes."""
+    rng = np.random.default_rng(seed)
+    base = np.array([[0.7], [-0.4], [-1.3], [0.0]])
+    change = rng.normal(size=(4, size)) * np.array([[0.02], [0.05], [1.8], [0.3]])
+    new = -rng.exponential(size=(4, size))
+    mask = rng.random((4, size)) < 0.8
+    mask[:, size - size // 5 :] = False
+    tensors = (np.broadcast_to(base, (4, size)), new, new - change)
+    return *(torch.tensor(values, dtype=torch.float32) for values in tensors), torch.from_numpy(mask)
+
+
+def oracle(advantages, new, old, mask, half_life, clip_low, clip_high, outlier, safety) -> np.ndarray:
+    shaped = advantages.double().numpy().copy()
+    rows, size = shaped.shape
+    for i in range(rows):
+        change = [float(new[i, t].double() - old[i, t].double()) for t in range(size)]
+        for t in range(size):
+            if not mask[i, t]:
+                continue
+            future = 0.0
+            for k in range(t, size):
+                if mask[i, k] and not (outlier and math.exp(change[k]) > outlier):
+                    future += 0.5 ** ((k - t) / half_life) * change[k]
+            factor = min(max(math.exp(future), 1 - clip_low), 1 + clip_high)
+            if safety and shaped[i, t] < 0 and math.exp(change[t]) > safety:
+                factor = min(max(factor, 0.8), 1.0)
+            shaped[i, t] *= factor
+    return shaped
+
+
+def made(advantages, new, old, mask, **knobs):
+    return checked_advantages(FipoRule(FipoConfig(**knobs)), advantages, mask, None, new, old)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 40, 65])
+@pytest.mark.parametrize("knobs", KNOBS)
+@pytest.mark.parametrize("seed", range(3))
+def test_advantages_match_the_oracle(knobs, size, seed):
+    advantages, new, old, mask = batch(seed, size)
+    before = advantages.clone()
+    shaped, _ = made(advantages, new, old, mask, **knobs)
+    expected = oracle(advantages, new, old, mask, **AUTHORS | knobs)
+    assert shaped.dtype == torch.float32 and torch.equal(advantages, before)
+    assert (np.abs(shaped.double().numpy() - expected) <= U * np.abs(expected) + 1e-9).all()
+    assert torch.equal(shaped.sign(), advantages.sign()), "every sign is kept"
+    assert torch.equal(shaped[~mask], advantages[~mask])
+
+
+def test_it_has_an_effect_in_these_batches():
+    advantages, new, old, mask = batch(0)
+    shaped, metrics = made(advantages, new, old, mask)
+    assert 0.2 < (shaped != advantages)[:3][mask[:3]].float().mean() < 0.9
+    assert 1.0 < metrics["weight"] < 1.2 and 0.1 < metrics["clipped"] < 0.9
+    assert metrics["outliers"] > 0 and metrics["unsafe"] > 0
+
+
+@pytest.mark.parametrize("knobs", [{"clip_low": 0.0, "clip_high": 0.0, "safety": 0.0}, {}])
+def test_a_ratio_of_1_or_no_room_is_grpo_bit_for_bit(knobs):
+    advantages, new, old, mask = batch(1)
+    shaped, metrics = made(advantages, new, old if knobs else new, mask, **knobs)
+    assert torch.equal(shaped, advantages) and metrics["weight"] == 1.0
+
+
+def test_only_later_tokens_and_the_token_itself_count():
+    advantages, new, mask = torch.ones(1, 4), torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool)
+    old = torch.tensor([[0.0, 0.0, -0.1, 0.0]])
+    shaped, _ = made(advantages, new, old, mask, half_life=1.0, clip_low=0.9, clip_high=9.0)
+    expected = [math.exp(0.025), math.exp(0.05), math.exp(0.1), 1.0]
+    assert shaped[0].tolist() == pytest.approx(expected, abs=2 * U)
+
+
+def test_an_outlier_counts_nowhere_and_blame_of_it_does_not_grow():
+    new, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    old = torch.tensor([[-0.1, -5.0, -0.1]] * 2)  # a ratio of 148
+    shaped, metrics = made(torch.tensor([[1.0] * 3, [-1.0] * 3]), new, old, mask, half_life=1.0, clip_high=9.0)
+    later = math.exp(0.05), math.exp(0.1)
+    assert shaped[0].tolist() == pytest.approx([math.exp(0.125), *later], abs=2 * U)
+    assert shaped[1].tolist() == pytest.approx([-math.exp(0.125), -1.0, -later[1]], abs=2 * U)
+    assert metrics["outliers"] == 1 / 3 and metrics["unsafe"] == 1 / 6
+
+
+def test_what_stands_outside_of_the_response_reaches_nothing():
+    advantages, new, old, mask = batch(2)
+    broken = new.masked_fill(~mask, torch.nan)
+    shaped, metrics = made(advantages, broken, old, mask, clip_low=0.5)
+    plain, same = made(advantages, new, old, mask, clip_low=0.5)
+    assert torch.equal(shaped, plain) and metrics == same
+    empty, nothing = made(advantages, new, old, torch.zeros_like(mask))
+    assert torch.equal(empty, advantages) and set(nothing.values()) == {0.0}
+
+
+def test_sums_of_the_future():
+    values = torch.tensor([[1.0, -2.0, 3.0, 0.5, 7.0]], dtype=torch.float64)
+    expected = [sum(0.9 ** (k - t) * values[0, k].item() for k in range(t, 5)) for t in range(5)]
+    assert future_sums(values, 0.9)[0].tolist() == pytest.approx(expected, abs=1e-14)
+    assert future_sums(values[:, :0], 0.9).shape == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"half_life": 0.0}, "fipo.half_life must be a positive number: got 0.0; use e.g. 32"),
+        ({"clip_low": 1.0}, "fipo.clip_low must be at least 0 and below 1"),
+        ({"clip_high": math.inf}, "fipo.clip_high must be at least 0"),
+        ({"outlier": 1.0}, "fipo.outlier must be above 1, or 0"),
+        ({"safety": 0.5}, "fipo.safety must be above 1, or 0"),
+    ],
+)
+def test_knobs_out_of_range_are_refused(knobs, said):
+    with pytest.raises(ValueError, match=said):
+        FipoConfig(**knobs)
