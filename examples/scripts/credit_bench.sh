@@ -3,10 +3,13 @@
 # in runs/credit_bench, and those of docs/bookkeeping.md are in benchmarks/results/ledger/lab.
 #
 #   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) SEEDS=5 WORKERS=2 to change it
+#
+# The arms q2 and q1 are the two questions of docs/credit-questions.md, with 24 seeds: 10 and 18 hours on a core. Their runs
+# are kept in benchmarks/results/credit_questions too, also after an interrupt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-kept faster arithmetic table}
+ARMS=${ARMS:-kept faster arithmetic table q2 q1}
 SEEDS=${SEEDS:-5} WORKERS=${WORKERS:-1} LEDGER=runs/ledger/lab
 
 bench() {
@@ -19,11 +22,25 @@ from_ledger() { # no training: rows from the finished runs of the comparison
     bench --tasks bookkeeping --seeds 0 --output "$LEDGER" "$@"
 }
 
+question() { # STEPS TASK RULES [flags]
+    local steps=$1 task=$2 rules=$3 kept=benchmarks/results/credit_questions
+    shift 3
+    mkdir -p runs/credit_questions "$kept"
+    cp -rn "$kept/." runs/credit_questions/
+    trap "cp -r runs/credit_questions/runs $kept/" EXIT
+    python -m openrlhf_shear.cli.lab --task "$task" --rules "$rules" --seeds 24 --first-seed 200 --steps "$steps" --prompts 8 \
+        --window 32 --stride 8 --epsilon-rel 0.015 --eval-every 5 --eval-temperature 0.1 --eval-problems 128 --eval-samples 1 \
+        --placement-prompts 32 --learning-rates 1e-4,2e-4,4e-4 --first-tuning-seed 920 --workers "$WORKERS" \
+        --output runs/credit_questions "$@"
+}
+
 CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_rule:ContrastRule
 JUDGED=error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
+SURPRISAL=error_odds/surprisal=4/entropy=0/rise=0
+TEXT=examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015/rise=6
 RULES=uniform,shear,shear/matched,shear/shuffled,shear/permuted,shear/on_incorrect,shear/on_incorrect/matched
 RULES=$RULES,shear/normalize=per_rollout,shear/tail=every,shear/window=8/stride=2,shear/window=16/stride=4
-RULES=$RULES,shear/window=64/stride=16,error_odds,error_odds/rise=0,error_odds/surprisal=4/entropy=0/rise=0,$JUDGED
+RULES=$RULES,shear/window=64/stride=16,error_odds,error_odds/rise=0,$SURPRISAL,$JUDGED
 RULES=$RULES,$CHANGE,$CHANGE/window=1/rise=2,$CONTRAST,$CONTRAST/surprisal=0
 RULES=$RULES,examples.rules.discriminant_rule:DiscriminantRule,text
 RULES=$RULES,oracle_first_wrong,oracle_first_wrong/hits=0,oracle_first_wrong/matched,oracle_from_error
@@ -33,6 +50,8 @@ for arm in $ARMS; do
     kept) from_ledger --rules "$RULES" ;;
     faster) from_ledger --rules uniform,shear --learning-rate 2e-4 ;;
     arithmetic) bench --tasks arithmetic --seeds "$SEEDS" --rules uniform,shear,error_odds,oracle_first_wrong ;;
+    q2) question 40 bookkeeping "$SURPRISAL,$JUDGED,$TEXT" --baseline "$SURPRISAL" ;;
+    q1) question 60 bookkeeping-paraphrased uniform,shear,shear/epsilon_rel=0.1,shear/normalize=per_rollout ;;
     table) python -m openrlhf_shear.cli.credit_bench table ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac

@@ -53,7 +53,7 @@ for arm in $ARMS; do
     large) warmed_up; lab "$SEEDS" $PRIMARY --start "$LARGE" ;;
     judge_large) warmed_up; lab "$SEEDS" "$JUDGED" --first-seed 100 --baseline "$SURPRISAL" --start "$LARGE" ;;
     window) lab 5 $PRIMARY,shear/window=8/stride=2,shear/window=16/stride=4,shear/window=64/stride=16 ;;
-    text) lab 0 "uniform,shear,text,text/ngram=4,$SURPRISAL,$BEST,$TEXT,$TEXT/ngram=4" --placement-prompts 64 ;; # trains nothing
+    text) lab 0 "uniform,$SURPRISAL,$BEST,$BEST/rise=4,$TEXT/rise=2,$TEXT/rise=4,$TEXT/rise=6,$TEXT/rise=10,$TEXT/rise=4/ngram=4,$TEXT/rise=4/ngram=2" --placement-prompts 64 ;; # trains nothing
     tail) lab 5 $PRIMARY,shear/tail=every ;;
     pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$ADDED" ;; # pictures of all rules with these seeds; trains missing runs
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
