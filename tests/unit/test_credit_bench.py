@@ -91,6 +91,20 @@ def test_the_same_rule_in_the_same_setting_has_one_row(made, tmp_path):
         bench.read_rows(tmp_path)
 
 
+def test_a_row_without_rollouts_has_its_gain_alone(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
+    line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
+    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path)])
+    rows = {row["rule"]: row for row in bench.read_rows(tmp_path)}
+    assert rows.keys() == {"uniform", "oracle_first_wrong"}
+    for rule, row in rows.items():
+        whole = made[0][rule]
+        assert row.keys() == whole.keys() and row["difference"] == whole["difference"]
+        assert row["correlation"] is row["largest"] is row["ceiling"] is None
+    (board,) = board_of(rows.values())
+    assert board.notes == [] and [str(cell) for cell in board.cells[0][6:9]] == [""] * 3
+
+
 # ── Versions ──
 
 
@@ -190,7 +204,7 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
             "run --rules shear --tasks arithmetic,books",
             "no task is called 'books'; use arithmetic, bookkeeping",
         ),
-        ("run --rules shear --continuations 0", "--continuations must be at least 1: got 0"),
+        ("run --rules shear --continuations -1", "--continuations must be at least 0: got -1"),
         ("run --rules shaer", "did you mean shear"),
         ("run --rules shear/windw=3", "windw"),
         ("table --rows nowhere", "--rows: no rows in nowhere; make some with the action run"),
