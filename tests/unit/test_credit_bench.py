@@ -21,6 +21,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.tracks import TRACKS
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.tasks.arithmetic import task as arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
@@ -231,6 +232,19 @@ def test_the_docs_show_the_kept_rows():
     assert markdown(made, page) == page and html(made) == (DOCS / "leaderboard.html").read_text()
     assert {row["version"] for row in rows} <= {*versions.values()}, (
         "a task has changed: its rows are of another version"
+    )
+
+
+def test_a_rule_without_runs_has_a_row_without_a_gain(made, tmp_path):
+    (variant,) = parse_rules("shear")
+    about = {"version": "v", "start": "s", "baseline_learning_rate": 1e-4}
+    row = bench.make_row(TRACK, variant, [], [], None, about, Bootstrap(10))
+    assert (row["seeds"], row["measure"], row["score"], row["difference"], row["cost"]) == (
+        [],
+        "mean",
+        None,
+        None,
+        None,
     )
 
 
