@@ -2,18 +2,18 @@
 # The rows of docs/credit-bench.md, and the page itself. You can interrupt and restart it at any time; finished runs are kept
 # in runs/credit_bench, and those of docs/bookkeeping.md are in benchmarks/results/ledger/lab.
 #
-#   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) SEEDS=5 WORKERS=2 to change it
+#   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) SEEDS=5 WORKERS=2 CONTINUATIONS=32 (0 samples nothing)
 #
 # The arms q2 and q1 are the two questions of docs/credit-questions.md, with 24 seeds: 10 and 18 hours on a core. Their runs
 # are kept in benchmarks/results/credit_questions too, also after an interrupt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-kept faster arithmetic table q2 q1}
+ARMS=${ARMS:-kept faster arithmetic table q2 q1} CONTINUATIONS=${CONTINUATIONS:-32}
 SEEDS=${SEEDS:-5} WORKERS=${WORKERS:-1} LEDGER=runs/ledger/lab
 
 bench() {
-    python -m openrlhf_shear.cli.credit_bench run --workers "$WORKERS" "$@"
+    python -m openrlhf_shear.cli.credit_bench run --workers "$WORKERS" --continuations "$CONTINUATIONS" "$@"
 }
 
 from_ledger() { # no training: rows from the finished runs of the comparison

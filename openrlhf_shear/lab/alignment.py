@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,10 +86,14 @@ def alignment(
         used = part & np.isfinite(rhos)
         rows = np.bincount(problems[used], minlength=number)
         total = np.bincount(problems[used], rhos[used], number)
+        mean = partial(_mean, total=total, rows=rows)
         needs = "a rollout in which the true advantages of two tokens differ"
-        mean = lambda weights, total=total, rows=rows: ratio(weights @ total, weights @ rows)  # noqa: E731
         quantities.append(Quantity(f"correlation{end}", mean, rows, needs, 2.0))
     return bootstrap.estimates(quantities)
+
+
+def _mean(weights: np.ndarray, total: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return ratio(weights @ total, weights @ rows)
 
 
 def _rho(advantages: Sequence[float], credit: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ import torch
 
 from openrlhf_shear.data.writing import beside, write_text
 from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vine_alignment
-from openrlhf_shear.lab.placement import placement, traces
+from openrlhf_shear.lab.placement import placement, start_models, traces
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.tracks import BASELINE
@@ -69,11 +69,12 @@ def kept_truth(settings: LabSettings, start: Path, identity: str, continuations:
     decides = _VALUES, *of, provenance()["machine"]  # machines round differently, and so sample other rollouts
     file = output / "values" / f"{task_of(settings).place}-{_digest(decides)}.pt"
     if file.is_file():
-        return torch.load(file, weights_only=False)
+        truth = torch.load(file, weights_only=False)
+        return replace(truth, known=replace(truth.known, models=start_models(settings, start)))
     truth = known_truth(settings, start, continuations)
     file.parent.mkdir(parents=True, exist_ok=True)
     with beside(file) as partial:
-        torch.save(truth, partial)
+        torch.save(replace(truth, known=replace(truth.known, models=None)), partial)
     return truth
 
 
@@ -82,7 +83,7 @@ def make_row(
     variant: Variant,
     runs: Sequence[LabRun],
     its: Sequence[LabRun],
-    truth: Truth,
+    truth: Truth | None,
     about: Mapping,
     bootstrap: Bootstrap,
 ) -> dict:
@@ -90,6 +91,7 @@ def make_row(
 
     Args:
         runs, its: the finished runs of the rule and of the baseline; seeds that both have are compared.
+        truth: None leaves out what needs rollouts: the rank correlation and the placement.
         about: further entries: `version`, `start` and `baseline_learning_rate`.
     """
     others = {run.seed: run for run in its}
@@ -99,7 +101,6 @@ def make_row(
     scores, baselines = [getattr(run, measure) for run, _ in pairs], [getattr(other, measure) for _, other in pairs]
     differences = [score - other for score, other in zip(scores, baselines, strict=True)]
     compared = variant.name != BASELINE and bool(pairs)
-    placed = placement(traces(settings, variant, truth.known), bootstrap)
     return plain(
         {
             "rule": variant.name,
@@ -115,18 +116,29 @@ def make_row(
             "final": paired([run.final - other.final for run, other in pairs]) if compared else None,
             "iqm": iqm(differences, bootstrap) if compared else None,
             "improvement": probability_of_improvement(scores, baselines, bootstrap) if compared else None,
-            **rule_alignment(settings, variant, truth, bootstrap),
-            "ceiling": vine_alignment(truth, bootstrap)["correlation"],
-            "continuations": truth.values.continuations,
-            "exact": truth.values.exact,
-            "largest": placed.errors.hit,
-            "share": placed.share,
+            **_of_rollouts(settings, variant, truth, bootstrap),
             "cost": _cost(run for run, _ in pairs),
             "differences": dict(zip((run.seed for run, _ in pairs), differences, strict=True)) if compared else {},
             "runs": distinct(run.made for run, _ in pairs),
             **provenance(),
         }
     )
+
+
+def _of_rollouts(settings: LabSettings, variant: Variant, truth: Truth | None, bootstrap: Bootstrap) -> dict:
+    """Return the entries of a row that need rollouts; each is None without them."""
+    if truth is None:
+        names = ("correlation", "correlation_correct", "correlation_incorrect", "ceiling")
+        return dict.fromkeys((*names, "continuations", "exact", "largest", "share"))
+    placed = placement(traces(settings, variant, truth.known), bootstrap)
+    return {
+        **rule_alignment(settings, variant, truth, bootstrap),
+        "ceiling": vine_alignment(truth, bootstrap)["correlation"],
+        "continuations": truth.values.continuations,
+        "exact": truth.values.exact,
+        "largest": placed.errors.hit,
+        "share": placed.share,
+    }
 
 
 def _cost(runs: Iterable[LabRun]) -> float | None:

@@ -10,7 +10,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tracks import BASELINE
 from openrlhf_shear.lab.worth import EVALUATED
 from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.report.estimates import Estimate, Paired
+from openrlhf_shear.report.estimates import Estimate, Form, Paired
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission
 from openrlhf_shear.report.page import render, sorting
@@ -26,6 +26,7 @@ HEADER = (
     *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
 )
 OTHER = "another version of the task: compare with nothing above"
+FORMS = {"improvement": ".2f", "correlation": ".3f", "largest": ".1%", "share": ".1%"}
 HERE = Path(__file__).parent
 
 
@@ -58,13 +59,15 @@ class Board:
 
     @property
     def notes(self) -> list[str]:
-        first, found = self.rows[0], self.prediction
-        ceiling = Estimate(**first["ceiling"]).text(".3f")
-        notes = [
-            f"Advantages from {VINE} continuations a value, the ceiling, have a rank correlation of {ceiling}. "
-            f"Of the true values, {first['exact']:.0%} are exact; the others are means of {first['continuations']} "
-            "continuations."
-        ]
+        measured, found, notes = [row for row in self.rows if row["ceiling"]], self.prediction, []
+        if measured:
+            first = measured[0]
+            ceiling = Estimate(**first["ceiling"]).text(".3f")
+            notes.append(
+                f"Advantages from {VINE} continuations a value, the ceiling, have a rank correlation of {ceiling}. "
+                f"Of the true values, {first['exact']:.0%} are exact; the others are means of {first['continuations']} "
+                "continuations."
+            )
         if found.value is not None:
             notes.append(
                 f"Over {found.rows} rules, the rank correlation and the gain have a Spearman correlation of "
@@ -87,7 +90,7 @@ class Board:
 
     @property
     def _correlations(self) -> dict[str, Estimate]:
-        return {row["rule"]: Estimate(**row["correlation"]) for row in self.rows}
+        return {row["rule"]: Estimate(**row["correlation"]) for row in self.rows if row["correlation"]}
 
 
 def boards(rows: Iterable[Mapping], versions: Mapping[str, str]) -> list[Board]:
@@ -143,33 +146,27 @@ def _title(row: Mapping) -> str:
 
 
 def _cells(row: Mapping) -> list[Shown]:
-    improvement, correlation = (_estimate(row, name) for name in ("improvement", "correlation"))
-    largest, share = _estimate(row, "largest"), _estimate(row, "share")
-    cost, iqm = row["cost"], _estimate(row, "iqm")
     return [
         Shown(f"`{row['rule']}`"),
         Shown(str(len(row["seeds"])), len(row["seeds"])),
         _points(_paired(row, "difference")),
         _points(_paired(row, "final")),
-        _points(iqm),
-        Shown(improvement.text(".2f") if improvement else "", improvement.value if improvement else ""),
-        Shown(correlation.text(".3f"), _sortable(correlation.value)),
-        Shown(largest.text(".1%"), _sortable(largest.value)),
-        Shown(share.text(".1%"), _sortable(share.value)),
-        Shown("" if cost is None else f"{cost:.1%}", _sortable(cost)),
+        _points(_estimate(row, "iqm")),
+        *(_shown(_estimate(row, name), form) for name, form in FORMS.items()),
+        Shown("" if row["cost"] is None else f"{row['cost']:.1%}", "" if row["cost"] is None else row["cost"]),
         Shown(f"{row['learning_rate']:g}", row["learning_rate"]),
         Shown(str(row["commit"])),
     ]
 
 
-def _points(number: Estimate | Paired | None) -> Shown:
+def _shown(number: Estimate | Paired | None, form: Form) -> Shown:
     if number is None:
         return Shown("")
-    return Shown(number.text(lambda value: f"{round(100 * value, 1) + 0.0:+.1f}"), _sortable(number.value))
+    return Shown(number.text(form), "" if number.value is None else number.value)
 
 
-def _sortable(value: float | None) -> float | str:
-    return "" if value is None else value
+def _points(number: Estimate | Paired | None) -> Shown:
+    return _shown(number, lambda value: f"{round(100 * value, 1) + 0.0:+.1f}")
 
 
 def _estimate(row: Mapping, name: str) -> Estimate | None:

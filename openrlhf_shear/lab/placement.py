@@ -61,13 +61,19 @@ class Known:
     models: Models  # the reference model is the policy itself
 
 
+def start_models(settings: LabSettings, start: Path) -> Models:
+    policy = Policy(start, settings)
+    return Models(policy, policy, task_of(settings))
+
+
 def known_rollouts(settings: LabSettings, start: Path) -> Known:
-    policy, task = Policy(start, settings), task_of(settings)
+    models = start_models(settings, start)
+    policy, task = models.policy, models.task
     problems = task.problems(settings.placement_prompts, SEED, "heldout")
     rollouts = sample(policy, problems, settings.samples_per_prompt, settings, SEED)
     with torch.no_grad():
         reading = policy.read(rollouts.sequences, rollouts.mask, states=True, source_states=True)
-    return Known(problems, rollouts, reading, Models(policy, policy, task))
+    return Known(problems, rollouts, reading, models)
 
 
 def traces(settings: LabSettings, variant: Variant, known: Known) -> list[Trace]:

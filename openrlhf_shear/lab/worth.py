@@ -97,7 +97,8 @@ def _worth(runs: list[LabRun], rule: str, baseline: str) -> Worth:
 
 def measures_of(runs: Iterable[LabRun]) -> tuple[str, ...]:
     """Return the measures that all of these runs have."""
-    return (*MEASURES, EVALUATED) if all(run.evaluations for run in runs) else MEASURES
+    evaluations = [run.evaluations for run in runs]
+    return (*MEASURES, EVALUATED) if evaluations and all(evaluations) else MEASURES
 
 
 def _step_means(runs: Iterable[LabRun], metric: str) -> list[float]:

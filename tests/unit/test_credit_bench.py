@@ -21,6 +21,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.tracks import TRACKS
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.tasks.arithmetic import task as arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
@@ -89,6 +90,20 @@ def test_the_same_rule_in_the_same_setting_has_one_row(made, tmp_path):
     (tmp_path / "x/y.json").write_text("{}")
     with pytest.raises(ValueError, match=r"y\.json is no row of the credit bench; remove it"):
         bench.read_rows(tmp_path)
+
+
+def test_a_row_without_rollouts_has_its_gain_alone(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
+    line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
+    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path)])
+    rows = {row["rule"]: row for row in bench.read_rows(tmp_path)}
+    assert rows.keys() == {"uniform", "oracle_first_wrong"}
+    for rule, row in rows.items():
+        whole = made[0][rule]
+        assert row.keys() == whole.keys() and row["difference"] == whole["difference"]
+        assert row["correlation"] is row["largest"] is row["ceiling"] is None
+    (board,) = board_of(rows.values())
+    assert board.notes == [] and [str(cell) for cell in board.cells[0][6:9]] == [""] * 3
 
 
 # ── Versions ──
@@ -190,7 +205,7 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
             "run --rules shear --tasks arithmetic,books",
             "no task is called 'books'; use arithmetic, bookkeeping",
         ),
-        ("run --rules shear --continuations 0", "--continuations must be at least 1: got 0"),
+        ("run --rules shear --continuations -1", "--continuations must be at least 0: got -1"),
         ("run --rules shaer", "did you mean shear"),
         ("run --rules shear/windw=3", "windw"),
         ("table --rows nowhere", "--rows: no rows in nowhere; make some with the action run"),
@@ -218,6 +233,14 @@ def test_the_docs_show_the_kept_rows():
     assert {row["version"] for row in rows} <= {*versions.values()}, (
         "a task has changed: its rows are of another version"
     )
+
+
+def test_a_rule_without_runs_has_a_row_without_a_gain():
+    (variant,) = parse_rules("shear")
+    about = {"version": "v", "start": "s", "baseline_learning_rate": 1e-4}
+    row = bench.make_row(TRACK, variant, [], [], None, about, Bootstrap(10))
+    assert (row["seeds"], row["measure"]) == ([], "mean")
+    assert row["score"] is row["difference"] is row["cost"] is None
 
 
 def test_times_that_a_rule_does_not_have_are_no_cost():

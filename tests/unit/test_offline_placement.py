@@ -71,7 +71,7 @@ def loops(traces: list[StepTrace], times: dict[str, float]) -> dict[str, float]:
         often, w = times[trace.group], [abs(x) for x in trace.weights]
         n = len(w)
         add("wrong" if not trace.correct else "right", sum(w) / n, often)
-        if n >= 4:
+        if n >= 2:
             first, last = ([x for t, x in enumerate(w) if on(t, n)] for on in (_first, _last))
             add("first", sum(first) / len(first), often)
             add("last", sum(last) / len(last), often)
@@ -108,11 +108,11 @@ def loops(traces: list[StepTrace], times: dict[str, float]) -> dict[str, float]:
 
 
 def _first(t, n):
-    return t < n / 4
+    return t + 0.5 <= n / 4
 
 
 def _last(t, n):
-    return t >= 3 * n / 4
+    return t + 0.5 >= 3 * n / 4
 
 
 def _part(w, a, b):

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab.offline.responses import ResponseGroup
-from openrlhf_shear.lab.offline.steps import PAPER_CONTRAST
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.findings import Results
 from openrlhf_shear.report.provenance import provenance
 from openrlhf_shear.report.tables import Table
+from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST
 
 TITLE = "Credit on human-marked first wrong steps"
 LIFT = (
@@ -71,7 +71,8 @@ def comparison_table(compared: Mapping, baseline: str) -> Table:
         "right responses.",
         "A permuted control of a group of two keeps the outcomes half of the time; a rule gives 1 to responses that it "
         "is told are right.",
-        f"The paper's distances are {PAPER_CONTRAST} times as large in the last quartile of positions as in the first.",
+        f"The paper's distances are {PAPER_LAST_FIRST} times as large in the last quartile of positions as in the "
+        "first.",
     ]
     warnings = sorted({placed["lift"].warning for placed in rules.values() if placed["lift"].warning})
     notes += [f"Warning: {warning}." for warning in warnings]

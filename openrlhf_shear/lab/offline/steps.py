@@ -9,17 +9,16 @@ Legend: T tokens of a response, [a, b) the tokens of its first wrong step, w_t i
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.rows import problem_codes, ratio
+from openrlhf_shear.rollouts.contrast import contrast
 from openrlhf_shear.rollouts.localisation import Trace, measurable, rollout_means, split_auc
 
-QUARTERS = 4
-PAPER_CONTRAST = 1.12  # mean distance in the last and first quartile of positions: 0.75 / 0.67
 _NEEDS = "a wrong response with tokens before its first wrong step"
 
 
@@ -147,25 +146,5 @@ def _means(rows: Sequence[Sequence[float]], columns: int) -> list[float]:
 
 
 def _contrast(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Analysis:
-    problems, number = problem_codes([trace.group for trace in traces])
-    sums = np.zeros((4, number))  # first quarter, last quarter, wrong, right: means of the responses
-    counts = np.zeros((4, number))
-    for problem, trace in zip(problems, traces, strict=True):
-        sizes = np.abs(np.asarray(trace.weights, dtype=float))
-        cells = {2 + trace.correct: sizes.mean()}
-        if len(sizes) >= QUARTERS:
-            index = np.arange(len(sizes)) * QUARTERS // len(sizes)
-            cells |= {0: sizes[index == 0].mean(), 1: sizes[index == QUARTERS - 1].mean()}
-        for cell, mean in cells.items():
-            sums[cell, problem] += mean
-            counts[cell, problem] += 1
-
-    def contrast(over: int, under: int):
-        return lambda means: ratio(means[over], means[under])
-
-    kinds = (("last_over_first", 1, 0, PAPER_CONTRAST), ("wrong_over_right", 2, 3, None))
-    quantities = [
-        Quantity(name, contrast(over, under), counts[over] + counts[under], "weights that are not all 0", paper=paper)
-        for name, over, under, paper in kinds
-    ]
-    return bootstrap.estimates(quantities, lambda weights: ratio(sums @ weights, counts @ weights))
+    found = contrast([replace(trace, weights=np.abs(trace.weights).tolist()) for trace in traces], bootstrap)
+    return Analysis({"last_over_first": found.last_first, "wrong_over_right": found.wrong_right})
