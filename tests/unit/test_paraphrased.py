@@ -12,6 +12,7 @@ from scipy.stats import chi2_contingency, chisquare
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.bookkeeping import task as bookkeeping_task
 from openrlhf_shear.tasks.bookkeeping import warm_up
 from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PARAPHRASED, PLAIN
@@ -369,3 +370,11 @@ def test_the_lab_has_both_forms():
     ids = torch.tensor([*tokenizer.encode(text), tokenizer.eos_token_id])
     assert task.check(tokenizer, asked[0], ids).correct
     assert task.check(tokenizer, asked[0], ids).first_error is None
+
+
+def test_a_missing_shipped_policy_is_told_with_the_command_that_makes_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(bookkeeping_task._POLICIES, "paraphrased", tmp_path / "none")
+    with pytest.raises(
+        ValueError, match=r"no policy of the paraphrased form is shipped; make one with python -m .*--o"
+    ):
+        task_of(LabSettings(task="bookkeeping-paraphrased")).shipped()
