@@ -1,6 +1,6 @@
 r"""Do the maths reward and math-verify agree with labels of right and wrong on real responses?
 
-    python benchmarks/agreement.py --responses FILE ... --golds FILE ... --output agreement.json --disagreements read.jsonl
+    python benchmarks/agreement.py --responses FILE ... --golds FILE ... --disagreements read.jsonl
 
 Responses are rows with a problem, a response (`response`, `solution`, or a list of `steps`) and a label
 (`final_answer_correct`, `is_correct` or `correct`). Their golds are looked up by the text of the problem in the rows of
@@ -25,7 +25,7 @@ from tqdm import tqdm
 from openrlhf_shear.data.checks import normalized
 from openrlhf_shear.data.files import open_rows
 from openrlhf_shear.rewards import grade_math
-from openrlhf_shear.rewards.maths.text import final_answer
+from openrlhf_shear.rewards.maths.answers import final_answer
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 _PROBLEM = ("problem", "question", "prompt")

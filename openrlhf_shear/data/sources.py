@@ -90,7 +90,7 @@ def prompt_text(value: object) -> str:
 
 def boxed(solution: object) -> tuple[str, str]:
     r"""Return the last \boxed{...} of a worked solution; drop, as "no_answer", a solution without a short one."""
-    from openrlhf_shear.rewards.maths.text import final_answer
+    from openrlhf_shear.rewards.maths.answers import final_answer
 
     text = solution if isinstance(solution, str) else ""
     answer, problem = final_answer(text) if r"\boxed" in text or r"\fbox" in text else (None, "no box")

@@ -22,7 +22,7 @@ from openrlhf_shear.rewards.code.text import code_block, readable
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.last_number import final_number
 from openrlhf_shear.rewards.maths import grade_math
-from openrlhf_shear.rewards.maths.text import final_answer
+from openrlhf_shear.rewards.maths.answers import final_answer
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict
 
