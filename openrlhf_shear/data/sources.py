@@ -53,7 +53,22 @@ class Source:
             raise Dropped(f"not_{self.only[1]}", f"{self.only[0]} is {row.get(self.only[0])!r}")
         if self.levels and _level(row.get(self.level_key)) not in self.levels:
             raise Dropped("other_level", f"{self.level_key} is {row.get(self.level_key)!r}")
-        return ReadProblem(prompt_text(row.get(self.prompt_key)), *self.label(row.get(self.label_key)))
+        return ReadProblem(prompt_text(value_at(row, self.prompt_key)), *self.label(value_at(row, self.label_key)))
+
+
+def value_at(row: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a column, or of a field in it, which a key with dots names; None if there is none.
+
+    >>> value_at({"reward_model": {"ground_truth": "34"}}, "reward_model.ground_truth"), value_at({"a.b": 1}, "a.b")
+    ('34', 1)
+    """
+    if key in row:
+        return row[key]
+    value: Any = row
+    for part in key.split("."):
+        value = _object(value)
+        value = None if value is None else value.get(part)
+    return value
 
 
 def _level(value: object) -> int | None:

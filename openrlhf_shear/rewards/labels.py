@@ -1,9 +1,17 @@
 """The gold answers of a label."""
 
+import ast
 import contextlib
 import json
 import math
 from numbers import Real
+
+import regex as re
+
+_NULLS = ("nan", "null", "none", "n/a", "na", "nil", "undefined", "unknown", "?", "-", "inf")
+_FORMULA = re.compile(r"\$.*?\$|\\\(.*?\\\)|\\[A-Za-z]++(?:\s*+\{[^{}]*+\})*+", re.DOTALL)
+_WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,}")
+_COUNTED = re.compile(r"[-+]?\$?[0-9][0-9,.]*+\s++(?!(?:and|or)\b)[A-Za-z][A-Za-z ]*+\.?")
 
 
 def golds_of(label: object) -> str | list[str]:
@@ -22,6 +30,30 @@ def golds_of(label: object) -> str | list[str]:
     if isinstance(label, list | tuple) and label:
         return [_gold(gold) for gold in label]
     return _gold(label)
+
+
+def doubt(gold: str) -> str | None:
+    """Return what makes a gold unlikely to be an answer alone: "null", "list", "sentence" or "words"; else None.
+
+    Such a gold equals itself, but hardly any right response.
+
+    >>> [doubt(text) for text in ("nan", "['34', '68/2']", "The answer is 34", "34 apples", "34 cm", "even")]
+    ['null', 'list', 'sentence', 'words', None, None]
+    """
+    from openrlhf_shear.rewards.maths.numbers import read_number
+    from openrlhf_shear.rewards.maths.text import tidy
+
+    text = gold.strip()
+    if text.casefold() in _NULLS:
+        return "null"
+    if text.startswith("["):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            held = ast.literal_eval(text)
+            return "list" if isinstance(held, list) and any(isinstance(item, str) for item in held) else None
+    words = len(_WORD.findall(_FORMULA.sub(" ", text)))
+    if words >= 3 and re.search(r"[0-9]", text):
+        return "sentence"
+    return "words" if words and _COUNTED.fullmatch(text) and read_number(tidy(text)) is None else None
 
 
 def _list_in(text: str) -> list | None:
