@@ -42,7 +42,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", help="folder or hub id of the tokenizer that counts prompt tokens")
     add("--exclude", nargs="+", metavar="FILE", help="drop the problems of these benchmark files (default: none)")
     add("--check", action="store_true", help="drop rows whose gold answer is not graded as correct, or is doubtful")
-    add("--keep-doubtful", action="store_true", help="with --check, keep doubtful gold answers, e.g. 'The answer is 34'")
+    add("--keep-doubtful", action="store_true", help="keep doubtful gold answers, such as 'The answer is 34'")
     add("--levels", metavar="FROM-TO", help="keep only these levels of MATH, e.g. 3-5, or 5 (default: all)")
     add("--limit", type=int, help="keep at most this many rows (default: all)")
     add("--seed", type=int, help="shuffle the rows with this seed (default: keep their order)")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf_shear.rewards.labels import golds_of
+from openrlhf_shear.rewards.labels import golds_of, is_ordered
 
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
 
@@ -134,17 +134,22 @@ def ground_truth(reward_model: object) -> tuple[str, str]:
 def label(value: object) -> tuple[str, str]:
     """Return a label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
 
+    An object with an `answer` is one too (`golds_of`).
+
     Raises Dropped: "no_answer" for a value that `golds_of` refuses; "bad_tests" for an object without known tests.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = _object(value)
-        if written is not None:
+        if written is not None and "answer" not in written:
             return tests(written)
+        value = value if written is None else written
     try:
         golds = golds_of(value)
     except ValueError as error:
         raise Dropped("no_answer", str(error)) from error
     golds = [gold.strip() for gold in ([golds] if isinstance(golds, str) else golds)]
+    if is_ordered(value):
+        return json.dumps({"answer": golds, "ordered": True}), "answer"
     return golds[0] if len(golds) == 1 else json.dumps(golds), "answer"
 
 

@@ -1,14 +1,10 @@
 """From a response to its final answer. Nothing is evaluated."""
 
-from collections.abc import Sequence
-
 import regex as re
 
 from openrlhf_shear.rewards.maths.plain import as_latex
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, closing
 from openrlhf_shear.rewards.verdict import Reason
-
-FORMATS = ("boxed", "tags", "last")
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
 _BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+")
@@ -24,6 +20,8 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _STATES = re.compile(r"(?i)\b(?:is|are|equals|equal to)\b[\s:]*+")
 _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[0-9]++)(?:\s*+/\s*+[0-9]++)?+%?")
 _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
+_TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
+_RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
 _END = re.compile(r"[.!?](?:\s|$)")
 
 
@@ -47,14 +45,6 @@ def final_answer(response: str, formats: tuple[str, ...] = ("boxed",)) -> tuple[
     if len(text) > MAX_ANSWER:
         return text[:MAX_ANSWER], Reason.TOO_LONG
     return text.strip(), None
-
-
-def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Return the formats. Raises ValueError: there is none, or one is unknown."""
-    formats = tuple(formats)
-    if not formats or not set(formats) <= set(FORMATS):
-        raise ValueError(f"answer formats must be of {', '.join(FORMATS)}: got {formats}; use e.g. boxed")
-    return formats
 
 
 def _boxed(response: str) -> str | None:
@@ -88,8 +78,8 @@ def _last(response: str) -> str | None:
         return None
     if "=" in sentence[0]:
         return as_latex(_VALUE.match(sentence[0].rpartition("=")[2])[0])
-    *_, number = [None, *_NUMBER.finditer(sentence[0])]
-    return number and number[0]
+    *_, value = [None, *(run[0] for run in _RUN.finditer(sentence[0]) if re.search(r"[0-9]|pi", run[0]))]
+    return value and as_latex(value)
 
 
 _FOUND = {"boxed": _boxed, "tags": _tagged, "last": _last}

@@ -15,7 +15,7 @@ _SIDES = re.compile(r"(?<![<>!])=|[<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 def written_formulas(question: str) -> list[str]:
     """Return the LaTeX formulas of a question as they are written, each once."""
-    found = (next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(question[:_LONGEST_QUESTION]))
+    found = (next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(question[-_LONGEST_QUESTION:]))
     return list(dict.fromkeys(formula for formula in found if 0 < len(formula) <= _LONGEST))
 
 

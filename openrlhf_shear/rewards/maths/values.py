@@ -185,6 +185,9 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
         return len(kinds) == 1 and gold.items == answer.items
     if kinds == {r"\cup"}:
         return _same_set(gold.items, answer.items, tolerance) or None  # a worker compares sets that overlap
+    common = [{_INDEX.sub("", item.name) for item in group.items} for group in (gold, answer)]
+    if all(len(names) == 1 and "" not in names for names in common) and common[0] != common[1]:
+        return False if _settled(gold) and _settled(answer) else None
     if not ordered and kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
         return _same_set(_nameless(gold.items), _nameless(answer.items), tolerance)
     # `x=1, y=2` is no set: its names give its order. An answer without names must keep the order of the gold.

@@ -195,7 +195,7 @@ def _leaves_root(factor: sympy.Expr, degree: int) -> bool:
         parts = [*sympy.factorint(abs(factor.p)).values(), *sympy.factorint(factor.q).values()]
         return factor == 1 or any(power >= degree for power in parts)
     inner = _evaluated(factor)
-    return inner.is_Pow and inner.exp.is_Integer and abs(inner.exp) >= degree
+    return bool(inner.is_Pow and inner.exp.is_Integer and abs(inner.exp) >= degree)
 
 
 def _nested_roots(base: sympy.Expr) -> int:
