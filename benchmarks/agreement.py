@@ -75,9 +75,9 @@ def main() -> None:
     found = {"environment": environment("cpu"), "without a gold": missing}
     ours, theirs = graded(cases, args.cores, args.formats), by_math_verify(cases)
     found["rows"] = rows_of(cases, ours, theirs)
-    columns = dict.fromkeys(("source", "responses", "no answer"), "")
-    columns = {name: name for name in columns} | {name: name for name in found["rows"][0] if name not in columns}
-    print_table("right answers refused and wrong answers paid", found["rows"], columns)
+    print_table(
+        "right answers refused and wrong answers paid", found["rows"], {name: name for name in found["rows"][0]}
+    )
     if args.disagreements:
         with args.disagreements.open("w") as file:
             for case in disagreements(cases, ours, theirs):
@@ -124,7 +124,8 @@ def graded(cases: list[Case], cores: int, formats: tuple[str, ...]) -> list[tupl
     """Return (correct, reason, answer) of each case by `grade_math`."""
 
     def grade(case: Case) -> tuple[bool, str | None, str | None]:
-        said = grade_math(case.response, case.gold, tolerance=case.tolerance, workers=workers)
+        asked = {"question": case.problem, "formats": formats, "tolerance": case.tolerance}
+        said = grade_math(case.response, case.gold, workers=workers, **asked)
         return bool(said.correct), said.reason and str(said.reason), said.answer
 
     with MathWorkers(cores) as workers, ThreadPoolExecutor(cores) as threads:
@@ -134,7 +135,7 @@ def graded(cases: list[Case], cores: int, formats: tuple[str, ...]) -> list[tupl
 def by_math_verify(cases: list[Case]) -> list[bool | None]:
     """Return whether math-verify takes each response as right, in its default settings; None: it did not answer.
 
-    The tolerance of a gold is `float_rounding`, the nearest that math-verify has. A process that is late is replaced.
+    A process that is late is replaced.
     """
     pool, said = get_context("spawn").Pool(1), []
     try:

@@ -18,7 +18,7 @@ KINDS = {
 x+2^{-99} ~ \frac{1}{2^{99}}+x ~ x+3^{-80}
 \sqrt{2},2^{-99} ~ \frac{1}{2^{99}},\sqrt{2} ~ 3^{-80},\sqrt{2}
 \pi(1-2^{-2016}) ~ \pi-\frac{\pi}{2^{2016}} ~ \pi(1-3^{-2016})
-\begin{pmatrix}2^{-99}\\1\end{pmatrix} ~ \begin{pmatrix}\frac{1}{2^{99}}\\1\end{pmatrix} ~ \begin{pmatrix}3^{-80}\\1\end{pmatrix}
+\begin{pmatrix}x\\2^{-99}\end{pmatrix} ~ \begin{bmatrix}x\\2^{-99}\end{bmatrix} ~ \begin{pmatrix}x\\3^{-80}\end{pmatrix}
 """,
     "conditions": r"""
 x=2k \text{ where } k\in\mathbb{Z} ~ x=2k ~ x=3k \text{ where } k\in\mathbb{Z}

@@ -185,7 +185,7 @@ def _left_of_power(base: sympy.Expr, exponent: sympy.Expr) -> int:
         return int(polar or (isinstance(base, sympy.Pow) and exponent != -1))
     if exponent.is_Integer:
         return int(base.is_Rational or isinstance(base, (sympy.Pow, sympy.Mul, sympy.exp)) or base == sympy.I)
-    factors = base.args if isinstance(base, sympy.Mul) else (base,)
+    factors = [factor for factor in base.args if factor != 1] if isinstance(base, sympy.Mul) else [base]
     return sum(_leaves_root(factor, exponent.q) for factor in factors) + _nested_roots(base)
 
 
@@ -281,8 +281,8 @@ def _denominators(tree: sympy.Basic) -> Iterator[sympy.Expr]:
     if below:
         yield _evaluated(sympy.Mul(*below, evaluate=False))
     for part in (*above, *below):
-        if part is not tree:
-            yield from _denominators(part)
+        for inner in (part,) if part is not tree else part.args:
+            yield from _denominators(inner)
 
 
 def _multiplicity(factor: sympy.Expr) -> int:
