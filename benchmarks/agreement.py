@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import TimeoutError as LateError
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 
 from measure import environment, print_table, script_parser, write_json
@@ -137,18 +138,25 @@ def by_math_verify(cases: list[Case]) -> list[bool | None]:
 
     A process that is late is replaced.
     """
-    pool, said = get_context("spawn").Pool(1), []
+    pool, said = _pool(), []
     try:
         for case in tqdm(cases, "math-verify"):
             try:
-                said.append(pool.apply_async(_theirs, (case.gold, case.response)).get(_SECONDS + 10 * (not said)))
+                said.append(pool.apply_async(_theirs, (case.gold, case.response)).get(_SECONDS))
             except LateError:
                 said.append(None)
                 pool.terminate()
-                pool = get_context("spawn").Pool(1)
+                pool = _pool()
     finally:
         pool.terminate()
     return said
+
+
+def _pool() -> Pool:
+    """Return a process that has imported math-verify."""
+    pool = get_context("spawn").Pool(1)
+    pool.apply(_theirs, ("1", r"\boxed{1}"))
+    return pool
 
 
 def _theirs(gold: str, response: str) -> bool:
