@@ -58,6 +58,7 @@ DBCA ~ \text{DBCA} ~ ABCD
 76 ~ E(2020, 1993) = 76 ~ E(2020, 1993) = 77
 10 ~ x=10 ~ 2x=10
 xy=4 ~ xy=4 ~ 4
+2^{2009} ~ a_{2^{2009}-1}=2^{2009} ~ a_{2^{2009}-1}=2^{2010}
 \sqrt{2} ~ |z+w|=\sqrt2 ~ |z+w|=\sqrt3
 """,
     "thousands after a name": r"""
@@ -277,6 +278,8 @@ FORMATS = [  # formats, response, answer
     ("boxed", r"Answer: The area of the region \(S\) is \(2\pi\). This ensures rigor.", r"\(2\pi\)"),
     ("boxed", r"Answer: The values are \(x = 5\) and \(x = -2\).", r"\(x = 5\) and \(x = -2\)"),
     ("boxed", "Answer: 4 blue shoe boxes and 6 red shoe boxes", "4 blue shoe boxes and 6 red shoe boxes"),
+    ("boxed", "#### For T = 3:\nIt is 132.\n\nThe answer is 6.", "6"),
+    ("boxed", "The answer is 6, I think.\n#### 7", "7"),
     ("boxed", "<answer>42</answer>", None),
     ("boxed", "Therefore, x = 12.", None),
     ("tags", "<think>1</think> <answer>42</answer>", "42"),

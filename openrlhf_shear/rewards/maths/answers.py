@@ -68,17 +68,24 @@ def _last(response: str) -> str | None:
     if line in (r"\]", "$$"):  # a display over several lines
         *_, display = [None, *_DISPLAY.finditer(response[-_TAIL:])]
         return display and (display[1] or display[2])
-    if formulas := [*_FORMULA.finditer(line)]:
-        first = len(formulas) - 1
-        while first and _BETWEEN.fullmatch(line, formulas[first - 1].end(), formulas[first].start()):
-            first -= 1
-        return ", ".join(next(filter(None, formula.groups())) for formula in formulas[first:])
-    sentence = [part for part in _END.split(line) if part.strip()][-1:]
-    if not sentence:
+    formulas = [*_FORMULA.finditer(line)]
+    sentence = [part for part in _END.split(line[formulas[-1].end() if formulas else 0 :]) if part.strip()][-1:]
+    if value := _last_value(sentence[0]) if sentence else None:
+        return value
+    if not formulas:
         return None
-    if "=" in sentence[0]:
-        return as_latex(_VALUE.match(sentence[0].rpartition("=")[2])[0])
-    *_, value = [None, *(run[0] for run in _RUN.finditer(sentence[0]) if re.search(r"[0-9]|pi", run[0]))]
+    first = len(formulas) - 1
+    while first and _BETWEEN.fullmatch(line, formulas[first - 1].end(), formulas[first].start()):
+        first -= 1
+    values = [next(filter(None, formula.groups())) for formula in formulas[first:]]
+    return ", ".join(value.rpartition("=")[2] if r"\text" in value else value for value in values)
+
+
+def _last_value(sentence: str) -> str | None:
+    """Return what follows the last "=" of plain text, else its last number, as LaTeX."""
+    if "=" in sentence:
+        return as_latex(_VALUE.match(sentence.rpartition("=")[2])[0])
+    *_, value = [None, *(run[0] for run in _RUN.finditer(sentence) if re.search(r"[0-9]|pi", run[0]))]
     return value and as_latex(value)
 
 
@@ -122,9 +129,9 @@ def _box_at(response: str, at: int) -> tuple[str, int] | None:
 
 def _said(tail: str) -> str | None:
     hashes = tail.rfind("####")
-    if hashes >= 0:
-        return tail[hashes + 4 :].lstrip().partition("\n")[0]
     *_, said = [None, *_SAID.finditer(tail)]
+    if hashes >= 0 and (said is None or said.start() < hashes):  # else it was a heading
+        return tail[hashes + 4 :].lstrip().partition("\n")[0]
     if said is None:
         return None
     rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")

@@ -8,6 +8,7 @@ from openrlhf_shear.rewards.maths.text import squeeze
 
 _COMMAND = re.compile(r"\\[A-Za-z]++")
 _RAISED = re.compile(r"\^(?:\{[^{}]*+\}|.)")
+_INDEXED = re.compile(r"[A-Za-z]_\{.*\}")
 _LETTERS = re.compile(r"[A-Za-z]")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in|notin|subset|equiv)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
@@ -55,5 +56,7 @@ def _sides(text: str) -> tuple[str, str]:
 
 def _unsolved(side: str) -> bool:
     """Return whether a side has a single letter, a small one, outside of exponents: it is a variable to solve for."""
+    if _INDEXED.fullmatch(side):
+        return False
     letters = set(_LETTERS.findall(_COMMAND.sub(" ", _RAISED.sub("", side))))
     return len(letters) == 1 and min(letters).islower()
