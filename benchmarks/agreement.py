@@ -5,7 +5,9 @@ r"""Do the maths reward and math-verify agree with labels of right and wrong on 
 Responses are rows with a problem, a response (`response`, `solution`, or a list of `steps`) and a label
 (`final_answer_correct`, `is_correct` or `correct`). Their golds are looked up by the text of the problem in the rows of
 `--golds`, which are files of benchmarks. The table counts right answers that were refused and wrong answers that were
-paid, for both graders. Labels can be wrong too: `--disagreements` writes every case to read.
+paid, for both graders. Labels can be wrong too: `--disagreements` writes every case to read, and `--classes` is a file
+of what was found by reading: {id: {"class": ..., "reason": ...}}. The classes are label (it or the gold is wrong),
+policy (a documented choice) and fault (of the graders that disagree with the label).
 """
 
 import argparse
@@ -79,6 +81,10 @@ def main() -> None:
     print_table(
         "right answers refused and wrong answers paid", found["rows"], {name: name for name in found["rows"][0]}
     )
+    if args.classes:
+        read = json.loads(args.classes.read_text())
+        found["classes"] = classes_of(cases, ours, theirs, read)
+        print_table("disagreements with the labels", found["classes"], {name: name for name in found["classes"][0]})
     if args.disagreements:
         with args.disagreements.open("w") as file:
             for case in disagreements(cases, ours, theirs):
@@ -196,6 +202,17 @@ def disagreements(cases: list[Case], ours: list, theirs: list) -> Iterator[Disag
             yield Disagreement(*named, correct, other, reason, answer, case.gold, case.problem)
 
 
+def classes_of(cases: list[Case], ours: list, theirs: list, read: dict[str, dict]) -> list[dict]:
+    """Return the number of each grader's disagreements by class, over the responses with an answer."""
+    counts = {"ours": Counter(), "math-verify": Counter()}
+    for case, (correct, reason, _), other in zip(cases, ours, theirs, strict=True):
+        for grader, said in (("ours", correct), ("math-verify", bool(other))):
+            if reason != "no_answer" and said != case.right:
+                counts[grader][read[case.id]["class"] if case.id in read else "not read"] += 1
+    kinds = ("label", "policy", "fault", "not read")
+    return [{"grader": grader, **{kind: count[kind] for kind in kinds}} for grader, count in counts.items()]
+
+
 def _first(row: dict, names: tuple[str, ...]) -> object:
     """Return the value of the first of these columns that a row has. Raises ValueError: it has none."""
     for name in names:
@@ -211,6 +228,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=2, help="grades at a time (default 2)")
     parser.add_argument("--formats", nargs="+", default=("boxed",), help="answer formats that count (default boxed)")
     parser.add_argument("--disagreements", type=Path, metavar="FILE.jsonl", help="write the cases to read to this file")
+    parser.add_argument("--classes", type=Path, metavar="FILE.json", help="what was found by reading, by id")
     return parser.parse_args()
 
 

@@ -55,6 +55,11 @@ def test_the_counts_and_the_cases_to_read(read):
     assert (row["responses"], row["no answer"], row["right"], row["wrong"]) == (5, 1, 3, 1)
     assert (row["right: ours refused"], row["wrong: ours paid"]) == (1, 1)
     assert (row["right: math-verify refused"], row["wrong: math-verify paid"]) == (1, 0)
+    classes = agreement.classes_of(cases, ours, theirs, {"b": {"class": "label", "reason": "equals the gold"}})
+    assert classes == [
+        {"grader": "ours", "label": 1, "policy": 0, "fault": 0, "not read": 1},
+        {"grader": "math-verify", "label": 0, "policy": 0, "fault": 0, "not read": 1},
+    ]
     read_again = [case.id for case in agreement.disagreements(cases, ours, theirs)]
     assert read_again == ["b", "c", "some-3"]
 
