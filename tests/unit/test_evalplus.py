@@ -7,7 +7,7 @@ from benchmark_rows import DATA
 
 from openrlhf_shear.data.files import open_rows
 from openrlhf_shear.rewards import grade_code
-from openrlhf_shear.rewards.code.tests import tests_of
+from openrlhf_shear.rewards.code import tests as label_tests
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
@@ -72,7 +72,7 @@ def test_all_comparisons_of_evalplus_are_mended():
         ("mbppplus/MbppPlus-OriginFmt.jsonl.gz", 375),
         ("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz", 163),
     ):
-        tests = [tests_of(json.dumps(row)).tests for row in open_rows(str(DATA / name)).rows]
+        tests = [label_tests.tests_of(json.dumps(row)).tests for row in open_rows(str(DATA / name)).rows]
         texts = ["".join(parts) for parts in tests]
         assert sum("np.allclose" in text for text in texts) == close
         assert all("type(out) is type(exp)" in text for text in texts if "np.allclose(" in text)

@@ -19,10 +19,8 @@ _THOUSANDS = re.compile(
 def as_list(text: str) -> str:
     r"""Return a tidy list with commas between its items, a sign of either kind as two items, and a name at each item.
 
-    >>> as_list("n=3,5,7"), as_list(r"x=\pm 3"), as_list("x=12,345")
-    ('n=3, n=5, n=7', 'x=3, x=-3', 'x=12345')
-    >>> as_list(r'\sqrt{2}+1 "or" 1')
-    '\\sqrt{2}+1, 1'
+    >>> as_list("n=3,5,7"), as_list(r"x=\pm 3")
+    ('n=3, n=5, n=7', 'x=3, x=-3')
     """
     if read_number(text) is not None:
         return text
