@@ -8,11 +8,12 @@ from openrlhf_shear.rewards.maths.splitting import LETTER
 from openrlhf_shear.rewards.maths.text import squeeze
 
 _WORDS = re.compile(
-    r'[,;]?\s*+\(?\s*+(?:"|(?<![A-Za-z\\"]))(?:where|when(?:ever)?|for|if|such that|provided)(?![A-Za-z])'
+    r'[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:where|when(?:ever)?|for|if|such that|provided)(?=[\s"\\])'
     r"|[,;]?\s*+\(?\\forall(?![A-Za-z])"
 )
 _DOMAIN = re.compile(
-    rf'(?:[,;]|\()\s*+(?P<names>{LETTER}(?:\s*,\s*{LETTER})*+)\s*+(?:\\in(?![A-Za-z])|"?(?:is|are|an?|any)\b)'
+    rf'(?:[,;]|\()\s*+(?P<names>{LETTER}(?:\s*,\s*{LETTER})*+)\s*+'
+    r'(?:\\in(?![A-Za-z])|"?(?:is|are)\b|"?(?:an?|any) (?:integer|whole|natural|real|positive|nonneg))'
 )
 _PIECES = re.compile(r"(?<![A-Za-z])(?:otherwise|else)(?![A-Za-z])")
 _SETS = {  # by what their names hold; the first that fits
@@ -24,6 +25,7 @@ _SETS = {  # by what their names hold; the first that fits
     "rational": re.compile(r"\\mathbb\s*\{?Q|rational"),
     "complex": re.compile(r"\\mathbb\s*\{?C|complex"),
 }
+_NUMBER = re.compile(r"[-+0-9., ]*+")
 _NAME = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _SAYS = re.compile(r"[0-9=<>|]|\\(?!forall|in|quad)[a-z]+|\b(?:odd|even|prime|positive|negative|nonzero)\b")
 
@@ -51,7 +53,8 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     if not place or not _closed(value := text[:place].strip().rstrip(",;").strip()):
         return text, None
     said = text[(found[0] if found else domain).end() :] if found else text[place:]
-    return value, _condition(said.strip().strip('"'))
+    said = said.strip().strip('"').strip()
+    return (text, None) if _NUMBER.fullmatch(said) else (value, _condition(said))  # 2 for 1
 
 
 def agree(gold: Condition | None, answer: Condition | None) -> bool:
