@@ -146,7 +146,7 @@ def _copied(args: argparse.Namespace) -> dict:
     rows = copied(args.data_dir, args.cores, args.limit)
     most = {
         "a formula of the question": 0.005,
-        "a formula of the question, golds with variables": 0.03,
+        "of these, golds with variables": 0.03,
     }  # paid share of copies
     left = {row["graded"]: (row["count"] - row["as expected"]) / max(row["count"], 1) for row in rows}
     return {"rows": rows, "holds": all(left[graded] < share for graded, share in most.items())}

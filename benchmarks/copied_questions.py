@@ -6,7 +6,7 @@ answers are the golds with variables or roots, rewritten by sympy.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -54,23 +54,24 @@ def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dic
 
             return list(tqdm(threads.map(grade, triples), what, len(triples)))
 
-        def copies(written: Callable[[str], list[str]], what: str) -> tuple[dict[int, tuple[str, str]], set[int]]:
-            """Return the problems that pay for one of their formulas, and those that have one."""
-            tries = [(at, *problem, formula) for at, problem in enumerate(problems) for formula in written(problem[0])]
+        def copies(written: Callable[[str], list[str]], chosen: Collection[int], what: str) -> tuple[dict, set[int]]:
+            """Return the chosen problems that pay for one of their formulas, and those that have one."""
+            tries = [(at, *problems[at], formula) for at in chosen for formula in written(problems[at][0])]
             paid = graded([(text, gold, formula) for _, text, gold, formula in tries], what)
             found = {at: (gold, formula) for (at, _, gold, formula), right in zip(tries, paid, strict=True)
                      if right and not _says(gold, formula)}  # fmt: skip
             return found, {at for at, *_ in tries}
 
-        rows = []
-        for kind, written in (("a formula of the question", written_formulas), ("the same, rewritten", _rewritten)):
-            found, asked = copies(written, kind)
-            rows.append(_row(kind, len(asked), list(found.values())))
-            expressions = {
-                at for at in asked if has_variables(tidy(problems[at][1])) and '"' not in tidy(problems[at][1])
-            }
-            others = [found[at] for at in expressions & found.keys()]
-            rows.append(_row(f"{kind}, golds with variables", len(expressions), others))
+        golds = [tidy(gold) for _, gold in problems]
+        with_variables = {at for at, gold in enumerate(golds) if has_variables(gold) and '"' not in gold}
+        found, asked = copies(written_formulas, range(len(problems)), "questions")
+        others = [found[at] for at in with_variables & found.keys()]
+        rows = [
+            _row("a formula of the question", len(asked), list(found.values())),
+            _row("of these, golds with variables", len(with_variables & asked), others),
+        ]
+        found, asked = copies(_rewritten, sorted(with_variables), "rewritten")
+        rows.append(_row("the same, terms in another order", len(asked), list(found.values())))
         questions = {gold: text for text, gold in reversed(problems)}
         for kind, pairs in _honest(sorted(questions)).items():
             correct = graded([(questions[gold], gold, text) for gold, text in pairs], kind)
