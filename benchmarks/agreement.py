@@ -76,12 +76,16 @@ def main() -> None:
     golds = read_golds(args.golds)
     cases, missing = read_cases(args.responses, golds)
     found = {"environment": environment("cpu"), "without a gold": missing}
-    ours, theirs = graded(cases, args.cores, args.formats), by_math_verify(cases)
-    found["rows"] = rows_of(cases, ours, theirs)
+    ours = graded(cases, args.cores, args.formats)
+    theirs = [None] * len(cases) if args.ours else by_math_verify(cases)
+    found["rows"] = [
+        {name: count for name, count in row.items() if not (args.ours and "math-verify" in name)}
+        for row in rows_of(cases, ours, theirs)
+    ]
     print_table(
         "right answers refused and wrong answers paid", found["rows"], {name: name for name in found["rows"][0]}
     )
-    if args.classes:
+    if args.classes and not args.ours:
         read = json.loads(args.classes.read_text())
         found["classes"] = classes_of(cases, ours, theirs, read)
         print_table("disagreements with the labels", found["classes"], {name: name for name in found["classes"][0]})
@@ -227,6 +231,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--golds", type=Path, nargs="+", required=True, metavar="FILE", help="rows with golds")
     parser.add_argument("--cores", type=int, default=2, help="grades at a time (default 2)")
     parser.add_argument("--formats", nargs="+", default=("boxed",), help="answer formats that count (default boxed)")
+    parser.add_argument("--ours", action="store_true", help="leave math-verify out")
     parser.add_argument("--disagreements", type=Path, metavar="FILE.jsonl", help="write the cases to read to this file")
     parser.add_argument("--classes", type=Path, metavar="FILE.json", help="what was found by reading, by id")
     return parser.parse_args()

@@ -89,7 +89,8 @@ def load(job: dict, name: str) -> dict:
 
 def _opened(file: object, *options: object, _open: Callable = open, **named: object) -> object:
     """Open a file. A jail has no /proc, which /dev/stdin points to."""
-    return _open(os.dup(0) if file == "/dev/stdin" else file, *options, **named)
+    is_stdin = isinstance(file, (str, os.PathLike)) and os.fspath(file) == "/dev/stdin"
+    return _open(os.dup(0) if is_stdin else file, *options, **named)
 
 
 def serve(job: dict, _: int, __: int, calls: int, replies: int) -> Callable[[], None]:
