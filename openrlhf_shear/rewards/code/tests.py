@@ -18,7 +18,7 @@ _MENDED_255 = "    if inp[1] < 20:\n    " + _HUGE_255
 _VACUOUS = "        exact_match = exp == (out is not None)\n"
 _ASSERTED = f"{_VACUOUS}    assert exact_match\n"
 
-# `np.allclose([], [x])` and `np.allclose(5, [])` are true: `return []` passes EvalPlus's tests of 30 tasks.
+# `np.allclose([], [x])` and `np.allclose(5, [])` are true: `return []` passes the tests of 27 of EvalPlus's tasks.
 _CLOSE = "assert np.allclose(out, exp, rtol=1e-07, atol=atol)"
 _ALIKE = (
     "assert (isinstance(out, (int, float)) and isinstance(exp, (int, float)))"
