@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.rewards import grade_math
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable
-from openrlhf_shear.rewards.maths.question import written_formulas
+from openrlhf_shear.rewards.maths.question import formulas_of, written_formulas
 from openrlhf_shear.rewards.maths.text import squeeze, tidy
 from openrlhf_shear.rewards.maths.values import without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers
@@ -70,14 +70,23 @@ def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dic
             _row("a formula of the question", len(asked), list(found.values())),
             _row("of these, golds with variables", len(with_variables & asked), others),
         ]
-        found, asked = copies(_rewritten, sorted(with_variables), "rewritten")
-        rows.append(_row("the same, terms in another order", len(asked), list(found.values())))
+        found, _ = copies(_rewritten, sorted(with_variables & asked), "rewritten")
+        others = [
+            pair for at, pair in found.items() if not any(_says(pair[0], f) for f in written_formulas(problems[at][0]))
+        ]
+        rows.append(_row("the same, terms in another order", len(with_variables & asked), others))
         questions = {gold: text for text, gold in reversed(problems)}
-        for kind, pairs in _honest(sorted(questions)).items():
+        for kind, found in _honest(sorted(questions)).items():
+            pairs = [pair for pair in found if not _stands_in(questions[pair[0]], pair[1])]
             correct = graded([(questions[gold], gold, text) for gold, text in pairs], kind)
             lost = [pair for pair, right in zip(pairs, correct, strict=True) if not right]
             rows.append(_row(f"honest: {kind}", len(pairs), lost))
     return rows
+
+
+def _stands_in(question: str, answer: str) -> bool:
+    """Return whether an answer is a formula of the question."""
+    return squeeze(tidy(answer)) in {squeeze(formula) for formula in formulas_of(question)}
 
 
 def _rewritten(question: str) -> list[str]:
@@ -95,7 +104,7 @@ def _rewritten(question: str) -> list[str]:
 
 def _says(gold: str, formula: str) -> bool:
     """Return whether the formula is the gold, perhaps with a name: it says no more than the value."""
-    plain = [squeeze(without_name(tidy(text))[1]) for text in (gold, formula)]
+    plain = [squeeze(without_name(tidy(text))[1]).removesuffix("degrees") for text in (gold, formula)]
     return plain[0] == plain[1]
 
 

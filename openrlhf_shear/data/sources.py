@@ -134,13 +134,13 @@ def ground_truth(reward_model: object) -> tuple[str, str]:
 def label(value: object) -> tuple[str, str]:
     """Return a label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
 
-    An object with an `answer` is one too (`golds_of`).
+    An object with `answer` and `ordered` is one too (`golds_of`).
 
     Raises Dropped: "no_answer" for a value that `golds_of` refuses; "bad_tests" for an object without known tests.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = _object(value)
-        if written is not None and "answer" not in written:
+        if written is not None and "ordered" not in written:
             return tests(written)
         value = value if written is None else written
     try:

@@ -40,11 +40,11 @@ def is_ordered(label: object) -> bool:
 
 
 def _object_in(label: object) -> dict:
-    """Return the object with an answer that a label is; {} for other labels."""
+    """Return the object with an answer and its order that a label is; {} for other labels."""
     if isinstance(label, str) and label.lstrip().startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
             label = json.loads(label)
-    return label if isinstance(label, dict) and "answer" in label else {}
+    return label if isinstance(label, dict) and label.keys() == {"answer", "ordered"} else {}
 
 
 def doubt(gold: str) -> str | None:

@@ -12,7 +12,7 @@ _WORDS = re.compile(
     r"|[,;]?\s*+\(?\\forall(?![A-Za-z])"
 )
 _DOMAIN = re.compile(
-    rf'(?:[,;]|\()\s*+(?P<names>{LETTER}(?:\s*,\s*{LETTER})*+)\s*+'
+    rf"(?:[,;]|\()\s*+(?P<names>{LETTER}(?:\s*,\s*{LETTER})*+)\s*+"
     r'(?:\\in(?![A-Za-z])|"?(?:is|are)\b|"?(?:an?|any) (?:integer|whole|natural|real|positive|nonneg))'
 )
 _PIECES = re.compile(r"(?<![A-Za-z])(?:otherwise|else)(?![A-Za-z])")

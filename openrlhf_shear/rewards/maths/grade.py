@@ -30,7 +30,8 @@ from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 _SHOWN = 500
 _CHOICE = re.compile(
-    r'(?:"?+\(([A-E])\)"?+|"?+(?:[Oo]ption|[Cc]hoice)"?+\s*+"?+\(?([A-E])\)?"?+[.:]?|"?+([A-E])[.):]"?+)(?:\s*+$|\s*+([^\s*+/^=-].*))'
+    r'(?:"?+\(([A-E])\)"?+|"?+(?:[Oo]ption|[Cc]hoice)"?+\s*+"?+\(?([A-E])\)?"?+[.:]?|"?+([A-E])[.):]"?+)'
+    r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-E][.):])[^\s*+/^=-].*))"
 )
 _FUNCTION = re.compile(r"([a-zA-Z])\(([a-z])\)\s*+=")
 _DEGREES = re.compile(r'(.*\S)\s*"?degrees?"?')
@@ -163,7 +164,7 @@ def _decided(wanted: Value, value: Value, equal: bool) -> Reason | None:
 def _of_one_kind(gold: str, answer: str, asked: _Asked) -> tuple[str, str]:
     """Return both as lists in one notation; without the quantity that only one names; angles in the gold's measure."""
     gold, answer = as_list(gold), as_list(answer)
-    if "=" in answer and "=" not in gold:
+    if ("=" in answer and "=" not in gold) or (r"\equiv" in answer and r"\mod" not in gold):
         answer = value_of(answer, frozenset(map(squeeze, asked.formulas or ())))
     elif "=" in gold and "=" not in answer:
         gold = value_of_named(gold)

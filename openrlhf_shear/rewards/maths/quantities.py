@@ -5,6 +5,7 @@ import regex as re
 from openrlhf_shear.rewards.maths.guard import has_variables
 from openrlhf_shear.rewards.maths.splitting import split
 from openrlhf_shear.rewards.maths.text import squeeze
+from openrlhf_shear.rewards.maths.values import congruence
 
 _COMMAND = re.compile(r"\\[A-Za-z]++")
 _RAISED = re.compile(r"\^(?:\{[^{}]*+\}|.)")
@@ -18,11 +19,15 @@ def value_of(text: str, formulas: frozenset[str] = frozenset()) -> str:
     r"""Return the number that a tidy answer gives a quantity; any other text stays unchanged.
 
     An equation in one variable (`2x=10`, `x^2=4`) is not solved, so it gives nothing. Nor does an equation among the
-    squeezed `formulas` of the question.
+    squeezed `formulas` of the question. The number of a congruence is its remainder.
 
-    >>> value_of("m+n=204"), value_of(r"3^{x+2}=5 \cdot 9=45"), value_of("2x=10")
-    ('204', '45', '2x=10')
+    >>> value_of("m+n=204"), value_of(r"3^{x+2}=5 \cdot 9=45"), value_of("2x=10"), value_of(r"194 \equiv 7 \mod 11")
+    ('204', '45', '2x=10', '7')
     """
+    if r"\equiv" in text and squeeze(text) not in formulas:
+        residues = congruence(text)
+        one = residues is not None and len(residues.items) == 1 and residues.items[0].reduced
+        return str(residues.items[0].value) if one else text
     quantity, value = _sides(text)
     if not value or _unsolved(quantity) or {squeeze(text), squeeze(f"{quantity}={value}")} & formulas:
         return text

@@ -60,7 +60,7 @@ def read(text: str, depth: int = 0) -> Value:
         return number
     if _NOTHING.fullmatch(squeeze(text).lower()):
         return ValueGroup("{}", ())
-    if (residues := _congruence(text)) is not None:
+    if (residues := congruence(text)) is not None:
         return residues
     if depth < _DEEPEST:
         for brackets, separators in (("", SEPARATORS), (r"\cup", (r"\cup",))):
@@ -80,15 +80,17 @@ def read(text: str, depth: int = 0) -> Value:
     return Text(squeeze(text).removeprefix("+"))
 
 
-def _congruence(text: str) -> ValueGroup | None:
-    r"""Return the residues of a congruence: those of `n \equiv 1,5 \mod 4` are 1."""
+def congruence(text: str) -> ValueGroup | None:
+    r"""Return the residues of a congruence: those of `n \equiv 1,5 \mod 4` are 1. They are `reduced` if written so."""
     match = _CONGRUENCE.fullmatch(squeeze(text))
     numbers = [read_number(item) for item in split(match["rest"])] if match and int(match["modulus"]) else [None]
     if not all(number is not None and number.value.denominator == 1 for number in numbers):
         return None
-    residues = {number.value % int(match["modulus"]) for number in numbers}
-    items = tuple(Number(residue) for residue in sorted(residues))
-    return ValueGroup(f"mod {match['modulus']}", items, name=match["name"] or "")
+    modulus = int(match["modulus"])
+    residues = {number.value % modulus for number in numbers}
+    reduced = all(0 <= number.value < modulus for number in numbers)
+    items = tuple(Number(residue, reduced=reduced) for residue in sorted(residues))
+    return ValueGroup(f"mod {modulus}", items, name=match["name"] or "")
 
 
 def _named(value: Value, name: str) -> Value:
@@ -149,8 +151,6 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None, ordered:
     if isinstance(gold, ValueGroup) and isinstance(answer, ValueGroup):
         return _same_group(gold, answer, tolerance, ordered)
     if isinstance(gold, Number):
-        if isinstance(answer, ValueGroup) and answer.brackets.startswith("mod") and len(answer.items) == 1:
-            answer = answer.items[0]  # the remainder
         answer = _quotient(answer) or answer
         return _same_number(gold, answer, tolerance) if isinstance(answer, Number) else False
     if isinstance(gold, Text) and isinstance(answer, Text):
@@ -182,7 +182,7 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
 def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None, ordered: bool) -> bool | None:
     kinds = {gold.brackets, answer.brackets}
     if any(kind.startswith("mod") for kind in kinds):
-        return len(kinds) == 1 and gold.items == answer.items
+        return len(kinds) == 1 and [item.value for item in gold.items] == [item.value for item in answer.items]
     if kinds == {r"\cup"}:
         return _same_set(gold.items, answer.items, tolerance) or None  # a worker compares sets that overlap
     common = [{_INDEX.sub("", item.name) for item in group.items} for group in (gold, answer)]
