@@ -45,6 +45,8 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     >>> without_condition(r'x=2k "where" k\in \mathbb{Z}')[0], without_condition(r"k\pi , k \in \mathbb{Z}")[0]
     ('x=2k', 'k\\pi')
     """
+    if text.upper() == text.lower():  # no letters, quickly
+        return text, None
     found = [*_WORDS.finditer(text)]
     place = found[0].start() if len(found) == 1 and not _PIECES.search(text) else None
     if not found:

@@ -22,7 +22,7 @@ def as_list(text: str) -> str:
     >>> as_list("n=3,5,7"), as_list(r"x=\pm 3")
     ('n=3, n=5, n=7', 'x=3, x=-3')
     """
-    if read_number(text) is not None:
+    if text.upper() == text.lower() or read_number(text) is not None:  # no letters, quickly
         return text
     if number := _THOUSANDS.fullmatch(text):
         return f"{number['name']}{number['number'].replace(',', '')}{number['rest']}"

@@ -84,8 +84,11 @@ def tidy(answer: str) -> str:
     # A command takes in the blanks after it, so a blank after its new name changes nothing.
     text = _THIN_COMMA.sub(",", text)
     text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
-    text = _DEGREES.sub(" ", _ANGLE.sub(r'\1 "degrees"', _BRACED_COMMA.sub(",", text.replace("$", " "))))
-    text = _braced(text)
+    text = _BRACED_COMMA.sub(",", text.replace("$", " "))
+    if "circ" in text:
+        text = _DEGREES.sub(" ", _ANGLE.sub(r'\1 "degrees"', text))
+    if "\\" in text:
+        text = _braced(text)
     if _OVER.search(braced := f"{{{text}}}"):
         text = _OVER.sub(r"\\frac{\1}{\2}", braced)
     text = _ROWS.sub(_listed, _NOT_EQUAL.sub(r"\1\\ne ", text.replace(">=", r"\ge ").replace("<=", r"\le ")))
@@ -93,7 +96,8 @@ def tidy(answer: str) -> str:
     text = text.rstrip(",;: ") if text.endswith("...") else text.rstrip(".,;: ")
     if text.startswith("{") and closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
-    text = _RATIO_UNIT.sub(r'"\1/\2"', _ORDINAL.sub("", _INVERSE.sub(r"\\arc\1 ", text)))
+    if text.upper() != text.lower():
+        text = _RATIO_UNIT.sub(r'"\1/\2"', _ORDINAL.sub("", _INVERSE.sub(r"\\arc\1 ", text)))
     return _ASIDE.sub(lambda match: f' "{(match[1] or match[2]).strip()}"', text)
 
 
