@@ -95,6 +95,7 @@ n\equiv1\pmod4 ~ n \equiv 5 \bmod 4 ~ n\equiv 1\pmod 5
 1\pmod 4 ~ n\equiv 1 \pmod 4 ~ n\equiv 2 \pmod 4
 n\equiv 1,3 \pmod 8 ~ n \equiv 3, 1 \pmod{8} ~ n \equiv 1, 5 \pmod{8}
 7 ~ 194\equiv 7\pmod{11} ~ 194\equiv 8\pmod{11}
+7 ~ x\equiv 7\pmod{11} ~ x\equiv 18\pmod{11}
 x\equiv 2\pmod{7} ~ x\equiv -5\pmod{7} ~ x\equiv -2\pmod{7}
 """,
     "units": r"""
@@ -247,6 +248,7 @@ def test_an_equation_of_the_question_gives_no_quantity(workers):
         ("If $m+n=204$, what is $(m+n)$?", "204", "m+n=204"),
         ("Let $|r-s| = 16$. Find it.", "16", "|r-s|=16"),
         (r"Given \(a+b=7\), find $c$.", "7", "a+b=7"),
+        (r"Find $x$ if $8x+1\equiv 5 \pmod{12}$.", "5", r"8x+1\equiv 5 \pmod{12}"),
     ):
         assert not grade_math(rf"\boxed{{{answer}}}", gold, question=question, workers=workers).correct
         assert grade_math(rf"\boxed{{{answer}}}", gold, question="Find it.", workers=workers).correct
