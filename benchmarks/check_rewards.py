@@ -18,7 +18,7 @@ from pathlib import Path
 
 from copied_questions import copied
 from gold_answers import gold_answers
-from gold_programs import canonical
+from gold_programs import canonical, empty_lists
 from malformed_responses import GOOD, Malformed, malformed
 from rich.console import Console
 from rich.table import Table
@@ -100,7 +100,7 @@ def check_gold(data_dir: Path, limit: int | None) -> list[dict]:
         accepted = f"{row.others_correct} accepted, see below" if row.others_correct else ""
         wrong = row.others - row.others_correct
         rows.append(_gold_row(row.benchmark, "the next golds", row.others, wrong, accepted, row.others_accepted))
-    for row in canonical(data_dir, limit=limit):
+    for row in (*canonical(data_dir, limit=limit), *empty_lists(data_dir, limit=limit)):
         others = [f"{other['task']}: {other['reason']} {other['detail']}" for other in row["others"]]
         rows.append(_gold_row(row["set"], row["programs"], row["tasks"], row["as_expected"], "", others))
     return rows
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _gold(args: argparse.Namespace) -> dict:
     rows = check_gold(args.data_dir, args.limit)
     # Another problem's answer or program can be right (0.5 for 1/2), so these are listed for a person to check.
-    needed = {"its golds": 1.0, "its own": 1.0}
+    needed = {"its golds": 1.0, "its own": 1.0, "return [], as mended": 1.0, "return [], as published": 0.0}
     return {
         "rows": rows,
         "holds": all(row["as expected"] >= needed.get(row["graded"], 0.99) * row["count"] for row in rows),
@@ -144,7 +144,10 @@ def _gold(args: argparse.Namespace) -> dict:
 
 def _copied(args: argparse.Namespace) -> dict:
     rows = copied(args.data_dir, args.cores, args.limit)
-    most = {"a formula of the question": 0.005, "of these, golds with variables": 0.03}  # paid share of copies
+    most = {
+        "a formula of the question": 0.005,
+        "of these, golds with variables": 0.03,
+    }  # paid share of copies
     left = {row["graded"]: (row["count"] - row["as expected"]) / max(row["count"], 1) for row in rows}
     return {"rows": rows, "holds": all(left[graded] < share for graded, share in most.items())}
 

@@ -1,11 +1,12 @@
 r"""Is a policy paid for boxing a formula of the question, and how many honest answers does preventing that cost?
 
-For each problem of MATH every formula of the question is graded as its answer. A paid formula either equals the gold
-apart from a name (`BC = 9` for 9), or is a copy that pays. The honest answers are the golds with variables or roots,
-rewritten by sympy.
+For each problem of MATH every formula of the question is graded as its answer, as it is and with its terms in another
+order. A paid formula either equals the gold apart from a name (`BC = 9` for 9), or is a copy that pays. The honest
+answers are the golds with variables or roots, rewritten by sympy.
 """
 
 import re
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,13 +17,12 @@ from tqdm import tqdm
 
 from openrlhf_shear.rewards import grade_math
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable
+from openrlhf_shear.rewards.maths.question import formulas_of, written_formulas
 from openrlhf_shear.rewards.maths.text import squeeze, tidy
 from openrlhf_shear.rewards.maths.values import without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 _FILES = ("math_train/*.jsonl.gz", "math_train/*.jsonl", "math500/*.jsonl")
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
-_LONGEST = 300
 _MISREAD = re.compile(r"[A-Z]|\\(?:sin|cos|tan|cot|sec|csc)[a-z]")  # sympy's parser misreads these
 _REWRITTEN = {  # notations of an honest answer
     "terms in another order": lambda gold: sympy.latex(gold, order="rev-lex"),
@@ -35,7 +35,7 @@ _REWRITTEN = {  # notations of an honest answer
 
 
 def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dict]:
-    """Return rows as `check_rewards.check_gold` makes them.
+    """Return rows as `check_rewards.check_gold` makes them. The grader knows the question, as in training.
 
     Raises:
         ValueError: the folder has none of the files.
@@ -47,45 +47,64 @@ def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dic
         raise ValueError(f"no problems found: got {data_dir}; use a folder with e.g. math500/test.jsonl")
     with MathWorkers(cores) as workers, ThreadPoolExecutor(cores) as threads:
 
-        def graded(pairs: list[tuple[str, str]], what: str) -> list[bool]:
-            def grade(pair: tuple[str, str]) -> bool:
-                return bool(grade_math(rf"\boxed{{{pair[1]}}}", pair[0], workers=workers).correct)
+        def graded(triples: list[tuple[str, str, str]], what: str) -> list[bool]:
+            def grade(triple: tuple[str, str, str]) -> bool:
+                question, gold, answer = triple
+                return bool(grade_math(rf"\boxed{{{answer}}}", gold, question=question, workers=workers).correct)
 
-            return list(tqdm(threads.map(grade, pairs), what, len(pairs)))
+            return list(tqdm(threads.map(grade, triples), what, len(triples)))
 
-        with_formulas = [(gold, formulas) for text, gold in problems if (formulas := formulas_of(text))]
-        tries = [(at, gold, formula) for at, (gold, formulas) in enumerate(with_formulas) for formula in formulas]
-        paid = graded([(gold, formula) for _, gold, formula in tries], "questions")
-        copies = {
-            at: (gold, formula)
-            for (at, gold, formula), right in zip(tries, paid, strict=True)
-            if right and not _says(gold, formula)
-        }
-        expressions = {
-            at for at, (gold, _) in enumerate(with_formulas) if has_variables(tidy(gold)) and '"' not in tidy(gold)
-        }
+        def copies(written: Callable[[str], list[str]], chosen: Collection[int], what: str) -> tuple[dict, set[int]]:
+            """Return the chosen problems that pay for one of their formulas, and those that have one."""
+            tries = [(at, *problems[at], formula) for at in chosen for formula in written(problems[at][0])]
+            paid = graded([(text, gold, formula) for _, text, gold, formula in tries], what)
+            found = {at: (gold, formula) for (at, _, gold, formula), right in zip(tries, paid, strict=True)
+                     if right and not _says(gold, formula)}  # fmt: skip
+            return found, {at for at, *_ in tries}
+
+        golds = [tidy(gold) for _, gold in problems]
+        with_variables = {at for at, gold in enumerate(golds) if has_variables(gold) and '"' not in gold}
+        found, asked = copies(written_formulas, range(len(problems)), "questions")
+        others = [found[at] for at in with_variables & found.keys()]
         rows = [
-            _row("a formula of the question", len(with_formulas), list(copies.values())),
-            _row(
-                "of these, golds with variables", len(expressions), [copies[at] for at in expressions & copies.keys()]
-            ),
+            _row("a formula of the question", len(asked), list(found.values())),
+            _row("of these, golds with variables", len(with_variables & asked), others),
         ]
-        for kind, pairs in _honest(sorted({gold for _, gold in problems})).items():
-            correct = graded(pairs, kind)
+        found, _ = copies(_rewritten, sorted(with_variables & asked), "rewritten")
+        others = [
+            pair for at, pair in found.items() if not any(_says(pair[0], f) for f in written_formulas(problems[at][0]))
+        ]
+        rows.append(_row("the same, terms in another order", len(with_variables & asked), others))
+        questions = {gold: text for text, gold in reversed(problems)}
+        for kind, found in _honest(sorted(questions)).items():
+            pairs = [pair for pair in found if not _stands_in(questions[pair[0]], pair[1])]
+            correct = graded([(questions[gold], gold, text) for gold, text in pairs], kind)
             lost = [pair for pair, right in zip(pairs, correct, strict=True) if not right]
             rows.append(_row(f"honest: {kind}", len(pairs), lost))
     return rows
 
 
-def formulas_of(problem: str) -> list[str]:
-    """Return the LaTeX formulas of a problem, each once."""
-    found = (next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(problem))
-    return list(dict.fromkeys(formula for formula in found if 0 < len(formula) <= _LONGEST))
+def _stands_in(question: str, answer: str) -> bool:
+    """Return whether an answer is a formula of the question."""
+    return squeeze(tidy(answer)) in {squeeze(formula) for formula in formulas_of(question)}
+
+
+def _rewritten(question: str) -> list[str]:
+    """Return the question's formulas with their terms in another order, where sympy writes them differently."""
+    found = []
+    for formula in written_formulas(question):
+        text = tidy(formula)
+        if has_variables(text) and readable(text, commands(text)) and not _MISREAD.search(text):
+            trees = parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+            if trees and isinstance(trees[0], sympy.Expr):
+                other = sympy.latex(trees[0], order="rev-lex")
+                found += [other] if squeeze(tidy(other)) != squeeze(text) else []
+    return found
 
 
 def _says(gold: str, formula: str) -> bool:
     """Return whether the formula is the gold, perhaps with a name: it says no more than the value."""
-    plain = [squeeze(without_name(tidy(text))[1]) for text in (gold, formula)]
+    plain = [squeeze(without_name(tidy(text))[1]).removesuffix("degrees") for text in (gold, formula)]
     return plain[0] == plain[1]
 
 

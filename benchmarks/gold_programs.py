@@ -5,12 +5,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from openrlhf_shear.rewards import Verdict, grade_code
+from openrlhf_shear.rewards.code.tests import CLOSE, AssertTests, tests_of
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Case:
 
     name: str
     program: str
-    tests: dict
+    tests: dict | AssertTests
     right: bool
 
 
@@ -48,6 +49,32 @@ def canonical(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> 
                 row = {"set": name, "programs": what, "tasks": len(chosen)}
                 rows.append({**row, "as_expected": len(chosen) - len(others), "others": others})
     return rows
+
+
+def empty_lists(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> list[dict]:
+    """Grade `return []` for every task of EvalPlus, by its tests as published and as mended; rows as `canonical`'s."""
+    rows = []
+    with ThreadPoolExecutor(workers) as pool:
+        for name, path, task_of in EVALPLUS:
+            if not (data_dir / path).is_file():
+                continue
+            tasks = [task_of(row) for row in json_lines(data_dir / path)][:limit]
+            for what, read in (("return [], as published", _as_published), ("return [], as mended", lambda same: same)):
+                cases = [
+                    Case(task, f"def {defined}(*given):\n    return []\n", read(tests_of(tests)), right=False)
+                    for task, defined, _, tests in tasks
+                ]
+                verdicts = tqdm(pool.map(_grade, cases), f"{name}, {what}", len(cases))
+                passed = [case.name for case, verdict in zip(cases, verdicts, strict=True) if verdict.correct]
+                others = [{"task": task, "reason": "passed", "detail": ""} for task in passed]
+                row = {"set": name, "programs": what, "tasks": len(cases), "as_expected": len(cases) - len(passed)}
+                rows.append(row | {"others": others})
+    return rows
+
+
+def _as_published(tests: AssertTests) -> AssertTests:
+    """Return EvalPlus's tests with its own comparison of floats."""
+    return replace(tests, tests=tuple(test.replace(CLOSE[1], CLOSE[0]) for test in tests.tests))
 
 
 def _grade(case: Case) -> Verdict:
@@ -103,11 +130,15 @@ def _stdin(data_dir: Path) -> Iterator[Case]:
         yield Case(str(at), program + ", 1)", row["tests"], right=False)
 
 
+EVALPLUS = (
+    ("HumanEval+", "humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz", _humaneval),
+    ("MBPP+", "mbppplus/MbppPlus-OriginFmt.jsonl.gz", _mbpp),
+)
 SETS: dict[str, Callable[[Path], Iterator[Case]]] = {
     "HumanEval": _lines("humaneval/HumanEval.jsonl.gz", _humaneval),
-    "HumanEval+": _lines("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz", _humaneval),
+    "HumanEval+": _lines(*EVALPLUS[0][1:]),
     "MBPP": _lines("mbpp/mbpp.jsonl", _mbpp),
-    "MBPP+": _lines("mbppplus/MbppPlus-OriginFmt.jsonl.gz", _mbpp),
+    "MBPP+": _lines(*EVALPLUS[1][1:]),
     "LeetCode": _leetcode,
     "CodeContests stdin": _stdin,
 }

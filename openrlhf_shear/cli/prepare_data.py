@@ -35,13 +35,14 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--config", nargs="+", metavar="NAME", help="configurations of a hub id (default: all that the source needs)")
     add("--output", type=Path, required=True, help="the .jsonl file to write")
     add("--overwrite", action="store_true", help="replace an existing output (default: refuse)")
-    add("--prompt-key", help="column of the problem (default: the source's)")
-    add("--label-key", help="column of the answer or tests (default: the source's)")
+    add("--prompt-key", help="column of the problem; a.b for the field b of column a (default: the source's)")
+    add("--label-key", help="column of the answer or tests, likewise (default: the source's)")
     add("--system", help="system turn of every prompt, '' for none (default: the source's)")
     add("--max-prompt-tokens", type=int, help="drop prompts with more tokens; needs --tokenizer (default: no limit)")
     add("--tokenizer", help="folder or hub id of the tokenizer that counts prompt tokens")
     add("--exclude", nargs="+", metavar="FILE", help="drop the problems of these benchmark files (default: none)")
-    add("--check", action="store_true", help="drop rows whose gold answer is not graded as correct")
+    add("--check", action="store_true", help="drop rows whose gold answer is not graded as correct, or is doubtful")
+    add("--keep-doubtful", action="store_true", help="keep doubtful gold answers, such as 'The answer is 34'")
     add("--levels", metavar="FROM-TO", help="keep only these levels of MATH, e.g. 3-5, or 5 (default: all)")
     add("--limit", type=int, help="keep at most this many rows (default: all)")
     add("--seed", type=int, help="shuffle the rows with this seed (default: keep their order)")
@@ -68,6 +69,9 @@ def _print(report: RowReport) -> None:
     for name, reason in report.as_json()["dropped"].items():
         detail = " ".join(reason["detail"].split())[:120]
         rows.append((f"dropped: {name}", reason["rows"], f"row {reason['row']}: {detail}"))
+    for name, reason in report.as_json()["doubtful"].items():
+        detail = " ".join(reason["detail"].split())[:120]
+        rows.append((f"kept, but {name}", reason["rows"], f"row {reason['row']}: {detail}"))
     print_tables([Table("", ("", "rows", "first example"), rows, left=("first example",))])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.inputs import check_model
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.sampler import EngineSettings, Sampling
@@ -124,9 +125,11 @@ def add_grading(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help=about)
     about = "memory limit of a program, in MB (default: 1024)"
     group.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help=about)
+    about = f"where maths answers may be: {', '.join(ANSWER_FORMATS)}, or several with commas (default: boxed)"
+    group.add_argument("--answer-format", default=ANSWER_FORMAT, metavar="FORMAT", help=about)
     about = "if no jail works, run the model's programs without a jail"
     group.add_argument("--allow-unsandboxed", action="store_true", help=about)
 
 
 def grading(args: argparse.Namespace) -> Grading:
-    return Grading(args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
+    return Grading(args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed, args.answer_format)

@@ -10,7 +10,7 @@ from pathlib import Path
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
-from openrlhf_shear.rewards.settings import SERVER_SECONDS
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, SERVER_SECONDS
 from openrlhf_shear.rewards.tokens import read_token
 
 CLIENT_SECONDS = 180  # timeout of OpenRLHF's own client
@@ -50,6 +50,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     about = "time limit in seconds of a grade, for code of a test; 0 means the reward's default (default: 0)"
     add("--timeout", type=float, default=0.0, help=about)
     add("--memory-mb", type=int, default=1024, help="memory limit of a graded program, in MB (default: 1024)")
+    about = "where the final answer of maths may be: boxed, tags, last, or several with commas (default: boxed)"
+    add("--answer-format", default=ANSWER_FORMAT, metavar="FORMAT", help=about)
     add("--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request, in MB (default: {MAX_BODY_MB})")
     add("--allow-unsandboxed", action="store_true", help="if no jail works, grade without a jail")
 
@@ -65,7 +67,8 @@ def main(args: argparse.Namespace) -> None:
 
     from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
-    pool = RewardPool(RewardSettings(args.reward, args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed))
+    limits = (args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
+    pool = RewardPool(RewardSettings(args.reward, *limits, answer_format=args.answer_format))
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
         web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS)

@@ -108,3 +108,15 @@ def gold_graded(problem: ReadProblem) -> None:
             raise Dropped("gold_not_graded", f"{gold}: {error}") from error
         if not verdict.correct:
             raise Dropped("gold_not_graded", f"{gold}: {verdict.why}")
+
+
+def plain_gold(problem: ReadProblem) -> None:
+    """Drop, as "doubtful_...", a gold answer that equals itself but is unlikely to be an answer alone (`doubt`)."""
+    from openrlhf_shear.rewards.labels import doubt, golds_of
+
+    if problem.kind != "answer":
+        return
+    golds = golds_of(problem.label)
+    for gold in [golds] if isinstance(golds, str) else golds:
+        if kind := doubt(gold):
+            raise Dropped(f"doubtful_{kind}", gold)

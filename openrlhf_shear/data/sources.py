@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf_shear.rewards.labels import golds_of
+from openrlhf_shear.rewards.labels import golds_of, is_ordered
 
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
 
@@ -53,7 +53,22 @@ class Source:
             raise Dropped(f"not_{self.only[1]}", f"{self.only[0]} is {row.get(self.only[0])!r}")
         if self.levels and _level(row.get(self.level_key)) not in self.levels:
             raise Dropped("other_level", f"{self.level_key} is {row.get(self.level_key)!r}")
-        return ReadProblem(prompt_text(row.get(self.prompt_key)), *self.label(row.get(self.label_key)))
+        return ReadProblem(prompt_text(value_at(row, self.prompt_key)), *self.label(value_at(row, self.label_key)))
+
+
+def value_at(row: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a column, or of a field in it, which a key with dots names; None if there is none.
+
+    >>> value_at({"reward_model": {"ground_truth": "34"}}, "reward_model.ground_truth"), value_at({"a.b": 1}, "a.b")
+    ('34', 1)
+    """
+    if key in row:
+        return row[key]
+    value: Any = row
+    for part in key.split("."):
+        value = _object(value)
+        value = None if value is None else value.get(part)
+    return value
 
 
 def _level(value: object) -> int | None:
@@ -90,7 +105,7 @@ def prompt_text(value: object) -> str:
 
 def boxed(solution: object) -> tuple[str, str]:
     r"""Return the last \boxed{...} of a worked solution; drop, as "no_answer", a solution without a short one."""
-    from openrlhf_shear.rewards.maths.text import final_answer
+    from openrlhf_shear.rewards.maths.answers import final_answer
 
     text = solution if isinstance(solution, str) else ""
     answer, problem = final_answer(text) if r"\boxed" in text or r"\fbox" in text else (None, "no box")
@@ -119,17 +134,22 @@ def ground_truth(reward_model: object) -> tuple[str, str]:
 def label(value: object) -> tuple[str, str]:
     """Return a label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
 
+    An object with `answer` and `ordered` is one too (`golds_of`).
+
     Raises Dropped: "no_answer" for a value that `golds_of` refuses; "bad_tests" for an object without known tests.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = _object(value)
-        if written is not None:
+        if written is not None and "ordered" not in written:
             return tests(written)
+        value = value if written is None else written
     try:
         golds = golds_of(value)
     except ValueError as error:
         raise Dropped("no_answer", str(error)) from error
     golds = [gold.strip() for gold in ([golds] if isinstance(golds, str) else golds)]
+    if is_ordered(value):
+        return json.dumps({"answer": golds, "ordered": True}), "answer"
     return golds[0] if len(golds) == 1 else json.dumps(golds), "answer"
 
 

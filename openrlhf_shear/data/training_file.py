@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from openrlhf_shear.data.checks import Check, gold_graded, not_in, short, unique, usable
+from openrlhf_shear.data.checks import Check, gold_graded, not_in, plain_gold, short, unique, usable
 from openrlhf_shear.data.files import OpenRows, one_line, open_rows
 from openrlhf_shear.data.sources import SOURCES, Dropped, ReadProblem, Source, messages
 from openrlhf_shear.data.writing import replacing, write_text
@@ -31,6 +31,7 @@ class Options:
     tokenizer: str | None
     exclude: Sequence[str] | None
     check: bool
+    keep_doubtful: bool  # keep labels that `check` doubts
     limit: int | None  # without a seed, reading stops there; with a seed, further problems are dropped as "over_limit"
     levels: str | None  # "3-5" or "4", for a source with levels; None for all
     seed: int | None  # shuffles the problems, which are all held in memory; None keeps the order of the rows
@@ -54,6 +55,8 @@ class Options:
                 raise ValueError(f"--levels is of --source math: got {self.source}, which has none; leave it out")
             if not self.level_range:
                 raise ValueError(f"--levels must be a level or two of 1 to 5: got {self.levels}; use e.g. 3-5")
+        if self.keep_doubtful and not self.check:
+            raise ValueError("--keep-doubtful needs --check, which finds such labels: got it alone; use both")
         for flag, value in (("max-prompt-tokens", self.max_prompt_tokens), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"--{flag} must be at least 1: got {value}; use e.g. 1024")
@@ -79,14 +82,22 @@ class RowReport:
     kept: int = 0
     kinds: Counter[str] = field(default_factory=Counter)  # of the kept problems
     dropped: dict[str, dict] = field(default_factory=dict)  # by reason: count of `rows`, first `row` (from 1), `detail`
+    doubtful: dict[str, dict] = field(default_factory=dict)  # kept rows with a doubtful label, likewise
 
     def drop(self, reason: str, row: int, detail: str) -> None:
-        self.dropped.setdefault(reason, {"rows": 0, "row": row, "detail": detail[:300]})["rows"] += 1
+        _count(self.dropped, reason, row, detail)
+
+    def doubt(self, reason: str, row: int, detail: str) -> None:
+        _count(self.doubtful, reason, row, detail)
 
     def as_json(self) -> dict:
         """Return the report as strict JSON, the most frequent reason first."""
         dropped = dict(sorted(self.dropped.items(), key=lambda item: (-item[1]["rows"], item[0])))
         return asdict(self) | {"kinds": dict(sorted(self.kinds.items())), "dropped": dropped}
+
+
+def _count(reasons: dict[str, dict], reason: str, row: int, detail: str) -> None:
+    reasons.setdefault(reason, {"rows": 0, "row": row, "detail": detail[:300]})["rows"] += 1
 
 
 class NothingKept(Exception):
@@ -116,7 +127,7 @@ def write_training_file(options: Options, shown: Callable[[OpenRows], Iterable[d
     )
     name = options.input or source.hub
     rows = open_rows(name, options.split, options.config or source.configs.get(name, ()))
-    missing = [column for column in source.columns if column not in rows.columns]
+    missing = [column for column in source.columns if not {column, column.partition(".")[0]} & set(rows.columns)]
     if missing:
         raise ValueError(
             f"{name} has no column {', '.join(missing)}: got {', '.join(rows.columns)}; "
@@ -150,6 +161,8 @@ def _kept(
         try:
             for check in checks:
                 check(problem)
+            if options.check:
+                _check_gold(problem, number, options, report)
         except Dropped as drop:
             report.drop(drop.reason, number, drop.detail)
             continue
@@ -161,6 +174,16 @@ def _kept(
     if options.seed is not None:
         for number, problem in problems:
             report.drop("over_limit", number, problem.prompt)
+
+
+def _check_gold(problem: ReadProblem, number: int, options: Options, report: RowReport) -> None:
+    gold_graded(problem)
+    try:
+        plain_gold(problem)
+    except Dropped as drop:
+        if not options.keep_doubtful:
+            raise
+        report.doubt(drop.reason, number, drop.detail)
 
 
 def _problems(rows: Iterable[Mapping], source: Source, report: RowReport) -> Iterator[tuple[int, ReadProblem]]:
@@ -179,7 +202,7 @@ def _checks(options: Options, system: str | None) -> list[Check]:
         checks.append(not_in(options.exclude))
     if options.tokenizer is not None:
         checks.append(short(_tokenizer(options.tokenizer), options.max_prompt_tokens, system))
-    return [*checks, gold_graded] if options.check else checks
+    return checks
 
 
 def _tokenizer(name: str):

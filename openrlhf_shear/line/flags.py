@@ -149,6 +149,12 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "Stop training after this many failed steps in a row",
         metavar="N",
     )
+    formats = (
+        'Where the maths reward looks for the final answer. boxed: the last \\boxed{}, else ####, else "answer is". '
+        "tags: <answer>...</answer>. last: the last value of the last line. Separate several by commas; the first that "
+        "finds an answer decides"
+    )
+    _add(group, "--reward.answer_format", settings.ANSWER_FORMAT, formats, metavar="FORMAT")
     token = "File with the token for reward servers whose URL has none (default: the environment's"
     group.add_argument("--reward.token_file", metavar="FILE", help=f"{token} {REWARD_TOKEN})")
     cores = "Number of parallel grades on each node with rollout engines; 0 means half of the node's cores"

@@ -66,6 +66,10 @@ def graders(values: Values, url: str) -> Iterator[Finding]:
         if not values["data.label_key"]:
             yield refusal("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
         yield from jailed(values, _FLAG)
+        try:
+            settings.check_formats(values["reward.answer_format"].split(","))
+        except ValueError as error:
+            yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
         yield refusal(_FLAG, "is no reward", url, "math, code, the path of a .py file, or http:// addresses")
     elif not os.path.isfile(url):

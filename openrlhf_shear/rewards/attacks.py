@@ -22,8 +22,9 @@ from openrlhf_shear.rewards.code.text import code_block, readable
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.last_number import final_number
 from openrlhf_shear.rewards.maths import grade_math
-from openrlhf_shear.rewards.maths.text import final_answer
+from openrlhf_shear.rewards.maths.answers import final_answer
 from openrlhf_shear.rewards.responses import answer_of
+from openrlhf_shear.rewards.settings import ANSWER_FORMATS
 from openrlhf_shear.rewards.verdict import Verdict
 
 _SECONDS, _HONEST_SECONDS = 3.0, 20.0  # limits of a call or a grade
@@ -145,6 +146,8 @@ OF_TEXTS = {
     "brackets": "({[",
     "dollars": "$$\\[",
     "boxes": r"\boxed{",
+    "tags": "<answer>",
+    "signs": "-(",
     "special tokens": " <|x",
     "numbers": ",111.",
     "addresses": "x:http://",
@@ -291,4 +294,6 @@ def read_text(name: str) -> None:
     text = unit * (_TEXT // len(unit))
     for response in (text, f"'''\n{text}", f"```python\n{text}", rf"\boxed{{{text}"):
         readable((code_block(response) or "") + "\u00a0")
-        final_answer(response), answer_of(response, ""), final_number(response), hidden(response)
+        for name in ANSWER_FORMATS:
+            final_answer(response, (name,))
+        answer_of(response, ""), final_number(response), hidden(response)

@@ -1,15 +1,24 @@
 """The gold answers of a label."""
 
+import ast
 import contextlib
 import json
 import math
 from numbers import Real
 
+import regex as re
+
+_NULLS = ("nan", "null", "none", "n/a", "na", "nil", "undefined", "unknown", "?", "-", "inf")
+_FORMULA = re.compile(r"\$.*?\$|\\\(.*?\\\)|\\[A-Za-z]++(?:\s*+\{[^{}]*+\})*+", re.DOTALL)
+_WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,}")
+_COUNTED = re.compile(r"[-+]?\$?[0-9][0-9,.]*+\s++(?!(?:and|or)\b)[A-Za-z][A-Za-z ]*+\.?")
+
 
 def golds_of(label: object) -> str | list[str]:
     """Return the gold answer of a label, or a list of golds of which any will do.
 
-    A label is a text, a number or a list of them. A list may be JSON.
+    A label is a text, a number or a list of them. A list may be JSON. An object `{"answer": label, "ordered": true}`,
+    or its JSON, asks for the items of a list in the order of the gold.
 
     >>> golds_of(27.0), golds_of("[1, 2]"), golds_of('["1/2", "0.5"]')
     ('27.0', '[1, 2]', ['1/2', '0.5'])
@@ -17,11 +26,49 @@ def golds_of(label: object) -> str | list[str]:
     Raises:
         ValueError: it is no answer: null, NaN, a truth value, an object, nothing, or a list that holds such a value.
     """
+    label = _object_in(label).get("answer", label)
     if isinstance(label, str) and label.startswith("["):
         label = label if (written := _list_in(label)) is None else written
     if isinstance(label, list | tuple) and label:
         return [_gold(gold) for gold in label]
     return _gold(label)
+
+
+def is_ordered(label: object) -> bool:
+    """Return whether a label asks for the items of a list in order (`golds_of`)."""
+    return bool(_object_in(label).get("ordered"))
+
+
+def _object_in(label: object) -> dict:
+    """Return the object with an answer and its order that a label is; {} for other labels."""
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            label = json.loads(label)
+    return label if isinstance(label, dict) and label.keys() == {"answer", "ordered"} else {}
+
+
+def doubt(gold: str) -> str | None:
+    """Return what makes a gold unlikely to be an answer alone: "null", "list", "sentence" or "words"; else None.
+
+    Such a gold equals itself, but hardly any right response.
+
+    >>> [doubt(text) for text in ("nan", "['34', '68/2']", "The answer is 34", "34 apples", "34 cm", "even")]
+    ['null', 'list', 'sentence', 'words', None, None]
+    """
+    from openrlhf_shear.rewards.maths.numbers import read_number
+    from openrlhf_shear.rewards.maths.text import tidy
+
+    text = gold.strip()
+    if text.casefold() in _NULLS:
+        return "null"
+    if text.startswith("["):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            held = ast.literal_eval(text)
+            return "list" if isinstance(held, list) and any(isinstance(item, str) for item in held) else None
+    words = len(_WORD.findall(_FORMULA.sub(" ", text)))
+    if words >= 3 and re.search(r"[0-9]", text):
+        return "sentence"
+    return "words" if words and _COUNTED.fullmatch(text) and read_number(tidy(text)) is None else None
 
 
 def _list_in(text: str) -> list | None:

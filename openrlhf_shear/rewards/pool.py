@@ -10,12 +10,12 @@ from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.jobs import Job
-from openrlhf_shear.rewards.labels import golds_of
+from openrlhf_shear.rewards.labels import golds_of, is_ordered
 from openrlhf_shear.rewards.limits import named_limit
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
-from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings
+from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings, check_formats
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 CHECK_SECONDS = 30.0
@@ -30,6 +30,7 @@ class RewardPool:
 
     Raises:
         JailError: responses would be run outside a jail.
+        ValueError: an answer format is unknown.
     """
 
     def __init__(self, settings: RewardSettings, max_pending: int | None = None):
@@ -40,6 +41,7 @@ class RewardPool:
         if settings.reward in BUILT_IN:
             find_jail(settings.allow_unsandboxed)
         self._settings, self._closed = settings, False
+        self._formats = check_formats(settings.answer_format.split(","))
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
         if settings.reward == "math":
@@ -83,7 +85,8 @@ class RewardPool:
         Args:
             query: prompt and response, decoded.
             prompt: the prompt as it was given.
-            label: math: the gold answer, or a JSON list of equivalent golds; code: the tests (`code.tests_of`).
+            label: math: the gold answer, or a JSON list of equivalent golds (`labels.golds_of`); code: the tests
+                (`code.tests_of`).
         """
         async with self._room:
             job = Job()
@@ -118,7 +121,8 @@ class RewardPool:
 
     def _math(self, query: str, prompt: str, label: object, tolerance: float | None) -> Verdict:
         options = {"timeout": self._settings.seconds, "tolerance": tolerance, "workers": self._crew}
-        return _logged(grade_math(answer_of(query, prompt), golds_of(label), **options))
+        asked = {"question": prompt or None, "formats": self._formats, "ordered": is_ordered(label)}
+        return _logged(grade_math(answer_of(query, prompt), golds_of(label), **asked, **options))
 
     def _code(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         options = {"timeout": self._settings.seconds, **self._program_options}

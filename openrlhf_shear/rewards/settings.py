@@ -1,6 +1,7 @@
 """How rewards are made, and the values of flags that are not given."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BUILT_IN = ("math", "code")
@@ -9,8 +10,18 @@ FUNCTION_SECONDS = 60.0  # for a call of a user's file
 SERVER_SECONDS = 60.0  # for a call of a reward server
 RETRIES = 2  # of a call of a reward server
 MEMORY_MB = 1024
+ANSWER_FORMATS = ("boxed", "tags", "last")  # of maths (`maths.answers.final_answer`)
+ANSWER_FORMAT = "boxed"
 MAX_FAILED = 0.5  # share of a step's rollouts
 MAX_FAILED_STEPS = 3
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """Return the formats. Raises ValueError: there is none, or one is unknown."""
+    formats = tuple(formats)
+    if not formats or not set(formats) <= set(ANSWER_FORMATS):
+        raise ValueError(f"answer formats must be of {', '.join(ANSWER_FORMATS)}: got {formats}; use e.g. boxed")
+    return formats
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,7 @@ class RewardSettings:
         memory_mb: memory of a program that is graded.
         allow_unsandboxed: run graded programs without a jail where none works.
         retries: retries of a call of a reward server (`client.RewardClient`); a pool makes none.
+        answer_format: of maths, formats of the final answer with commas between them.
         token: token of the servers whose URL has none.
     """
 
@@ -34,6 +46,7 @@ class RewardSettings:
     memory_mb: int = MEMORY_MB
     allow_unsandboxed: bool = False
     retries: int = RETRIES
+    answer_format: str = ANSWER_FORMAT
     token: str | None = field(default=None, repr=False)
 
     @property

@@ -15,6 +15,7 @@ from openrlhf_shear.rewards.maths.numbers import Number
 from openrlhf_shear.rewards.maths.text import tidy
 from openrlhf_shear.rewards.maths.values import read
 from openrlhf_shear.rewards.pool import BUILT_IN, RewardPool, RewardSettings
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, check_formats
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 
@@ -32,6 +33,7 @@ class Grading:
     timeout: float = 0.0
     memory_mb: int = 1024  # of a program [MiB]
     allow_unsandboxed: bool = False  # see `jail.find_jail`
+    answer_format: str = ANSWER_FORMAT  # of maths, see `RewardSettings`
 
     def __post_init__(self) -> None:
         if self.cores < 0:
@@ -39,6 +41,7 @@ class Grading:
         if not 0 <= self.timeout < float("inf"):
             given = f"got {self.timeout}; use e.g. 10, or 0 for the default"
             raise ValueError(f"timeout must be a number of seconds: {given}")
+        check_formats(self.answer_format.split(","))
         if self.memory_mb < 64:
             raise ValueError(f"memory_mb must be at least 64: got {self.memory_mb}; use e.g. 1024")
 

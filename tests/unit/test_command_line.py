@@ -49,7 +49,9 @@ def test_only_the_fork_adds_flags():
         "device device_memory dry_run json trust_remote_code force_openrlhf_version dump_rollouts_every "
         "eval.before_train eval.suite eval.data_dir eval.k eval.limit"
     )
-    flags += " config verbose reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed"
+    flags += (
+        " config verbose reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed reward.answer_format"
+    )
     flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
     flags += " ckpt.accept_changes"
     flags += " train.max_restarts train.max_skipped_steps train.grace_seconds train.wait_for_gpus"

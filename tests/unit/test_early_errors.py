@@ -139,6 +139,12 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
     assert parse(job(f"--reward.remote_url {reward} --reward.allow_unsandboxed"))
 
 
+def test_an_unknown_answer_format_is_refused(job, capsys):
+    told = refusal(capsys, job("--reward.remote_url math --reward.answer_format box --reward.allow_unsandboxed"))
+    assert "reward.answer_format" in told and "must be of boxed, tags, last: got ('box',)" in told
+    assert parse(job("--reward.remote_url math --reward.answer_format tags,last --reward.allow_unsandboxed"))
+
+
 @pytest.mark.parametrize(
     ("source", "warned"),
     [

@@ -133,7 +133,8 @@ def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
         assert seen["grade_code"][1].pop("workers") is not None
         assert seen["grade_code"] == (("code", "tests"), {"timeout": code, **others})
         assert seen["grade_math"][1].pop("workers") is not None
-        assert seen["grade_math"] == (("text", "[1]"), {"timeout": math, "tolerance": 0.5})
+        told = {"question": "?", "formats": ("boxed",), "ordered": False}
+        assert seen["grade_math"] == (("text", "[1]"), {"timeout": math, "tolerance": 0.5, **told})
 
 
 def test_grades_at_a_time(monkeypatch, no_jail_needed):

@@ -267,7 +267,9 @@ xy ~ \begin{vmatrix} x & 0 \\ 0 & y \end{vmatrix}
 
 def test_what_is_left_to_do_is_not_paid(workers):
     graded = {
-        (gold, question): grade_math(rf"\boxed{{{question}}}", gold, workers=workers).reason
+        (gold, question): grade_math(
+            rf"\boxed{{{question}}}", gold, question=f"Find ${question}$.", workers=workers
+        ).reason
         for gold, question in (line.split(" ~ ") for line in UNDONE.strip().splitlines())
     }
     assert {pair: reason for pair, reason in graded.items() if reason not in ("unevaluated", "wrong")} == {}

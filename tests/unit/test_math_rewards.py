@@ -5,7 +5,8 @@ import random
 import pytest
 
 from openrlhf_shear.rewards import Verdict, grade_math
-from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
+from openrlhf_shear.rewards.maths.answers import final_answer
+from openrlhf_shear.rewards.maths.text import MAX_ANSWER, tidy
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 

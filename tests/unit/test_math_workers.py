@@ -189,7 +189,7 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
         import os, resource, sys
         sys.path.insert(0, sys.argv[1])
         import math_worker
-        def compare(gold, answer, tolerance):
+        def compare(gold, answer, tolerance, formulas):
             seen = []
             for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ["python"], {})):
                 try:
@@ -200,7 +200,7 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
             seen.append(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
             return False, repr(seen)
         math_worker.compare = compare
-        task = {"gold": "", "answer": "", "tolerance": None, "timeout": 60.0}
+        task = {"gold": "", "answer": "", "tolerance": None, "formulas": None, "timeout": 60.0}
         print(math_worker.Host(sys.argv[2]).answer(task)["reason"])
     """
     done = ran(code, str(math_workers.SCRIPT.parent), jail.find_jail().no_fork)
@@ -252,7 +252,7 @@ import json, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import math_worker
 seen = []
-def compare(gold, answer, tolerance):
+def compare(gold, answer, tolerance, formulas):
     seen.append(answer)
     if answer == "raise": raise ValueError
     if answer == "memory" or answer == "memory unless alone" and len(seen) > 1: raise MemoryError
@@ -265,7 +265,7 @@ math_worker.compare = compare
 host = math_worker.Host("")
 def ask(answer):
     timeout = 0.3 if answer == "hang" else 60.0
-    said = host.answer({"gold": "", "answer": answer, "tolerance": None, "timeout": timeout})
+    said = host.answer({"gold": "", "answer": answer, "tolerance": None, "formulas": None, "timeout": timeout})
     return said.get("reason", "a fault")
 print(json.dumps([ask(answer) for answer in json.loads(sys.argv[2])]))
 """

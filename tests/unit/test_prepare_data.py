@@ -14,6 +14,7 @@ from openrlhf_shear.data.checks import gold_graded, normalized
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, ReadProblem, label, prompt_text
 from openrlhf_shear.rewards import maths
+from openrlhf_shear.rewards.labels import doubt, golds_of, is_ordered
 from openrlhf_shear.rewards.verdict import Verdict
 
 MATHS = [
@@ -250,6 +251,68 @@ def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
     for gold in ("}{", "$$"):
         with pytest.raises(Dropped, match="gold_not_graded"):
             gold_graded(ReadProblem("p", gold, "answer"))
+
+
+DOUBTFUL = {
+    "null": ("nan", "null", "None", "N/A", "undefined", "NULL"),
+    "words": ("34 apples", "$34 profit", "12 blue boxes.", "3 girls", "7 years old", "1,200 tickets"),
+    "sentence": ("The answer is 34", "She has 34 apples left", "It is $x=34$ here then 2", "There are 5 ways",
+                 "We find that 34 works", "x is equal to 34"),
+    "list": ("['34', '68/2']", '["1", 2,]', "['a']", "['34']", "[ '1', '2' ]", "[34, '68/2']"),
+}  # fmt: skip
+PLAIN = ("34", "34 cm", r"34 \text{ apples}", "even", "Evelyn", "12 and 13", "[1, 2]", "[34, 68)", "(1,2)", "5 feet",
+         r"x=2k \text{ where } k\in\mathbb{Z}", "no solution", "90 degrees", "-1", "B", "25 percent")  # fmt: skip
+
+
+def test_labels_that_are_no_answer_alone_are_named():
+    assert {text: doubt(text) for kind in DOUBTFUL for text in DOUBTFUL[kind]} == {
+        text: kind for kind in DOUBTFUL for text in DOUBTFUL[kind]
+    }
+    assert {text: doubt(text) for text in PLAIN} == dict.fromkeys(PLAIN)
+
+
+@pytest.mark.usefixtures("needs_jail")
+def test_check_drops_doubtful_labels_or_keeps_and_counts_them(tmp_path):
+    labels = ["34", "nan", "null", "34 apples", "The answer is 34", "['34', '68/2']", '["1", "nan"]']
+    found = [{"q": f"Why {i}?", "a": label} for i, label in enumerate(labels)]
+    words = ("--prompt-key", "q", "--label-key", "a", "--check")
+    rows, report = prepare(tmp_path, found, *words, source="columns")
+    expected = {"doubtful_null": 3, "doubtful_words": 1, "doubtful_sentence": 1, "doubtful_list": 1}
+    assert [row["label"] for row in rows] == ["34"] and counts(report) == expected
+    rows, report = prepare(tmp_path, found, *words, "--keep-doubtful", "--overwrite", source="columns")
+    assert len(rows) == 7 and counts(report) == {}
+    assert {name: kind["rows"] for name, kind in report["doubtful"].items()} == expected
+    assert report["doubtful"]["doubtful_words"] == {"rows": 1, "row": 4, "detail": "34 apples"}
+
+
+def test_keeping_doubtful_labels_needs_the_check(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepare(tmp_path, MATHS, "--keep-doubtful")
+    assert "--keep-doubtful needs --check" in capsys.readouterr().err
+
+
+def test_a_key_with_dots_names_a_field_of_a_column(tmp_path):
+    found = [
+        {"q": {"text": "Why?"}, "reward_model": {"ground_truth": "34", "style": "rule"}},
+        {"q": {"text": "How?"}, "reward_model": json.dumps({"ground_truth": ["1/2", "0.5"]})},
+        {"q": {"text": "When?"}, "reward_model": {"style": "rule"}},
+        {"q": {"text": "Who?"}, "reward_model": "34"},
+    ]
+    words = ("--prompt-key", "q.text", "--label-key", "reward_model.ground_truth")
+    rows, report = prepare(tmp_path, found, *words, source="columns")
+    assert questions(rows) == ["Why?", "How?"] and [row["label"] for row in rows] == ["34", '["1/2", "0.5"]']
+    assert counts(report) == {"no_answer": 2}
+    with pytest.raises(SystemExit):
+        prepare(tmp_path, found, "--prompt-key", "q.text", "--label-key", "model.x", "--overwrite", source="columns")
+
+
+@pytest.mark.parametrize("given", [{"answer": "2,4,3", "ordered": True}, '{"answer": "2,4,3", "ordered": true}'])
+def test_an_ordered_label(given):
+    text, kind = label(given)
+    assert kind == "answer" and golds_of(text) == ["2,4,3"] and is_ordered(text)
+    assert not is_ordered("2,4,3") and not is_ordered({"answer": "2,4,3", "ordered": False})
+    with pytest.raises(Dropped, match="bad_tests"):
+        label({"answer": "2,4,3"})
 
 
 def many(n: int) -> list[dict]:

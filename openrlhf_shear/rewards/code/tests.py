@@ -18,6 +18,14 @@ _MENDED_255 = "    if inp[1] < 20:\n    " + _HUGE_255
 _VACUOUS = "        exact_match = exp == (out is not None)\n"
 _ASSERTED = f"{_VACUOUS}    assert exact_match\n"
 
+# `np.allclose([], [x])` and `np.allclose(5, [])` are true: `return []` passes the tests of 27 of EvalPlus's tasks.
+_CLOSE = "assert np.allclose(out, exp, rtol=1e-07, atol=atol)"
+_ALIKE = (
+    "assert (isinstance(out, (int, float)) and isinstance(exp, (int, float)))"
+    " or (type(out) is type(exp) and len(out) == len(exp))"
+)
+CLOSE = (_CLOSE, f"{_ALIKE}; {_CLOSE}")  # EvalPlus's line, and the line that replaces it
+
 
 @dataclass(frozen=True)
 class StdinTests:
@@ -99,17 +107,23 @@ def _recognised(label: str | dict) -> Tests:
     if "functional" in label:
         return AssertTests((_text(label, "functional"),), leetcode=True)
     if "entry_point" in label:
-        name, test = _text(label, "entry_point"), _text(label, "test").replace(_BROKEN_32, _MENDED_32)
+        name, test = _text(label, "entry_point"), _mended(_text(label, "test"))
         prompt = label.get("prompt") or ""
         run = (f"{test}\n\ncheck({name})\n",)
         return AssertTests(run, entry_point=name, prompt=prompt, helpers=_runnable(prompt))
     if "test_list" in label:
         setup = [*_listed(label.get("test_imports") or []), label.get("test_setup_code") or ""]
-        whole = _text(label, "test") if label.get("test") else None
-        for broken, mended in ((_HUGE_255, _MENDED_255), (_VACUOUS, _ASSERTED)) if whole else ():
-            whole = whole.replace(broken, mended)
+        whole = _mended(_text(label, "test")) if label.get("test") else None
         return AssertTests((whole,) if whole else tuple(_listed(label["test_list"])), "\n".join(setup))
     raise _wrong("in one of the known forms", sorted(label))
+
+
+def _mended(test: str) -> str:
+    """Return a test of EvalPlus with its faults mended."""
+    faults = ((_BROKEN_32, _MENDED_32), (_HUGE_255, _MENDED_255), (_VACUOUS, _ASSERTED), CLOSE)
+    for broken, mended in faults:
+        test = test.replace(broken, mended)
+    return test
 
 
 def _from_inputs(label: dict) -> StdinTests | FunctionTests:

@@ -1,33 +1,49 @@
 r"""The maths reward: whether a response's final answer is the gold answer (docs/rewards.md says what counts as equal).
 
-`text` finds the last `\boxed{}`. The cheap match (`values`) settles numbers, lists, sets, tuples, intervals and equal
-texts. An answer that it leaves open must pass a whitelist (`guard`). Then math-verify compares it, in a jailed child
-that is killed at its deadline (`workers`). Only math-verify's LaTeX grammar is used: plain expressions go through
+`answers` finds the last `\boxed{}`. The cheap match (`values`) settles numbers, lists, sets, tuples, intervals and
+equal texts. An answer that it leaves open must pass a whitelist (`guard`). Then math-verify compares it, in a jailed
+child that is killed at its deadline (`workers`). Only math-verify's LaTeX grammar is used: plain expressions go through
 `parse_expr`, which is `eval`.
 """
 
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import regex as re
 
+from openrlhf_shear.rewards.maths.answers import final_answer
+from openrlhf_shear.rewards.maths.conditions import agree, renamed, without_condition
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
-from openrlhf_shear.rewards.maths.numbers import Number, split_unit
+from openrlhf_shear.rewards.maths.lists import as_list
+from openrlhf_shear.rewards.maths.numbers import Number, read_number, split_unit
+from openrlhf_shear.rewards.maths.quantities import value_of, value_of_named
+from openrlhf_shear.rewards.maths.question import formulas_of
 from openrlhf_shear.rewards.maths.ranges import as_intervals
-from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, squeeze, tidy
-from openrlhf_shear.rewards.maths.values import Text, ValueGroup, read, same, without_name
+from openrlhf_shear.rewards.maths.text import COMMAND, MAX_ANSWER, squeeze, tidy
+from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
+from openrlhf_shear.rewards.settings import check_formats
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 _SHOWN = 500
-_CHOICE = re.compile(r'"?+\(([A-E])\)"?+\s*+([^\s*+/^=-].*)')
+_CHOICE = re.compile(
+    r'(?:"?+\(([A-E])\)"?+|"?+(?:[Oo]ption|[Cc]hoice)"?+\s*+"?+\(?([A-E])\)?"?+[.:]?|"?+([A-E])[.):]"?+)'
+    r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-E][.):])[^\s*+/^=-].*))"
+)
+_FUNCTION = re.compile(r"([a-zA-Z])\(([a-z])\)\s*+=")
+_DEGREES = re.compile(r'(.*\S)\s*"?degrees?"?')
 
 
 def grade_math(
     response: str,
     gold: str | list[str],
     *,
+    question: str | None = None,
+    formats: Sequence[str] = ("boxed",),
+    ordered: bool = False,
     timeout: float = 5.0,
     tolerance: float | None = None,
     allow_unsandboxed: bool = False,
@@ -37,6 +53,9 @@ def grade_math(
 
     Args:
         gold: the answer, or several of which any is accepted. Several that are all needed are a single string, `2, 3`.
+        question: the prompt. Its formulas decide whether an answer in another form than the gold is a copy.
+        formats: where an answer may stand (`answers.final_answer`), in the order in which they are tried.
+        ordered: whether the items of a list must be in the order of the gold; else a list is a set.
         timeout: limit of a comparison with a gold in a worker [s].
         tolerance: accept a number within this absolute distance of the gold.
         workers: workers whose hosts to use; default: this process's, made on first use.
@@ -45,7 +64,8 @@ def grade_math(
     WORKER_DIED.
 
     Raises:
-        ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
+        ValueError: the gold is empty or no text, a format is unknown, or the tolerance or the timeout is no sensible
+            number.
         JailError: a worker is needed and no jail works here.
     """
     started = time.perf_counter()
@@ -54,13 +74,15 @@ def grade_math(
         raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a distance of at least 0: got {tolerance}; use e.g. 0.1 or None")
+    formats = check_formats(formats)
     answer, method, reason = None, "none", Reason.NOT_TEXT
     if isinstance(response, str):
-        answer, reason = final_answer(response)
+        answer, reason = final_answer(response, formats)
         if reason is None:
+            asked = _Asked(timeout, None if tolerance is None else Fraction(tolerance), ordered, question)
             workers = workers or default_workers(allow_unsandboxed)
             try:
-                method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
+                method, reason = _compared(tidy(answer), golds, asked, workers)
             except WorkerDiedError as error:
                 shown, seconds = answer[:_SHOWN], time.perf_counter() - started
                 return Verdict(None, None, Failure.WORKER_DIED, answer=shown, detail=str(error), seconds=seconds)
@@ -68,42 +90,62 @@ def grade_math(
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
 
-def _compared(
-    answer: str, golds: list[str], timeout: float, tolerance: float | None, workers: MathWorkers
-) -> tuple[str, Reason | None]:
+@dataclass(frozen=True)
+class _Asked:
+    """What a comparison needs besides its two texts."""
+
+    timeout: float
+    tolerance: Fraction | None
+    ordered: bool
+    question: str | None
+
+    @property
+    def formulas(self) -> tuple[str, ...] | None:
+        return None if self.question is None else formulas_of(self.question)
+
+
+def _compared(answer: str, golds: list[str], asked: _Asked, workers: MathWorkers) -> tuple[str, Reason | None]:
     """Return the method, and why the answer equals none of the golds; None if it equals a gold."""
-    near = None if tolerance is None else Fraction(tolerance)
-    matches = [_match(gold, answer, near) for gold in golds]
+    matches = [_match(gold, answer, asked) for gold in golds]
     undecided = [match for match in matches if isinstance(match, tuple)]
     if None in matches or not undecided:
         return "normalized", None if None in matches else matches[0]
-    for pair in undecided:
-        correct, reason = workers.compare(*pair, timeout, tolerance)
+    for wanted, given in undecided:
+        near = None if asked.tolerance is None else float(asked.tolerance)
+        formulas = asked.formulas and [formula for formula in asked.formulas if refusal(formula, wanted) is None]
+        correct, reason = workers.compare(wanted, given, asked.timeout, near, formulas)
         if correct:
             return "math_verify", None
     return "math_verify", reason or Reason.WRONG
 
 
-def _match(gold: str, answer: str, tolerance: Fraction | None) -> Reason | tuple[str, str] | None:
+def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | None:
     """Compare two tidy texts. Return None (equal), why they differ, or two texts that a worker has to compare."""
+    if (wanted := read_number(gold)) and (value := read_number(answer)):
+        return _decided(wanted, value, same(wanted, value, asked.tolerance))
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
-    if gold_choice and choice and gold_choice != choice:
-        return Reason.WRONG
+    if gold_choice and choice and (gold_choice != choice or not (gold and answer)):
+        return None if gold_choice == choice else Reason.WRONG
+    gold, answer = gold or gold_choice, answer or choice
     if (gold_choice and squeeze(answer) == gold_choice) or (choice and squeeze(gold) == choice):
         return None
+    (gold, gold_condition), (answer, condition) = without_condition(gold), without_condition(answer)
+    if not agree(gold_condition, condition):
+        return Reason.WRONG
+    answer = renamed(answer, condition, gold_condition)
     (subject, gold), (name, answer) = as_intervals(gold), as_intervals(answer)
     if subject and name and subject != name:
         return Reason.WRONG
+    gold, answer = _of_one_kind(gold, answer, asked)
     (gold, gold_unit), (answer, answer_unit) = _without_unit(gold), _without_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return Reason.WRONG
     wanted, value = read(gold), read(answer)
     if isinstance(wanted, ValueGroup) and isinstance(value, Number):
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
-    equal = same(wanted, value, tolerance)
+    equal = same(wanted, value, asked.tolerance, asked.ordered)
     if equal is not None:
-        lazy = isinstance(wanted, Number) and (isinstance(value, Text) or not getattr(value, "reduced", True))
-        return None if equal else Reason.UNEVALUATED if lazy else Reason.WRONG
+        return _decided(wanted, value, equal)
     gold, answer = _without_names(gold, answer)
     if not readable(gold, commands(gold)):
         return Reason.WRONG  # a gold with words: only the same words will do
@@ -114,10 +156,47 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> Reason | tuple
     return gold, answer
 
 
+def _decided(wanted: Value, value: Value, equal: bool) -> Reason | None:
+    lazy = isinstance(wanted, Number) and (isinstance(value, Text) or not getattr(value, "reduced", True))
+    return None if equal else Reason.UNEVALUATED if lazy else Reason.WRONG
+
+
+def _of_one_kind(gold: str, answer: str, asked: _Asked) -> tuple[str, str]:
+    """Return both as lists in one notation; without the quantity that only one names; angles in the gold's measure."""
+    gold, answer = as_list(gold), as_list(answer)
+    if ("=" in answer and "=" not in gold) or (r"\equiv" in answer and r"\mod" not in gold):
+        answer = value_of(answer, frozenset(map(squeeze, asked.formulas or ())))
+    elif "=" in gold and "=" not in answer:
+        gold = value_of_named(gold)
+    if (function := _FUNCTION.match(gold)) and (other := _FUNCTION.match(answer)) and function[1] == other[1]:
+        answer = _with_argument(answer, other[2], function[2])
+    if r"\pi" in gold:
+        answer = _in_radians(answer)
+    elif r"\pi" in answer:
+        gold = _in_radians(gold)
+    return gold, answer
+
+
+def _with_argument(text: str, old: str, new: str) -> str:
+    """Return a function in another variable, which it must not have yet: `f(y)=2y` is `f(x)=2x`."""
+    if old == new or re.search(rf"(?<![A-Za-z\\]){new}|(?<=[0-9a-z]){new}", COMMAND.sub(" ", text)):
+        return text
+    return re.sub(rf"(?<![A-Za-z\\]){old}(?![A-Za-z])", new, text)
+
+
+def _in_radians(text: str) -> str:
+    angle = _DEGREES.fullmatch(text)
+    number = read_number(angle[1]) if angle else None
+    if number is None:
+        return text
+    turn = number.value / 180
+    return rf"\frac{{{turn.numerator}\pi}}{{{turn.denominator}}}"
+
+
 def _without_choice(text: str) -> tuple[str, str]:
     """Split off the letter of a multiple choice that comes before its value: `"(B)" 17`."""
     match = _CHOICE.fullmatch(text)
-    return (match[1], match[2]) if match else ("", text)
+    return (match[1] or match[2] or match[3], match[4] or "") if match else ("", text)
 
 
 def _without_unit(text: str) -> tuple[str, frozenset[str]]:

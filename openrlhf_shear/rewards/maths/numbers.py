@@ -24,8 +24,9 @@ _UNIT_PATTERNS = r"""
 units? degrees? cm mm km ft feet foot inch(?:es)? miles? yards? met(?:er|re)s? centimet(?:er|re)s? kilomet(?:er|re)s?
 seconds? minutes? min hours? days? weeks? months? years? dollars? cents? grams? kg pounds? lit(?:er|re)s? people
 per\x20?cent(?:age)? pct hundred thousand million billion trillion dozen"""
+_EACH = r"(?: ?(?:/|per(?![A-Za-z])) ?(?:s|sec|seconds?|h|hr|hours?|min|minutes?|days?|weeks?|months?|years?))?"
 _KNOWN_UNIT = re.compile(
-    rf"(?:(?:sq(?:uare)?|cubic) )?(?:{'|'.join(_UNIT_PATTERNS.split())})(?:\^(?:[23]|\{{[23]\}}))?$"
+    rf"(?:(?:sq(?:uare)?|cubic) )?(?:{'|'.join(_UNIT_PATTERNS.split())}){_EACH}(?:\^(?:[23]|\{{[23]\}}))?$"
 )
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _NUMERALS = """
@@ -41,7 +42,7 @@ _UNITS = {
     **{"kilogram": "kg", "liter": "l", "mile": "mi", "pound": "lb", "yard": "yd", "square": "^2", "sq": "^2"},
     **{"cubic": "^3", "metre": "m", "centimetre": "cm", "kilometre": "km", "litre": "l"},
 }
-_BASED = re.compile(r"([0-9]+)_(?:\{([0-9]{1,2})\}|([0-9]))")
+_BASED = re.compile(r"([0-9]+)_(?:\{(-?[0-9]{1,2})\}|([0-9]))")
 
 
 @dataclass(frozen=True)

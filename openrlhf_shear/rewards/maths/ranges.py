@@ -11,6 +11,7 @@ _BUILDER = re.compile(
     rf"\\\{{\s*(?P<name>{LETTER})\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?\s*)?(?:\\mid(?![A-Za-z])|[|:])(?P<condition>.+)\\\}}"
 )
 _SIGN = re.compile(r"(<|>|\\(?:le|ge|ne)(?![A-Za-z]))")
+_POINT = re.compile(rf"(?P<name>{LETTER})\s*=\s*(?P<value>[^=<>]+)")
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 _OR, _AND = ('"or"', "or", r"\cup"), ('"and"', "and")
 
@@ -24,7 +25,13 @@ class _Range:
     with_low: bool = False
     with_high: bool = False
 
+    @property
+    def is_point(self) -> bool:
+        return self.low is not None and self.low == self.high
+
     def __str__(self) -> str:
+        if self.is_point:
+            return rf"\{{{self.low}\}}"
         low, high = (r"-\infty" if self.low is None else self.low), (r"\infty" if self.high is None else self.high)
         return f"{'[' if self.with_low else '('}{low},{high}{']' if self.with_high else ')'}"
 
@@ -37,7 +44,7 @@ def as_intervals(text: str) -> tuple[str, str]:
     """
     builder = _BUILDER.fullmatch(text.strip())
     ranges, names = _union((builder["condition"] if builder else text).strip())
-    if not ranges or len(names) != 1 or (builder and names != {builder["name"]}):
+    if all(each.is_point for each in ranges) or len(names) != 1 or (builder and names != {builder["name"]}):
         return "", text
     return names.pop(), r"\cup".join(map(str, ranges))
 
@@ -56,7 +63,12 @@ def _union(text: str) -> tuple[list[_Range], set[str]]:
 
 
 def _condition(text: str) -> tuple[str, list[_Range]] | None:
-    """Return the variable of an inequality that is solved for it, and its ranges; an excluded value makes two."""
+    """Return the variable of an inequality that is solved for it, and its ranges; an excluded value makes two.
+
+    `x=1` is a range of a single point.
+    """
+    if point := _POINT.fullmatch(text.strip()):
+        return point["name"], [_Range(point["value"], point["value"], True, True)]
     parts = [part.strip() for part in _SIGN.split(text)]
     values, signs = parts[::2], parts[1::2]
     at = [place for place, value in enumerate(values) if re.fullmatch(LETTER, value)]
@@ -86,6 +98,8 @@ def _both(several: list[list[_Range]], exclusive: bool) -> list[_Range]:
 
     `exclusive`: ranges that cannot hold together are alternatives, as in `x<-1, x>3`.
     """
+    if any(each.is_point for ranges in several for each in ranges):
+        return [each for ranges in several for each in ranges] if exclusive else []
     if all(len(ranges) == 2 for ranges in several):  # x \ne 1, x \ne 2
         left_out = {(number.value, ranges[0].high) for ranges in several if (number := read_number(ranges[0].high))}
         ends = [None, *(text for _, text in sorted(left_out)), None]

@@ -1,27 +1,18 @@
-"""From a response to its final answer, and from an answer to tidy text: LaTeX, words quoted. Nothing is evaluated."""
+"""From an answer to tidy text: LaTeX with its words quoted, in one notation. Nothing is evaluated."""
 
 import unicodedata
 
 import regex as re
 
-from openrlhf_shear.rewards.verdict import Reason
-
 MAX_ANSWER = 2000
 
-_BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
-_BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+")
-_MOST_BOXES = 16
-_DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_SAID = re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?")
-_TAIL = 4000
-_NOT_SAID = "*_ \t"
 
 _UNICODE = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2013\uff0d", "-"),
         **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
-        **dict.fromkeys("\u00a0\u2009\u202f", " "),
+        **dict.fromkeys("\u00a0\u2009\u202f~", " "),
         **dict.fromkeys('\u200b"`\u20ac\u00a3\u00a5', ""),
         **{"\u00d7": r"\times ", "\u00f7": r"\div ", "\u00b1": r"\pm ", "\u00b0": r"^\circ "},
         **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in "},
@@ -58,34 +49,25 @@ _RENAMED = {
     **dict.fromkeys(("geq", "geqslant"), r"\ge "),
     **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
     **{"neq": r"\ne ", "lt": "<", "gt": ">", "%": "%", "varnothing": r"\emptyset "},
-    **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]"},
+    **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "bmod": r"\mod ", "pmod": r"\mod "},
+    **{digit: digit for digit in "0123456789"},  # \\15: a dollar sign got lost
 }
 _LETTER_UNITS = "msghlLNJWVKCF"  # another letter in \\text{} or \\mathrm{} is a variable, a choice, e or i
 _DEGREES = re.compile(r"\^\s*+(?:\\circ(?![A-Za-z])|\{\s*+\\circ\s*+\})")
-_SHORT_FRAC = re.compile(r"\\frac\s*+(?:([0-9]|\\pi)|\{([^{}]*+)\})\s*+(?:([0-9])|\{([^{}]*+)\})")
-_SHORT_SQRT = re.compile(r"\\sqrt\s*+([0-9])")
+_ANGLE = re.compile(
+    rf"^(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{{[0-9]++\}}\s*+\{{[0-9]++\}}))\s*+{_DEGREES.pattern}(?=[\s.]*+$)"
+)
+_ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![A-Za-z])\s*+(?:\[[^\[\]]*+\])?")
+_TOKEN = re.compile(r"[0-9A-Za-z]|\\(?!(?:frac|binom|sqrt)(?![A-Za-z]))[A-Za-z]++")
+_INVERSE = re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*+\^\s*+\{\s*+-\s*+1\s*+\}")
+_RATIO_UNIT = re.compile(r'"([A-Za-z]++)"\s*+/\s*+"([A-Za-z]++)"')
+_ORDINAL = re.compile(r'(?<=[0-9])\s*+(?:\^\s*+\{?\s*+)?"?\s*+(?:st|nd|rd|th)\s*+"?\s*+\}?$')
+_UNIT_WITH_POWER = re.compile(r"([A-Za-z]+(?:/[A-Za-z]+)?)\s*\^\s*\{?([23])\}?")
 _BRACED_COMMA = re.compile(r"\{\s*+,\s*+\}")
 _BLANK = re.compile(r"\s++")
 _BLANK_TO_DROP = re.compile(r"(?<![0-9]) | (?![0-9])")
 _BRACED_CHARACTER = re.compile(r"([_^])\{([0-9A-Za-z])\}")
 _LETTERS = re.compile(r"[A-Za-z ]*+")
-
-
-def final_answer(response: str) -> tuple[str | None, Reason | None]:
-    r"""Return the answer that a response ends on, and why there is none: NO_ANSWER or TOO_LONG.
-
-    The answer is what the last `\boxed{...}` holds, even if that is empty or never closed. Boxes right before it belong
-    to it if only a comma, "and" or "or" comes between. Without a box, it is the rest of the line after the last `####`.
-    Without that mark, it is the rest of the line after the last "answer is" or "answer:", or the formula displayed
-    below. These marks count only in the last 4000 characters.
-    """
-    at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
-    text = _boxes_to(response, at) if at >= 0 else _said(response[-_TAIL:])
-    if text is None or not text.strip():
-        return None, Reason.NO_ANSWER
-    if len(text) > MAX_ANSWER:
-        return text[:MAX_ANSWER], Reason.TOO_LONG
-    return text.strip(), None
 
 
 def tidy(answer: str) -> str:
@@ -102,17 +84,20 @@ def tidy(answer: str) -> str:
     # A command takes in the blanks after it, so a blank after its new name changes nothing.
     text = _THIN_COMMA.sub(",", text)
     text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
-    text = _DEGREES.sub(" ", _BRACED_COMMA.sub(",", text.replace("$", " ")))
-    for _ in range(2):  # two passes suffice for a fraction within a fraction: no answer is \frac\frac123
-        text = _SHORT_FRAC.sub(_full_frac, text)
+    text = _BRACED_COMMA.sub(",", text.replace("$", " "))
+    if "circ" in text:
+        text = _DEGREES.sub(" ", _ANGLE.sub(r'\1 "degrees"', text))
+    if "\\" in text:
+        text = _braced(text)
     if _OVER.search(braced := f"{{{text}}}"):
         text = _OVER.sub(r"\\frac{\1}{\2}", braced)
-    text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
     text = _ROWS.sub(_listed, _NOT_EQUAL.sub(r"\1\\ne ", text.replace(">=", r"\ge ").replace("<=", r"\le ")))
     text = _BLANK.sub(" ", text).strip()
     text = text.rstrip(",;: ") if text.endswith("...") else text.rstrip(".,;: ")
-    if text.startswith("{") and _closing(text, 0) == len(text) - 1:
+    if text.startswith("{") and closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
+    if text.upper() != text.lower():
+        text = _RATIO_UNIT.sub(r'"\1/\2"', _ORDINAL.sub("", _INVERSE.sub(r"\\arc\1 ", text)))
     return _ASIDE.sub(lambda match: f' "{(match[1] or match[2]).strip()}"', text)
 
 
@@ -127,55 +112,7 @@ def squeeze(text: str) -> str:
     return text
 
 
-def _boxes_to(response: str, at: int) -> str | None:
-    """Return the contents of the box at this place, after those of the boxes that lead up to it."""
-    last = _box_at(response, at)
-    if last is None:
-        return None
-    texts, end = [last[0]], at
-    for _ in range(_MOST_BOXES):
-        start = max(0, end - MAX_ANSWER)
-        before = response[start:end]
-        place = max(before.rfind(r"\boxed"), before.rfind(r"\fbox"))
-        box = _box_at(response, start + place) if place >= 0 else None
-        if box is None or box[1] > end or not _BETWEEN.fullmatch(response, box[1], end):
-            break
-        texts.insert(0, box[0])
-        end = start + place
-    return ", ".join(texts)
-
-
-def _box_at(response: str, at: int) -> tuple[str, int] | None:
-    """Return a box's contents, cut after MAX_ANSWER, and where the box ends; None if it is not closed."""
-    text = response[at : at + MAX_ANSWER + 64]
-    head = _BOX.match(text)
-    if head is None:
-        return None
-    start = head.end()
-    if not text.startswith("{", start):
-        bare = re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
-        return bare, at + start + len(bare)
-    end = _closing(text, start)
-    if end is None:
-        return (text[start:], at + len(text)) if len(text) > MAX_ANSWER + 63 else None
-    return text[start + 1 : end], at + end + 1
-
-
-def _said(tail: str) -> str | None:
-    hashes = tail.rfind("####")
-    if hashes >= 0:
-        return tail[hashes + 4 :].lstrip().partition("\n")[0]
-    *_, said = [None, *_SAID.finditer(tail)]
-    if said is None:
-        return None
-    rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")
-    if display := _DISPLAY.match(rest):
-        return display[1] or display[2]
-    line = rest.partition("\n")[0].strip(_NOT_SAID)
-    return re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip(_NOT_SAID)
-
-
-def _closing(text: str, start: int) -> int | None:
+def closing(text: str, start: int) -> int | None:
     """Return where the brace opened at `start` is closed."""
     depth = 0
     for brace in _BRACE.finditer(text, start):
@@ -187,6 +124,8 @@ def _closing(text: str, start: int) -> int | None:
 
 def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
+    if (unit := _UNIT_WITH_POWER.fullmatch(words)) and (len(unit[1]) > 1 or unit[1] in _LETTER_UNITS):
+        return f' "{unit[1]}" ^{unit[2]}'
     plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
     return f" {words} " if plain else f' "{words}" '
 
@@ -207,6 +146,34 @@ def _listed(match: re.Match[str]) -> str:
     return ", ".join(rows) if rows and all("=" in row and "&" not in row for row in rows) else match[0]
 
 
-def _full_frac(match: re.Match[str]) -> str:
-    top, bottom = (match[1] or match[2] or "", match[3] or match[4] or "")
-    return rf"\frac{{{top.strip()}}}{{{bottom.strip()}}}"
+def _braced(text: str) -> str:
+    r"""Return a text with braces around the arguments of fractions, roots and binomials: `\frac12`, `\frac{a+b}c`."""
+    for head in reversed([*_ARGUMENTS.finditer(text)]):
+        parts, at = [], head.end()
+        for _ in range(1 if head[1] == "sqrt" else 2):
+            at += len(text[at:]) - len(text[at:].lstrip())
+            group = closing(text, at) if text.startswith("{", at) else None
+            token = _TOKEN.match(text, at)
+            if group is None and token is None and not (nested := _ARGUMENTS.match(text, at)):
+                break
+            if group is not None:
+                end, part = group + 1, text[at + 1 : group].strip()
+            elif token is not None:
+                end, part = token.end(), token[0]
+            else:
+                end = _end_of_arguments(text, nested)
+                part = text[at:end]
+            parts.append(f"{{{part}}}")
+            at = end
+        else:
+            text = f"{text[: head.start()]}{head[0].rstrip()}{''.join(parts)}{text[at:]}"
+    return text
+
+
+def _end_of_arguments(text: str, head: re.Match[str]) -> int:
+    """Return where the arguments of a command end that has its braces already."""
+    end = head.end()
+    for _ in range(1 if head[1] == "sqrt" else 2):
+        group = closing(text, end) if text.startswith("{", end) else None
+        end = end if group is None else group + 1
+    return end

@@ -1,5 +1,6 @@
 """The cheap match: numbers, and lists, sets, tuples and intervals of them, compared exactly. Nothing is evaluated."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -14,12 +15,19 @@ _DEEPEST = 4
 
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
-_PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++\)"
+_PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++(?:,-?[0-9]++)*+\)"
 _VARIABLE = rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{LETTER}(?:{_PLACE})?+)"
 _NAME = re.compile(rf'"[A-Za-z]++"|{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\|')
-_NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])++\)")
+_NAMES = re.compile(rf"\({_VARIABLE}(?:,{_VARIABLE})++\)")
 _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
+_WORD = re.compile(r"[A-Z]{3,}")  # the order of points or runners, and no product
+_NOTHING = re.compile(
+    r"\\emptyset|(?:there(?:is|are))?no(?:real|integer|such)?(?:solutions?|roots?|values?)(?:exists?)?|(?:the)?emptyset|none"
+)
+_CONGRUENCE = re.compile(
+    r"(?:(?P<name>.+?)\\equiv)?(?P<rest>.+?)\(?(?:\\mod(?![a-z])|mod(?=\d))\{?(?P<modulus>[0-9]+)\}?\)?"
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,10 @@ class Text:
 
 @dataclass(frozen=True)
 class ValueGroup:
-    r"""Items in `brackets`: "()", "[]", "[)", "(]", "{}" for a set, "" for a bare list; ":" a ratio, "\cup" a union."""
+    r"""Items in `brackets`: "()", "[]", "[)", "(]", "{}" for a set, "" for a bare list; ":" a ratio, "\cup" a union.
+
+    "mod 4" has the residues of a congruence.
+    """
 
     brackets: str
     items: "tuple[Value, ...]"
@@ -47,6 +58,10 @@ def read(text: str, depth: int = 0) -> Value:
     text = text.strip()
     if (number := read_number(text)) is not None:
         return number
+    if _NOTHING.fullmatch(squeeze(text).lower()):
+        return ValueGroup("{}", ())
+    if (residues := congruence(text)) is not None:
+        return residues
     if depth < _DEEPEST:
         for brackets, separators in (("", SEPARATORS), (r"\cup", (r"\cup",))):
             if 1 < len(items := split(text, separators)) <= _MOST_ITEMS:
@@ -65,11 +80,24 @@ def read(text: str, depth: int = 0) -> Value:
     return Text(squeeze(text).removeprefix("+"))
 
 
+def congruence(text: str) -> ValueGroup | None:
+    r"""Return the residues of a congruence: those of `n \equiv 1,5 \mod 4` are 1. They are `reduced` if written so."""
+    match = _CONGRUENCE.fullmatch(squeeze(text))
+    numbers = [read_number(item) for item in split(match["rest"])] if match and int(match["modulus"]) else [None]
+    if not all(number is not None and number.value.denominator == 1 for number in numbers):
+        return None
+    modulus = int(match["modulus"])
+    residues = {number.value % modulus for number in numbers}
+    reduced = all(0 <= number.value < modulus for number in numbers)
+    items = tuple(Number(residue, reduced=reduced) for residue in sorted(residues))
+    return ValueGroup(f"mod {modulus}", items, name=match["name"] or "")
+
+
 def _named(value: Value, name: str) -> Value:
     """Name a value; `(x,y)` names the items of a pair."""
     if not name.startswith("("):
         return replace(value, name=name)
-    names = name[1:-1].split(",")
+    names = split(name[1:-1], (",",))
     if not isinstance(value, ValueGroup) or len(names) != len(value.items):
         return value
     pairs = zip(value.items, names, strict=True)
@@ -110,24 +138,26 @@ def _name(text: str) -> str | None:
     return ("" if '"' in text else text) if _NAME.fullmatch(text) or _NAMES.fullmatch(text) else None
 
 
-def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
+def same(gold: Value, answer: Value, tolerance: Fraction | None = None, ordered: bool = False) -> bool | None:
     """Return whether the answer is the gold; None if this match cannot decide.
 
-    Sets and bare lists compare in any order, tuples in order, intervals with their brackets. A percentage equals the
-    bare number (10% is 10 and also 1/10). A unit may be missing on one side, but two units must be the same.
+    Sets and bare lists compare in any order (`ordered`: in the order of the gold), tuples in order, intervals with
+    their brackets. A percentage equals the bare number (10% is 10 and also 1/10). A unit may be missing on one side,
+    but two units must be the same.
     """
     if gold.name and answer.name and gold.name != answer.name:
         return False if _settled(gold) and _settled(answer) else None
     gold, answer = _unwrapped(gold), _unwrapped(answer)
     if isinstance(gold, ValueGroup) and isinstance(answer, ValueGroup):
-        return _same_group(gold, answer, tolerance)
+        return _same_group(gold, answer, tolerance, ordered)
     if isinstance(gold, Number):
         answer = _quotient(answer) or answer
         return _same_number(gold, answer, tolerance) if isinstance(answer, Number) else False
     if isinstance(gold, Text) and isinstance(answer, Text):
         if gold.text == answer.text:
             return bool(gold.text) or None
-        return False if len(gold.text) == len(answer.text) == 1 else None
+        words = _WORD.fullmatch(gold.text) and _WORD.fullmatch(answer.text)
+        return False if words or len(gold.text) == len(answer.text) == 1 else None
     if isinstance(gold, ValueGroup) and gold.brackets == ":":
         return same(_quotient(gold), answer, tolerance) if _quotient(gold) else None
     return False if isinstance(gold, ValueGroup) and isinstance(answer, Number) else None
@@ -149,23 +179,38 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
     return abs(per_cent - (100 * answer.value if answer.percent else answer.value)) <= near
 
 
-def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None) -> bool | None:
+def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None, ordered: bool) -> bool | None:
     kinds = {gold.brackets, answer.brackets}
+    if any(kind.startswith("mod") for kind in kinds):
+        return len(kinds) == 1 and [item.value for item in gold.items] == [item.value for item in answer.items]
     if kinds == {r"\cup"}:
         return _same_set(gold.items, answer.items, tolerance) or None  # a worker compares sets that overlap
-    if kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
-        return _same_set(_nameless(gold), _nameless(answer), tolerance)
+    common = [{_INDEX.sub("", item.name) for item in group.items} for group in (gold, answer)]
+    if all(len(names) == 1 and "" not in names for names in common) and common[0] != common[1]:
+        return False if _settled(gold) and _settled(answer) else None
+    if not ordered and kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
+        return _same_set(_nameless(gold.items), _nameless(answer.items), tolerance)
     # `x=1, y=2` is no set: its names give its order. An answer without names must keep the order of the gold.
     by_name = not _one_name(gold) or not _one_name(answer)
-    in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
+    in_order = by_name or len(kinds) == 1 or kinds == {"", "()"} or (ordered and kinds <= {"", "()", "{}"})
     if not in_order or len(gold.items) != len(answer.items):
         return False if _settled(gold) and _settled(answer) else None
+    written = [(_nameless(gold.items), _nameless(answer.items))]
     if by_name and all(item.name for item in gold.items) == all(item.name for item in answer.items):
-        gold, answer = _sorted(gold), _sorted(answer)
+        written = [(_sorted(gold).items, _sorted(answer).items)]
     elif by_name:
-        gold, answer = (group if _one_name(group) else _sorted(group) for group in (gold, answer))
-        gold, answer = replace(gold, items=_nameless(gold)), replace(answer, items=_nameless(answer))
-    equal = [same(g, a, tolerance) for g, a in zip(gold.items, answer.items, strict=True)]
+        orders = [group.items if _one_name(group) else _sorted(group).items for group in (gold, answer)]
+        written = [tuple(_nameless(items) for items in orders)]
+        if gold.brackets == "" and not any(item.name for item in gold.items):
+            written.append((gold.items, _nameless(answer.items)))  # 16, 3 are also w=16, d=3
+    said = [_same_items(*pair, tolerance, ordered) for pair in written]
+    return True if True in said else None if None in said else False
+
+
+def _same_items(
+    gold: "tuple[Value, ...]", answer: "tuple[Value, ...]", tolerance: Fraction | None, ordered: bool
+) -> bool | None:
+    equal = [same(g, a, tolerance, ordered) for g, a in zip(gold, answer, strict=True)]
     return False if False in equal else None if None in equal else True
 
 
@@ -174,8 +219,8 @@ def _one_name(group: ValueGroup) -> bool:
     return len({_INDEX.sub("", item.name) for item in group.items}) == 1
 
 
-def _nameless(group: ValueGroup) -> "tuple[Value, ...]":
-    return tuple(replace(item, name="") for item in group.items)
+def _nameless(items: "Iterable[Value]") -> "tuple[Value, ...]":
+    return tuple(replace(item, name="") for item in items)
 
 
 def _sorted(group: ValueGroup) -> ValueGroup:

@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from openrlhf_shear.rewards import jail
@@ -27,7 +28,12 @@ class MathWorkers(Crew):
         self._allow_unsandboxed = allow_unsandboxed
 
     def compare(
-        self, gold: str, answer: str, timeout: float, tolerance: float | None = None
+        self,
+        gold: str,
+        answer: str,
+        timeout: float,
+        tolerance: float | None = None,
+        formulas: Sequence[str] | None = None,
     ) -> tuple[bool, Reason | None]:
         """Return whether two tidy texts (see `text.tidy`) are equal, and if not, why.
 
@@ -36,6 +42,7 @@ class MathWorkers(Crew):
         Args:
             timeout: limit of the comparison [s].
             tolerance: numbers up to this distance are equal.
+            formulas: of the question, tidy; None: the question is not known.
 
         Raises:
             WorkerDiedError: both tries came to nothing. JailError: no jail works here. ClosedError: the workers are
@@ -43,6 +50,7 @@ class MathWorkers(Crew):
         """
         timeout = min(max(timeout, 0.0), _MOST_SECONDS)
         job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}
+        job["formulas"] = None if formulas is None else list(formulas)
         try:
             said = self._asked(job)
         except _GONE:

@@ -28,7 +28,8 @@ class TrainingSuite:
         self._plan = suite_plan(args)
         self._folder = Path(args.ckpt.path) / "evaluations"
         reward = args.reward
-        self._grading = Grading(reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
+        limits = (reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
+        self._grading = Grading(*limits, reward.answer_format)
         self._engines, self._sleeps = engines, args.vllm.enable_sleep
         self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.asked, args.data.max_len)
 

@@ -85,7 +85,7 @@ def reward_settings(options: dict) -> RewardSettings | None:
     reward = options["reward.remote_url"]
     if not reward or options["train.agent_func_path"]:
         return None
-    names = ("cores", "timeout", "memory_mb", "allow_unsandboxed", "retries")
+    names = ("cores", "timeout", "memory_mb", "allow_unsandboxed", "retries", "answer_format")
     chosen = RewardSettings(reward, **{name: options[f"reward.{name}"] for name in names})
     return replace(chosen, token=read_token(options["reward.token_file"])) if chosen.is_served else chosen
 

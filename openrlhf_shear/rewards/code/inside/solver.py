@@ -8,6 +8,7 @@ import _sitebuiltins
 import atexit
 import builtins
 import gc
+import io
 import json
 import os
 import resource
@@ -76,6 +77,7 @@ def load(job: dict, name: str) -> dict:
     runner.confine(job["no_fork"], limits)
     module = sys.modules[name] = types.ModuleType(name)
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D"), _sitebuiltins.Quitter("quit", "Ctrl-D")
+    builtins.open = io.open = _opened
     if job["prelude"]:
         import prelude
 
@@ -83,6 +85,12 @@ def load(job: dict, name: str) -> dict:
     for source in job["sources"]:
         exec(compile(source, "<response>", "exec", dont_inherit=True), vars(module))
     return vars(module)
+
+
+def _opened(file: object, *options: object, _open: Callable = open, **named: object) -> object:
+    """Open a file. A jail has no /proc, which /dev/stdin points to."""
+    is_stdin = isinstance(file, (str, os.PathLike)) and os.fspath(file) == "/dev/stdin"
+    return _open(os.dup(0) if is_stdin else file, *options, **named)
 
 
 def serve(job: dict, _: int, __: int, calls: int, replies: int) -> Callable[[], None]:

@@ -4,11 +4,14 @@ import re
 from functools import lru_cache
 
 import sympy
+from exact import equal, use_in_math_verify
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from math_verify.grader import is_relation
 from sympy.core.relational import Relational
 from worked import worked_out
+
+use_in_math_verify()
 
 # maths/text.py takes off units first: math-verify would read 4g as 4.
 _LATEX = LatexExtractionConfig(
@@ -23,9 +26,18 @@ _CAPITAL = re.compile(
     r"\\mathbb\s*\{?[A-Z]|\\[A-Za-z]+|(?P<capital>[A-DF-HJ-Z])(?:_(?:\{(?P<braced>[^{}]*)\}|(?P<single>[0-9A-Za-z])))?"
 )
 
+_BINOMIAL = re.compile(r"([0-9])\s*\\binom(?![A-Za-z])")  # else 2\binom{8}{3} is 2 + 56
+_MIXED = re.compile(r"(?<![0-9.}^_{])([0-9]+)\s*\\frac\s*\{([0-9]+)\}\s*\{([0-9]+)\}")
 
-def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str | None]:
-    """Return whether two tidy texts are equal with the answer worked out as far as the gold; if not, also why."""
+
+def compare(
+    gold: str, answer: str, tolerance: float | None, formulas: list[str] | None = None
+) -> tuple[bool, str | None]:
+    """Return whether two tidy texts are equal with the answer worked out as far as the gold; if not, also why.
+
+    Args:
+        formulas: of the question, tidy (see `worked.worked_out`); None: the question is not known.
+    """
     golds, answers = _parse_gold(gold), _parse(answer)
     if not golds or not answers:
         return False, "unparsable" if golds else "gold_unparsable"
@@ -35,25 +47,28 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
     numbers = all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer))
     if tolerance and numbers and abs((gold - answer).evalf()) <= tolerance:
         return True, None
-    if numbers and _far_apart(gold, answer):
+    if numbers and equal(gold, answer) is False:
         return False, "wrong"
-    # 15 decimals: a float equals an exact number only if it is that number (1.414214 is not the root of 2).
-    correct = verify(gold, answer, float_rounding=15, allow_set_relation_comp=True, timeout_seconds=None)
-    if not correct or _empty_relation(gold, answer):  # last: solving takes longest
+    if not verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None) or _empty_relation(gold, answer):
         return False, "wrong"
-    return (True, None) if worked_out(gold, answer) else (False, "unevaluated")
+    asked = None if formulas is None else lambda: any(_is(gold, formula) for formula in formulas)
+    return (True, None) if worked_out(gold, answer, asked) else (False, "unevaluated")
 
 
-def _far_apart(gold: sympy.Expr, answer: sympy.Expr) -> bool:
-    """Return whether two numbers differ in their first digits: certain, and much faster than a proof."""
-    wanted, given = gold.evalf(), answer.evalf()
-    if not (wanted.is_number and given.is_number and wanted.is_finite and given.is_finite):
+def _is(gold, formula: str) -> bool:
+    """Return whether a formula of the question equals the gold, as an expression."""
+    try:
+        trees = _parse_gold(formula)
+    except Exception:  # it was written for people
         return False
-    return bool(abs(wanted - given) > 1e-9 * (1 + abs(wanted)))
+    if not trees or getattr(trees[0], "free_symbols", None) != getattr(gold, "free_symbols", None):
+        return False
+    return verify(gold, trees[0], allow_set_relation_comp=True, timeout_seconds=None)
 
 
 def _parse(text: str) -> list:
     # Only LaTeX is read: math-verify's plain expressions go through sympy's parse_expr, which is eval.
+    text = _MIXED.sub(_improper, _BINOMIAL.sub(r"\1\\cdot \\binom", text))
     trees = parse(
         rf"\boxed{{{_CAPITAL.sub(_marked, text)}}}",
         [_LATEX],
@@ -88,6 +103,12 @@ def _marked(match: re.Match[str]) -> str:
     if match["capital"] is None:
         return match[0]
     return f"{match['capital']}_{{u{match['braced'] or match['single'] or ''}}}"
+
+
+def _improper(match: re.Match[str]) -> str:
+    r"""Return a mixed number as a fraction, also before a factor: 5\frac{1}{4}\pi is not 5\cdot\frac{1}{4}\pi."""
+    whole, above, below = map(int, match.groups())
+    return rf"\frac{{{whole * below + above}}}{{{below}}}" if above < below else match[0]
 
 
 def _empty_relation(gold, answer) -> bool:

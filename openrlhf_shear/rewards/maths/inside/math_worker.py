@@ -149,7 +149,7 @@ def _compare_all(tasks: int, answers: int) -> None:
 def _compared(task: dict) -> tuple[bool, str | None, bool]:
     """Return whether two texts are equal, why not, and whether this child should compare no more."""
     try:
-        return *compare(task["gold"], task["answer"], task["tolerance"]), False
+        return *compare(task["gold"], task["answer"], task["tolerance"], task["formulas"]), False
     except MemoryError:
         return False, "memory", True
     except Exception:  # sympy raises anything; the answer then counts as not equal

@@ -6,7 +6,7 @@ signs, a number times a sum, a fraction or several over a common denominator, a 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
 
@@ -44,18 +44,28 @@ class Work:
         return self.inner + self.outer - self.monomials
 
 
-def worked_out(gold: sympy.Basic, answer: sympy.Basic) -> bool:
+def worked_out(gold: sympy.Basic, answer: sympy.Basic, asked: Callable[[], bool] | None = None) -> bool:
     """Return whether the answer leaves no more to do than the gold it equals.
 
-    If the gold has variables, the answer must also be factored where the gold is, and multiplied out where the gold is.
+    No operation may be pending that is not pending in the gold. Where the question asks for another form, the answer
+    must be factored where the gold is, be multiplied out where the gold is, and have no more denominators. Where the
+    question is not known, it may not have more products or denominators than the gold.
+
+    Args:
+        asked: returns whether a formula of the question equals the gold; None if the question is not known.
     """
     if not _as_solved(gold, answer):
         return False
     wanted, left = work_of(gold), work_of(answer)
+    if left.pending > wanted.pending:
+        return False
     if not getattr(gold, "free_symbols", set()) - {sympy.Symbol("i")}:
-        return left.pending <= wanted.pending and left.products <= wanted.products
-    same_form = (left.inner, left.outer) == (wanted.inner, wanted.outer)
-    return same_form and left.pending <= wanted.pending and left.denominators <= wanted.denominators
+        more = left.products > wanted.products
+        return not more or (asked is not None and not asked())
+    more = left.inner > wanted.inner or left.outer > wanted.outer or left.denominators > wanted.denominators
+    if asked is None:
+        return not more
+    return not (more or (left.inner, left.outer) != (wanted.inner, wanted.outer)) or not asked()
 
 
 def work_of(tree: sympy.Basic) -> Work:
@@ -64,8 +74,7 @@ def work_of(tree: sympy.Basic) -> Work:
     denominators: set[sympy.Expr] = set()
     for expression in _expressions(tree):
         denominators.update(_denominators(expression))
-        for node in sympy.preorder_traversal(expression):
-            work.pending += _pending(node)
+        work.pending += sum(map(_pending, _nodes(expression)))
         _count_form(expression, work, within_sum=False)
     work.denominators = len(denominators)
     return work
@@ -99,6 +108,23 @@ def _expressions(tree: sympy.Basic) -> Iterator[sympy.Basic]:
     else:
         for part in getattr(tree, "args", ()):
             yield from _expressions(part)
+
+
+def _nodes(tree: sympy.Basic) -> Iterator[sympy.Basic]:
+    """Yield the nodes of a tree; a product within a product is a part of it, and no node."""
+    yield tree
+    for part in _factors(tree) if isinstance(tree, sympy.Mul) else tree.args:
+        yield from _nodes(part)
+
+
+def _factors(product: sympy.Mul) -> Iterator[sympy.Expr]:
+    for factor in product.args:
+        below = isinstance(factor, sympy.Pow) and factor.exp == -1
+        inner = factor.base if below else factor
+        if isinstance(inner, sympy.Mul):
+            yield from _factors(inner)
+        else:
+            yield factor
 
 
 def _pending(node: sympy.Basic) -> int:
@@ -159,7 +185,7 @@ def _left_of_power(base: sympy.Expr, exponent: sympy.Expr) -> int:
         return int(polar or (isinstance(base, sympy.Pow) and exponent != -1))
     if exponent.is_Integer:
         return int(base.is_Rational or isinstance(base, (sympy.Pow, sympy.Mul, sympy.exp)) or base == sympy.I)
-    factors = base.args if isinstance(base, sympy.Mul) else (base,)
+    factors = [factor for factor in base.args if factor != 1] if isinstance(base, sympy.Mul) else [base]
     return sum(_leaves_root(factor, exponent.q) for factor in factors) + _nested_roots(base)
 
 
@@ -169,7 +195,7 @@ def _leaves_root(factor: sympy.Expr, degree: int) -> bool:
         parts = [*sympy.factorint(abs(factor.p)).values(), *sympy.factorint(factor.q).values()]
         return factor == 1 or any(power >= degree for power in parts)
     inner = _evaluated(factor)
-    return inner.is_Pow and inner.exp.is_Integer and abs(inner.exp) >= degree
+    return bool(inner.is_Pow and inner.exp.is_Integer and abs(inner.exp) >= degree)
 
 
 def _nested_roots(base: sympy.Expr) -> int:
@@ -183,18 +209,24 @@ def _count_form(node: sympy.Basic, work: Work, within_sum: bool) -> None:
         for term in _terms(node):
             _count_form(term, work, within_sum=True)
         return
-    for at, half in enumerate(_halves(node) if isinstance(node, (sympy.Mul, sympy.Pow)) else ([node], [])):
-        sums = sum(map(_multiplicity, half))
-        others = any(not _multiplicity(factor) and (not factor.is_number or _has_root(factor)) for factor in half)
-        products = max(0, sums + others - 1) if sums else 0
-        if within_sum:
-            work.inner += products
-        else:
-            work.outer += products
-            work.monomials += products == sums == 1
-        if at == 1:  # a sum with roots or i below the line
-            work.pending += sum(isinstance(factor, sympy.Add) and any(map(_has_root, factor.args)) for factor in half)
-    for part in node.args:
+    parts: list[sympy.Basic] = []
+    if not isinstance(node, (sympy.Mul, sympy.Pow)):
+        parts += node.args
+    else:
+        for at, half in enumerate(_halves(node)):
+            sums = sum(map(_multiplicity, half))
+            others = any(not _multiplicity(factor) and (not factor.is_number or _has_root(factor)) for factor in half)
+            products = max(0, sums + others - 1) if sums else 0
+            if within_sum:
+                work.inner += products
+            else:
+                work.outer += products
+                work.monomials += products == sums == 1
+            if at == 1:  # a sum with roots or i below the line
+                below = [factor for factor in half if isinstance(factor, sympy.Add)]
+                work.pending += sum(any(map(_has_root, factor.args)) for factor in below)
+            parts += [part for factor in half for part in ((factor,) if isinstance(factor, sympy.Add) else factor.args)]
+    for part in parts:
         _count_form(part, work, within_sum)
 
 
@@ -249,8 +281,8 @@ def _denominators(tree: sympy.Basic) -> Iterator[sympy.Expr]:
     if below:
         yield _evaluated(sympy.Mul(*below, evaluate=False))
     for part in (*above, *below):
-        if part is not tree:
-            yield from _denominators(part)
+        for inner in (part,) if part is not tree else part.args:
+            yield from _denominators(inner)
 
 
 def _multiplicity(factor: sympy.Expr) -> int:

@@ -1,0 +1,158 @@
+"""From a response to its final answer. Nothing is evaluated."""
+
+import regex as re
+
+from openrlhf_shear.rewards.maths.plain import as_latex
+from openrlhf_shear.rewards.maths.text import MAX_ANSWER, closing
+from openrlhf_shear.rewards.verdict import Reason
+
+_BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
+_BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+")
+_LISTS = re.compile(r"[,;]|and|or")
+_MOST_BOXES = 16
+_DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
+_SAID = re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?|\bfinal answer[*_ \t]*+(?=\n)")
+_TAIL = 4000
+_NOT_SAID = "*_ \t"
+_TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_STATES = re.compile(r"(?i)\b(?:is|are|equals|equal to)\b[\s:]*+")
+_NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[0-9]++)(?:\s*+/\s*+[0-9]++)?+%?")
+_VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
+_TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
+_RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
+_END = re.compile(r"[.!?](?:\s|$)")
+
+
+def final_answer(response: str, formats: tuple[str, ...] = ("boxed",)) -> tuple[str | None, Reason | None]:
+    r"""Return the answer that a response ends on, and why there is none: NO_ANSWER or TOO_LONG.
+
+    The first of the formats that finds an answer decides.
+
+    - boxed: what the last `\boxed{...}` holds, even if that is empty or never closed. Boxes right before it belong to
+      it if only a comma, "and" or "or" comes between. Without a box, it is the rest of the line after the last `####`.
+      Without that mark, it is what the line after the last "answer is", "answer:" or heading "Final answer" states, or
+      the formula displayed below.
+    - tags: what the last `<answer>...</answer>` holds; of a box in it, the contents.
+    - last: the last value or formula of the last line.
+
+    Marks without a box count only in the last 4000 characters.
+    """
+    text = next(filter(None, (_FOUND[name](response) for name in formats)), None)
+    if text is None or not text.strip():
+        return None, Reason.NO_ANSWER
+    if len(text) > MAX_ANSWER:
+        return text[:MAX_ANSWER], Reason.TOO_LONG
+    return text.strip(), None
+
+
+def _boxed(response: str) -> str | None:
+    at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
+    return _boxes_to(response, at) if at >= 0 else _said(response[-_TAIL:])
+
+
+def _tagged(response: str) -> str | None:
+    *_, held = [None, *_TAG.finditer(response[-_TAIL:])]
+    if held is None:
+        return None
+    return _boxed(held[1]) if r"\boxed" in held[1] else as_latex(held[1])
+
+
+def _last(response: str) -> str | None:
+    """Return the value that the last line ends on: its last formula, what follows its last "=", or its last number."""
+    if r"\boxed" in response[-_TAIL:]:
+        return None
+    lines = response[-_TAIL:].rstrip().splitlines()
+    line = lines[-1].strip(_NOT_SAID) if lines else ""
+    if line in (r"\]", "$$"):  # a display over several lines
+        *_, display = [None, *_DISPLAY.finditer(response[-_TAIL:])]
+        return display and (display[1] or display[2])
+    formulas = [*_FORMULA.finditer(line)]
+    sentence = [part for part in _END.split(line[formulas[-1].end() if formulas else 0 :]) if part.strip()][-1:]
+    if value := _last_value(sentence[0]) if sentence else None:
+        return value
+    if not formulas:
+        return None
+    first = len(formulas) - 1
+    while first and _BETWEEN.fullmatch(line, formulas[first - 1].end(), formulas[first].start()):
+        first -= 1
+    values = [next(filter(None, formula.groups())) for formula in formulas[first:]]
+    return ", ".join(value.rpartition("=")[2] if r"\text" in value else value for value in values)
+
+
+def _last_value(sentence: str) -> str | None:
+    """Return what follows the last "=" of plain text, else its last number, as LaTeX."""
+    if "=" in sentence:
+        return as_latex(_VALUE.match(sentence.rpartition("=")[2])[0])
+    *_, value = [None, *(run[0] for run in _RUN.finditer(sentence) if re.search(r"[0-9]|pi", run[0]))]
+    return value and as_latex(value)
+
+
+_FOUND = {"boxed": _boxed, "tags": _tagged, "last": _last}
+
+
+def _boxes_to(response: str, at: int) -> str | None:
+    """Return the contents of the box at this place, after those of the boxes that lead up to it."""
+    last = _box_at(response, at)
+    if last is None:
+        return None
+    texts, end = [last[0]], at
+    for _ in range(_MOST_BOXES):
+        start = max(0, end - MAX_ANSWER)
+        before = response[start:end]
+        place = max(before.rfind(r"\boxed"), before.rfind(r"\fbox"))
+        box = _box_at(response, start + place) if place >= 0 else None
+        if box is None or box[1] > end or not _BETWEEN.fullmatch(response, box[1], end):
+            break
+        if box[0] != texts[0] or _LISTS.search(response, box[1], end):  # the same box once more is no list
+            texts.insert(0, box[0])
+        end = start + place
+    return ", ".join(texts)
+
+
+def _box_at(response: str, at: int) -> tuple[str, int] | None:
+    """Return a box's contents, cut after MAX_ANSWER, and where the box ends; None if it is not closed."""
+    text = response[at : at + MAX_ANSWER + 64]
+    head = _BOX.match(text)
+    if head is None:
+        return None
+    start = head.end()
+    if not text.startswith("{", start):
+        bare = re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
+        return bare, at + start + len(bare)
+    end = closing(text, start)
+    if end is None:
+        return (text[start:], at + len(text)) if len(text) > MAX_ANSWER + 63 else None
+    return text[start + 1 : end], at + end + 1
+
+
+def _said(tail: str) -> str | None:
+    hashes = tail.rfind("####")
+    *_, said = [None, *_SAID.finditer(tail)]
+    if hashes >= 0 and (said is None or said.start() < hashes):  # else it was a heading
+        return tail[hashes + 4 :].lstrip().partition("\n")[0]
+    if said is None:
+        return None
+    rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")
+    if display := _DISPLAY.match(rest):
+        return display[1] or display[2]
+    line = rest.partition("\n")[0].strip(_NOT_SAID)
+    return _stated(re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip(_NOT_SAID))
+
+
+def _stated(sentence: str) -> str:
+    r"""Return the value that a sentence states; a text with at most two words outside of formulas stays unchanged.
+
+    >>> _stated(r"The area of region \(S\) is \(2\pi\)"), _stated("She received $7.00 in change"), _stated("2 dogs")
+    ('\\(2\\pi\\)', '7.00', '2 dogs')
+    """
+    words = _WORD.findall(_FORMULA.sub(" ", sentence))
+    if len(words) < 3:
+        return sentence
+    *_, last = [None, *_STATES.finditer(_FORMULA.sub(lambda match: "#" * len(match[0]), sentence))]
+    value = sentence[last.end() :].strip(_NOT_SAID) if last else ""
+    if re.search(r"[0-9]", value) or _FORMULA.search(value):
+        return value
+    values = [*_FORMULA.finditer(sentence), *_NUMBER.finditer(_FORMULA.sub(" ", sentence))]
+    return values[0][0] if len(values) == 1 else sentence

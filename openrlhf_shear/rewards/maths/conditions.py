@@ -1,0 +1,97 @@
+r"""Conditions after an answer: `where k\in\mathbb{Z}`, `when y=3`, `for all x`."""
+
+from dataclasses import dataclass
+
+import regex as re
+
+from openrlhf_shear.rewards.maths.splitting import LETTER
+from openrlhf_shear.rewards.maths.text import squeeze
+
+_WORDS = re.compile(
+    r'[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:where|when(?:ever)?|for|if|such that|provided)(?=[\s"\\])'
+    r"|[,;]?\s*+\(?\\forall(?![A-Za-z])"
+)
+_DOMAIN = re.compile(
+    rf"(?:[,;]|\()\s*+(?P<names>{LETTER}(?:\s*,\s*{LETTER})*+)\s*+"
+    r'(?:\\in(?![A-Za-z])|"?(?:is|are)\b|"?(?:an?|any) (?:integer|whole|natural|real|positive|nonneg))'
+)
+_PIECES = re.compile(r"(?<![A-Za-z])(?:otherwise|else)(?![A-Za-z])")
+_SETS = {  # by what their names hold; the first that fits
+    "natural": re.compile(
+        r"\\mathbb\s*\{?N|natural|(?:positive|nonnegative|non-negative) (?:integer|whole)|\\mathbb\s*\{?Z\}?[_^]"
+    ),
+    "integer": re.compile(r"\\mathbb\s*\{?Z|integer|whole|\\in\s*Z(?![A-Za-z])"),
+    "real": re.compile(r"\\mathbb\s*\{?R|\breals?\b|\\in\s*R(?![A-Za-z])"),
+    "rational": re.compile(r"\\mathbb\s*\{?Q|rational"),
+    "complex": re.compile(r"\\mathbb\s*\{?C|complex"),
+}
+_NUMBER = re.compile(r"[-+0-9., ]*+")
+_NAME = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_SAYS = re.compile(r"[0-9=<>|]|\\(?!forall|in|quad)[a-z]+|\b(?:odd|even|prime|positive|negative|nonzero)\b")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition: the set of its variables if it names one, its variables, and its text where that says more."""
+
+    kind: str = ""
+    names: frozenset[str] = frozenset()
+    text: str = ""
+
+
+def without_condition(text: str) -> tuple[str, Condition | None]:
+    r"""Return a tidy text without the condition at its end, and the condition; pieces with conditions stay unchanged.
+
+    >>> without_condition(r'x=2k "where" k\in \mathbb{Z}')[0], without_condition(r"k\pi , k \in \mathbb{Z}")[0]
+    ('x=2k', 'k\\pi')
+    """
+    if text.upper() == text.lower():  # no letters, quickly
+        return text, None
+    found = [*_WORDS.finditer(text)]
+    place = found[0].start() if len(found) == 1 and not _PIECES.search(text) else None
+    if not found:
+        domain = next((match for match in _DOMAIN.finditer(text) if _uses(text[: match.start()], match["names"])), None)
+        place = domain.start() if domain else None
+    if not place or not _closed(value := text[:place].strip().rstrip(",;").strip()):
+        return text, None
+    said = text[(found[0] if found else domain).end() :] if found else text[place:]
+    said = said.strip().strip('"').strip()
+    return (text, None) if _NUMBER.fullmatch(said) else (value, _condition(said))  # 2 for 1
+
+
+def agree(gold: Condition | None, answer: Condition | None) -> bool:
+    """Return whether two conditions do not contradict. A condition may be missing."""
+    if gold is None or answer is None or gold == answer:
+        return True
+    if gold.kind and answer.kind:
+        return gold.kind == answer.kind and gold.text == answer.text
+    return not (gold.text and answer.text)
+
+
+def renamed(answer: str, condition: Condition | None, gold: Condition | None) -> str:
+    """Return an answer with its free integer called as in the gold: `2n` is `2k` where both may be any integer."""
+    if condition is None or gold is None or not gold.kind or len(gold.names) != 1 or len(condition.names) != 1:
+        return answer
+    (old,), (new,) = condition.names, gold.names
+    return answer if old == new else re.sub(rf"(?<![A-Za-z\\]){old}(?![A-Za-z])|(?<=[0-9]){old}", new, answer)
+
+
+def _condition(said: str) -> Condition:
+    kind = next((name for name, pattern in _SETS.items() if pattern.search(said)), "")
+    names = frozenset(_NAME.findall(re.sub(r"\\mathbb\s*\{?[A-Z]\}?|\\[a-z]+|[A-Za-z]{2,}", " ", said)) if kind else ())
+    rest = said
+    for pattern in _SETS.values():
+        rest = pattern.sub(" ", rest)
+    says_more = _SAYS.search(rest)
+    return Condition(kind, names - set("ZRQNC"), squeeze(said) if says_more else "")
+
+
+def _uses(value: str, names: str) -> bool:
+    letters = _NAME.findall(names)
+    return any(re.search(rf"(?<![A-Za-z\\]){letter}(?![A-Za-z])|(?<=[0-9]){letter}", value) for letter in letters)
+
+
+def _closed(text: str) -> bool:
+    """Return whether a text has matching brackets, so that it does not end within one."""
+    matched = all(text.count(opening) == text.count(end) for opening, end in ("()", "{}"))
+    return bool(text) and matched and not text.endswith((r"\mid", "|"))
