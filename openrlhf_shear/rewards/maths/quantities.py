@@ -26,8 +26,8 @@ def value_of(text: str, formulas: frozenset[str] = frozenset()) -> str:
     """
     if r"\equiv" in text and squeeze(text) not in formulas:
         residues = congruence(text)
-        one = residues is not None and len(residues.items) == 1 and residues.items[0].reduced
-        return str(residues.items[0].value) if one else text
+        single = residues is not None and len(residues.items) == 1 and residues.items[0].reduced
+        return str(residues.items[0].value) if single else text
     quantity, value = _sides(text)
     if not value or _unsolved(quantity) or {squeeze(text), squeeze(f"{quantity}={value}")} & formulas:
         return text
