@@ -196,6 +196,34 @@ def test_a_rule_of_a_users_by_the_same_grammar(trainer, monkeypatch):
         assert torch.allclose(first.entropies[0], entropies, atol=1e-4)
 
 
+def test_a_rule_gets_source_states_the_head_and_the_reference_model(trainer):
+    needs = {"source_states", "lm_head", "log_probs", "ref_log_probs", "turns", "token_ids"}
+    made = trainer(credit=Halving(needs=frozenset(needs)), beta=0.1)
+    with torch.no_grad():  # the reference model differs from the policy
+        made.ref_model.get_output_embeddings().weight.mul_(1.5)
+    batch = batch_of(made)
+    states, reference = states_of(policy()[0], batch), policy()[0]
+    with torch.no_grad():
+        reference.get_output_embeddings().weight.mul_(1.5)
+    for group in made.rule.seen:
+        for i, ids in enumerate(group.token_ids):
+            row, places = GROUP * group.number + i, torch.arange(len(ids))
+            prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+            torch.testing.assert_close(group.source_states[i][1:], states[row][:-1], atol=1e-4, rtol=0)
+            drawn = group.lm_head.log_probs(group.source_states[i])[places, ids]
+            torch.testing.assert_close(drawn, group.log_probs[i], atol=1e-4, rtol=0)
+            with torch.no_grad():
+                logits = reference(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1].double()
+            expected = logits.log_softmax(-1)[places, ids]
+            torch.testing.assert_close(group.ref_log_probs[i].double(), expected, atol=1e-4, rtol=0)
+            assert (expected - group.log_probs[i]).abs().max() > 0.01 and not group.turns[i].any()
+
+
+def test_a_rule_that_needs_a_reference_model_needs_beta(trainer):
+    with pytest.raises(ValueError, match="halving needs ref_log_probs, and TRL has a reference model only with beta"):
+        trainer(credit=Halving(needs=frozenset({"ref_log_probs"})))
+
+
 def test_an_update_rule_acts_in_every_loss_on_its_forward_pass(trainer):
     made, plain = trainer(credit="entropy_adv/alpha=0.5", num_iterations=2), trainer(KnownTrl)
     batch, rule = batch_of(made), EntropyAdvRule(made.rule.config)
