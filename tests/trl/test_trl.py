@@ -202,7 +202,7 @@ def test_a_rule_gets_source_states_the_head_and_the_reference_model(trainer):
     with torch.no_grad():  # the reference model differs from the policy
         made.ref_model.get_output_embeddings().weight.mul_(1.5)
     batch = batch_of(made)
-    states, reference = states_of(policy()[0], batch), policy()[0]
+    states, reference = states_of(policy()[0], batch), copy.deepcopy(policy()[0])
     with torch.no_grad():
         reference.get_output_embeddings().weight.mul_(1.5)
     for group in made.rule.seen:
