@@ -81,7 +81,8 @@ def continuations(
         asked = [(i, t) for i, t in dict.fromkeys(places) if t < rollouts.lengths[i]]
         prompts = [rows[i][: starts[i] + t].tolist() for i, t in asked for _ in range(n)]
         room = [models.task.budget - t for _, t in asked for _ in range(n)]
-        ends = iter(continue_ids(models.policy, rollouts.tokenizer, prompts, room, seed))
+        own = seed + ((asked[0][0] + 1) << 32) if asked else seed
+        ends = iter(continue_ids(models.policy, rollouts.tokenizer, prompts, room, own))
         known = {}
         for i, t in asked:
             problem, begun = problems[i // rollouts.group_size], rows[i][starts[i] :][:t]

@@ -165,9 +165,10 @@ def test_right_solutions_end_at_their_answer_and_share_their_keys():
         assert of_chain(problem, texts[0] + "1")[-1] == LOST
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "word_problems"])  # which has no simulator
 def test_a_task_has_a_situation_before_each_token_but_a_final_eos(name):
-    task, tokenizer = task_of(LabSettings(task=name)), {"arithmetic": characters, "bookkeeping": words_alone}[name]()
+    task = task_of(LabSettings(task=name))
+    tokenizer = characters() if name == "arithmetic" else words_alone(task.form)
     for problem in task.problems(5, 3):
         text = problem.prompt + task.written(problem, random.Random(2))
         ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
@@ -178,4 +179,4 @@ def test_a_task_has_a_situation_before_each_token_but_a_final_eos(name):
         assert task.situations(tokenizer, problem, ended) == found
         unknown = torch.cat([torch.tensor([tokenizer.pad_token_id]), response])
         assert task.situations(tokenizer, problem, unknown)[1:] == [LOST] * (len(response) + 1)
-        assert task.check(tokenizer, problem, ended).correct or name == "bookkeeping"
+        assert task.check(tokenizer, problem, ended).correct or name != "arithmetic"

@@ -118,11 +118,11 @@ def test_knobs_out_of_range_are_refused(knobs, said):
 def test_continuations_share_no_random_numbers_with_rollouts_or_other_groups(policy, rollouts, monkeypatch):
     seeds = []
 
-    def sample(model, tokenizer, prompts, seed, max_new_tokens):
+    def sample(model, tokenizer, rows, room, seed):
         seeds.append(seed)
-        return [torch.tensor([tokenizer.eos_token_id])] * len(prompts)
+        return [torch.tensor([tokenizer.eos_token_id])] * len(rows)
 
-    monkeypatch.setattr(inputs, "sample_ids", sample)
+    monkeypatch.setattr(inputs, "continue_ids", sample)
     models = inputs.Models(policy, None, ArithmeticTask())
     values = inputs.continuations(models, [parse_problem(PROMPT)] * 3, rollouts, seed=5)
     for first in (0, 4, 4, 8):
