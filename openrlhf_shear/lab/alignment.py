@@ -15,8 +15,8 @@ from openrlhf_shear.lab.rollouts import Rollouts
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.values import Values, prefix_values
 from openrlhf_shear.lab.variants import Variant
-from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
-from openrlhf_shear.report.estimates import COVERAGE, Estimate
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, interval
+from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.rows import problem_codes, ratio, spearman_of
 
 VINE = 8  # continuations of the ceiling's values, as many as a rule could pay for
@@ -135,5 +135,5 @@ def prediction(
     drawn = np.array([rho(dict(zip(seeds, np.concatenate(each), strict=True))) for each in zip(*draws, strict=True)])
     drawn = drawn[np.isfinite(drawn)]
     if len(drawn):
-        low, high = (float(end) for end in np.quantile(drawn, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]))
+        low, high = interval(drawn)
     return Estimate(float(value), low, high, len(seeds), len(rules))

@@ -134,7 +134,7 @@ def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndar
     if not np.isfinite(value):
         return Estimate(None, None, None, problems, total, paper, f"not defined: it needs {quantity.needs}")
     kept, warnings = drawn[np.isfinite(drawn)], []
-    low, high = _interval(kept) if problems > 1 and len(kept) else (None, None)
+    low, high = interval(kept) if problems > 1 and len(kept) else (None, None)
     if problems < FEW_PROBLEMS:
         of = "one problem" if problems == 1 else f"{problems} problems"
         warnings.append(f"rests on {of}, too few for an interval that means anything")
@@ -161,9 +161,10 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
     drawn = None if first.draws is None or second.draws is None else first.draws - second.draws
     kept = [] if drawn is None else drawn[np.isfinite(drawn)]
     paired = first.low is not None and second.low is not None and len(kept)
-    return Estimate(first.value - second.value, *(_interval(kept) if paired else (None, None)), *about, drawn)
+    return Estimate(first.value - second.value, *(interval(kept) if paired else (None, None)), *about, drawn)
 
 
-def _interval(drawn: np.ndarray) -> tuple[float, float]:
+def interval(drawn: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the percentile interval of a statistic's draws, which are finite."""
     low, high = np.quantile(drawn, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
     return float(low), float(high)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.stats import trim_mean
 
-from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.report.estimates import COVERAGE, FEW_PAIRS, Estimate
+from openrlhf_shear.report.bootstrap import Bootstrap, interval
+from openrlhf_shear.report.estimates import FEW_PAIRS, Estimate
 
 QUARTER = 0.25
 
@@ -45,7 +45,7 @@ def _over_seeds(seeds: int, statistic: Callable[[np.ndarray], float], bootstrap:
     low = high = None
     if seeds > 1:
         drawn = [statistic(np.repeat(every, counts.astype(int))) for counts in bootstrap.draws(seeds)]
-        low, high = (float(end) for end in np.quantile(drawn, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]))
+        low, high = interval(drawn)
     few = f"rests on {seeds} seeds, too few for an interval that means much" if seeds < FEW_PAIRS else None
     return Estimate(float(statistic(every)), low, high, seeds, seeds, warning=few)
 
