@@ -98,8 +98,40 @@ def test_a_rollout_that_kills_the_pool_fails_alone(cluster, tmp_path):
             for (part,) in await asyncio.gather(*(executor._fetch_rewards_via_func([q], [""], [""]) for q in queries))
         ]
 
-    rewards = [output["rewards"] for output in asyncio.run(grade())]
-    assert rewards == [None if query == "kill" else float(query) for query in queries]
+    outputs = asyncio.run(grade())
+    wrong = [
+        (query, output)
+        for query, output in zip(queries, outputs, strict=True)
+        if output["rewards"] != (None if query == "kill" else float(query))
+    ]
+    assert wrong == []
+
+
+def test_a_grade_that_runs_alone_holds_its_pool_until_its_verdict_has_arrived(cluster, tmp_path):
+    """Otherwise the next grade could kill the pool while the verdict is on its way, and this one would be blamed."""
+    import asyncio
+
+    import ray
+
+    from openrlhf_shear.rewards.pool import RewardSettings
+    from openrlhf_shear.train.sampling.engine import node_pool
+
+    (tmp_path / "grades.py").write_text(KILLS)
+
+    async def grade():
+        node = ray.get_runtime_context().get_node_id()
+        pool = node_pool(RewardSettings(str(tmp_path / "grades.py"), cores=2, timeout=30.0), node)
+        suspect = pool.grade.remote("1", "", "", True)
+        assert await (await anext(suspect)) is None
+        verdict = await (await anext(suspect))
+        begun = asyncio.ensure_future(anext(pool.grade.remote("2", "", "", False)))
+        await asyncio.wait({begun}, timeout=2.0)
+        early = begun.done()
+        await pool.received.remote()
+        await asyncio.wait_for(begun, 60.0)
+        return verdict.reward, early
+
+    assert asyncio.run(grade()) == (1.0, False)
 
 
 def last(scalars, name):

@@ -28,6 +28,7 @@ from openrlhf_shear.train.upstream import plain_class
 _POLL_SECONDS = 1.0
 # Attempts, and the pause between them, of a grade whose pool dies before the start: pools restart in that time.
 _POOL_TRIES, _POOL_SECONDS = 600, 1.0
+_RECEIPT_SECONDS = 60.0  # that a pool waits for a caller to receive its verdict
 _GATHER_SECONDS = 0.01  # between checks whether a batch is complete
 VERDICT = "reward_verdict"  # key in a rollout's extra_logs, until the samples generator removes it
 
@@ -216,6 +217,8 @@ class RewardExecutor(SingleTurnAgentExecutor):
             try:
                 async for ref in self._pool.grade.remote(query, prompt, label, alone):
                     verdict, begun = await ref, True
+                    if alone and verdict is not None:
+                        self._pool.received.remote()
                 return verdict
             except ray.exceptions.RayActorError as error:
                 detail = f"{type(error).__name__}: {error}"[:500]
@@ -241,17 +244,27 @@ class RewardPoolActor:
     def __init__(self, settings: RewardSettings):
         self._pool, self._budget = RewardPool(settings), settings.budget
         self._room, self._alone = asyncio.Semaphore(self._budget), asyncio.Lock()
+        self._received = asyncio.Event()  # set when the caller of the grade that runs alone has its verdict
 
     @ray.method(num_returns="streaming")
     async def grade(self, query: str, prompt: str, label: object, alone: bool) -> AsyncIterator[Verdict | None]:
         """Yield None when the grade starts, then the verdict.
 
         Args:
-            alone: whether no other grade may run at the same time.
+            alone: whether no other grade may run at the same time. The next grade then waits for `received` too: if it
+                killed the pool while this verdict is on its way, this grade would be blamed.
         """
         async with self._turn(alone):
+            self._received.clear()
             yield None
             yield await self._pool.grade(query, prompt, label)
+            if alone:
+                with contextlib.suppress(TimeoutError):  # the caller may have died
+                    await asyncio.wait_for(self._received.wait(), _RECEIPT_SECONDS)
+
+    async def received(self) -> None:
+        """Let other grades run: the verdict of the grade that ran alone has arrived."""
+        self._received.set()
 
     @contextlib.asynccontextmanager
     async def _turn(self, alone: bool) -> AsyncIterator[None]:
