@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from openrlhf_shear.kernels import numba_first, numba_matrix
 from openrlhf_shear.kernels import numba_loops as loops
-from openrlhf_shear.kernels import numba_matrix
 from openrlhf_shear.transport.geometry import Tokens
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
@@ -27,6 +27,7 @@ _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potential
 # The size of a task is about a millisecond of work, so that starting it costs little in comparison.
 _SOLVED_ENTRIES = 2**18  # entries of pairs' blocks in a task
 _BOUNDED_ROWS, _BOUNDED_COLUMNS = 64, 512  # kernel rows or columns in a task: they stay in the cache for all spans
+_FIRST_SPANS = 16  # row spans in a task of the first bounds: the sums of their parts stay in the cache
 FEW_ENTRIES = 2**20  # less work runs in the calling thread: on a busy machine another thread starts late
 _DENORMAL = np.float32(1e-40)
 
@@ -102,7 +103,29 @@ class NumbaSinkhorn(FastPairs):
         *solved, flagged = (torch.from_numpy(x) for x in (value, f, g, iterations, error, *ends))
         return SinkhornResult(*solved), flagged
 
-    def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
+    def _first_bounds(self) -> torch.Tensor:
+        if not self._finite:
+            return super()._first_bounds()
+        (ends, first, last), columns = (tuple(map(torch.Tensor.numpy, s.parts())) for s in (self.tile.a, self.tile.b))
+        sizes, widest = self._columns[1], self._columns[1].max()
+        values = np.empty((len(first), len(sizes)), np.float32)
+        lost = math.exp(_LOG_FLOOR) if self._floored else 0.0
+
+        def task(part: slice) -> None:
+            begin, end = first[part][0], last[part][-1]
+            of_parts = ends[begin : end + 1]
+            shape = end - begin, len(sizes)
+            logs, inverse, sums = np.empty(shape), np.empty(shape), np.empty((*shape, widest), np.float32)
+            rows = self._kernel[of_parts[0] : of_parts[-1]]
+            numba_first.part_sums(rows, of_parts - of_parts[0], *columns, *self._columns, logs, inverse, sums)
+            which = first[part] - begin, last[part] - begin, self._rows[1][part]
+            numba_first.first_values(*which, sizes, logs, inverse, sums, lost, values[part])
+
+        room = self.tile.max_bytes // (4 * len(sizes) * widest * self._threads) - int((last - first).max())
+        self._in_parallel(task, len(first), max(1, min(room, _FIRST_SPANS)), self._kernel.size // len(first))
+        return torch.from_numpy(self.epsilon * (np.float32(self._shift) + values))
+
+    def _dual_bounds(self, potentials: torch.Tensor, transposed: bool) -> torch.Tensor:
         if not self._finite:
             return super()._dual_bounds(potentials, transposed)
         spans, (starts, sizes) = (self._columns, self._rows) if transposed else (self._rows, self._columns)
@@ -122,7 +145,7 @@ class NumbaSinkhorn(FastPairs):
         self._in_parallel(average, len(mean), len(mean), logs.shape[1])
         return torch.from_numpy((mean[:, None] + self.epsilon * (self._shift - of_others)).astype(np.float32))
 
-    def _scalings(self, potentials: torch.Tensor | None, spans, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _scalings(self, potentials: torch.Tensor, spans, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the potentials' means (K,) and the scalings `a exp(f / eps)` (K, n), 0 at padding.
 
         Each span's scalings are up to a factor. Any f gives a bound, so f is clipped until no sum can overflow.
@@ -130,8 +153,6 @@ class NumbaSinkhorn(FastPairs):
         """
         starts, sizes = spans
         real = np.arange(sizes.max()) < sizes[:, None]
-        if potentials is None:
-            return np.zeros(len(sizes)), (real / sizes[:, None]).astype(np.float32)
         largest = largest[np.minimum(starts[:, None] + np.arange(sizes.max()), len(largest) - 1)]
         f = potentials.double().numpy()
         f = (f - (f * real).sum(1, keepdims=True) / sizes[:, None]) / self.epsilon

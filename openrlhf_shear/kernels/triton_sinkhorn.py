@@ -6,8 +6,8 @@ import torch
 import triton
 
 from openrlhf_shear.config.spec import TRITON_WINDOW
+from openrlhf_shear.kernels import triton_first, tuning
 from openrlhf_shear.kernels import triton_kernels as kernels
-from openrlhf_shear.kernels import tuning
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
 from openrlhf_shear.transport.tiles import Tile
@@ -52,21 +52,49 @@ class TritonSinkhorn(FastPairs):
         converged, dropped, flagged = (status == code.value for code in ends)
         return SinkhornResult(value, f, g, iterations, error, converged, dropped), flagged
 
-    def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
-        cost = self.tile.cost.T if transposed else self.tile.cost
+    def _first_bounds(self) -> torch.Tensor:
+        cost, row_sizes, (starts, sizes) = self.tile.cost, self._rows[1], self._columns
+        logs = self._span_log_sums(cost.new_zeros(len(sizes), self._longest[1]), transposed=True)
+        ends, first, last = self.tile.a.parts()
+        longest, width = int(ends.diff().max()), self._longest[1]
+        bounds = cost.new_empty(len(row_sizes), len(sizes))
+        room = self.tile.max_bytes // (4 * len(sizes) * width) - int((last - first).max())
+        for which in torch.arange(len(first)).split(max(1, room)):
+            begin, end = first[which[0]], last[which[-1]]
+            sums = cost.new_empty(end - begin, len(sizes), width)
+            parts = (torch.stack([first[which], last[which]]) - begin).to(cost.device)
+            here, of_rows = ends[begin : end + 1].to(cost.device), row_sizes[which.to(cost.device)]
+            with _on(cost.device):
+                triton_first.part_sums[(len(sums), len(sizes))](
+                    cost, *cost.stride(), here, starts, sizes, logs, len(cost), self.epsilon, sums, len(sizes), width,
+                    BLOCK_N=_block(longest), BLOCK_M=_block(width), enable_fp_fusion=True,
+                )  # fmt: skip
+                triton_first.mean_logs[(len(which), len(sizes))](
+                    parts, of_rows, sizes, sums, bounds[which[0] :], len(sizes), width, BLOCK_M=_block(width)
+                )
+        of_rows = self.tile.a.means(logs).T
+        return (self.epsilon * (row_sizes.double().log()[:, None] - of_rows - bounds)).float()
+
+    def _dual_bounds(self, potentials: torch.Tensor, transposed: bool) -> torch.Tensor:
         others = self.tile.a if transposed else self.tile.b
+        sizes = (self._columns if transposed else self._rows)[1]
+        f = potentials.masked_fill(torch.arange(potentials.shape[1], device=sizes.device) >= sizes[:, None], 0)
+        logs = self._span_log_sums(f, transposed)
+        mean = f.double().sum(1) / sizes
+        conjugate = self.epsilon * (sizes.double().log()[:, None] - others.means(logs))
+        return (mean[:, None] + conjugate).float()
+
+    def _span_log_sums(self, f: torch.Tensor, transposed: bool) -> torch.Tensor:
+        """Return `log sum_i exp((f_ki - C_ij) / eps)` over the tokens i of each span k, (K, T) float32."""
+        cost = self.tile.cost.T if transposed else self.tile.cost
         starts, sizes = self._columns if transposed else self._rows
-        f = cost.new_zeros(len(sizes), self._longest[transposed]) if potentials is None else potentials
-        f = f.masked_fill(torch.arange(f.shape[1], device=f.device) >= sizes[:, None], 0)
         logs = cost.new_empty(len(sizes), cost.shape[1])
         with _on(cost.device):
             kernels.span_log_sums[(len(sizes), triton.cdiv(cost.shape[1], _COLUMNS_A_PROGRAM))](
                 cost, *cost.stride(), cost.shape[1], starts, sizes, f, f.shape[1], self.epsilon, logs,
                 BLOCK_N=_block(f.shape[1]), BLOCK_COLUMNS=_COLUMNS_A_PROGRAM, enable_fp_fusion=True,
             )  # fmt: skip
-        mean = f.double().sum(1) / sizes
-        conjugate = self.epsilon * (sizes.double().log()[:, None] - others.means(logs))
-        return (mean[:, None] + conjugate).float()
+        return logs
 
 
 def launch(rows: int, device: torch.device | None = None) -> dict:

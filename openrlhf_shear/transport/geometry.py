@@ -80,6 +80,22 @@ class Spans:
         starts, sizes = self.starts.to(values.device), self.sizes.to(values.device)
         return (running[..., starts + sizes] - running[..., starts]) / sizes
 
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cut the tokens where a span begins or ends. Return the ends (P + 1,) of parts, and each span's [first, last).
+
+        >>> spans = Spans(torch.zeros(5, 1), torch.tensor([0, 2]), torch.tensor([4, 3]))
+        >>> [each.tolist() for each in spans.parts()]
+        [[0, 2, 4, 5], [0, 1], [2, 3]]
+        """
+        ends = torch.cat([self.starts, self.starts + self.sizes]).unique()
+        return ends, *(torch.searchsorted(ends, edge) for edge in (self.starts, self.starts + self.sizes))
+
+    def positions(self, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows (P, n) of the spans `which` (P,), padded with the last row; and a mask, False at padding."""
+        starts, sizes = (each.to(which.device)[which, None] for each in (self.starts, self.sizes))
+        offsets = torch.arange(int(self.sizes.max()), device=which.device)
+        return starts + torch.minimum(offsets, sizes - 1), offsets < sizes
+
     def part(self, which: slice) -> Self:
         """Return the spans `which` (neighbours, at least one), with no tokens but theirs."""
         starts, sizes = self.starts[which], self.sizes[which]

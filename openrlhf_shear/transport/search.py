@@ -1,8 +1,9 @@
 """The span search: how far each span is from the spans of the opposing rollouts, without solving every pair.
 
 Pairs race. The most promising pair of each span is solved first, and its potentials bound all other pairs of the span.
-A pair continues only while its lower bound is within the best distance found so far for either of its two spans. A
-dropped pair is the minimum of neither span, so the result equals that of solving every pair.
+Then come the next pair of each span, the next two, four, and so on. A pair continues only while its lower bound is
+within the best distance found so far for either of its two spans. A dropped pair is the minimum of neither span, so the
+result equals that of solving every pair.
 
 Legend: K_c/K_w spans of the correct/incorrect side, K_a/K_b spans of a tile's sides, P pairs.
 """
@@ -20,7 +21,6 @@ from openrlhf_shear.transport.geometry import Spans
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.tiles import Tile, search_bytes, tiles
 
-_FIRST_BATCH = 128  # pairs solved before the limits are first updated; each further batch is twice as large
 _PAIR_BYTES = 16  # of a solved pair, per token of its spans: potentials, here and in the solver
 _SOFTMIN_ERROR = 1e-3  # as a fraction of the temperature, from the pairs that softmin leaves at their lower bound
 
@@ -225,26 +225,35 @@ class _Race:
             solved = self._solve(torch.stack([unique // columns, unique % columns], 1))
             of_rows, of_columns = where.split(self.lower_bound.shape)
             self._sharpen(self.distance.bounds(solved.f[of_rows], solved.g[of_columns]))
-        left = torch.nonzero(~self.solved)
-        left = left[self.lower_bound[left.unbind(1)].argsort()]
+        limits = torch.maximum(self.best_a[:, None], self.best_b) + self.slack
+        left = torch.nonzero(~self.solved & (self.lower_bound <= limits))
+        left = left[self.lower_bound[left.unbind(1)].argsort(stable=True)]
+        ranks = torch.stack([_ranks(spans) for spans in left.unbind(1)], 1)
         tokens = int(self.tile.a.sizes.max() + self.tile.b.sizes.max())
         most = max(1, self.tile.max_bytes // (_PAIR_BYTES * tokens))
-        size = min(_FIRST_BATCH, most)
-        while len(left := left[self.lower_bound[left.unbind(1)] <= self._limits(left)]):
-            self._solve(left[:size])
-            left, size = left[size:], min(2 * size, most)
+        turn = 1
+        while len(left):
+            matters = self.lower_bound[left.unbind(1)][:, None] <= self._limits(left)
+            now = (matters & (ranks < turn)).any(1)
+            later = matters.any(1) & ~now
+            order = torch.where(now, 0, torch.where(later, 1, 2)).argsort(stable=True)
+            solved, kept = torch.stack([now.sum(), later.sum()]).tolist()
+            for which in order[:solved].split(most):
+                self._solve(left[which])
+            kept = order[solved : solved + kept]
+            left, ranks, turn = left[kept], ranks[kept], 2 * turn
 
     def _sharpen(self, bounds: torch.Tensor) -> None:
         sharper = torch.maximum(self.lower_bound, bounds)
         self.lower_bound.copy_(torch.where(self.solved, self.lower_bound, sharper))
 
     def _limits(self, pairs: torch.Tensor) -> torch.Tensor:
-        """Return the largest distance at which each pair still matters to one of its spans, (P,)."""
+        """Return up to which distance each pair still matters to its row span and to its column span, (P, 2)."""
         rows, columns = pairs.unbind(1)
-        return torch.maximum(self.best_a[rows], self.best_b[columns]) + self.slack
+        return torch.stack([self.best_a[rows], self.best_b[columns]], 1) + self.slack
 
     def _solve(self, pairs: torch.Tensor) -> SinkhornResult:
-        result = self.distance.solve(pairs, self._limits(pairs))
+        result = self.distance.solve(pairs, self._limits(pairs).amax(1))
         rows, columns = where = pairs.unbind(1)
         value, dropped = result.value, result.dropped
         self.lower_bound[where] = torch.where(dropped, torch.maximum(value, self.lower_bound[where]), value)
@@ -260,6 +269,15 @@ class _Race:
 def _pairs(partner: torch.Tensor) -> torch.Tensor:
     """Pair each span with its partner: (K,) -> (K, 2)."""
     return torch.stack([torch.arange(len(partner), device=partner.device), partner], dim=1)
+
+
+def _ranks(spans: torch.Tensor) -> torch.Tensor:
+    """Return each pair's rank among the pairs of its span, in the order given: (P,) int64, from 0."""
+    order = spans.argsort(stable=True)
+    grouped = spans[order]
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(grouped, grouped)
+    return ranks
 
 
 def _slack(aggregate: str, temperature: float, opposing: int) -> float:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _COST_BYTES = 8  # of a tile, per entry: the cost, and the kernel that a solver makes from it
 _LEAST_BYTES = 2**26  # of a search on CUDA, even if less is free
 _SOLVE_BYTES = 36  # of the batched solvers, per entry of a block: the block, kernels and temporaries
-_CPU_TILE_BYTES = 2**27  # larger tiles take fresh memory pages each time, which costs more than they save
+_CPU_TILE_BYTES = 2**28  # 4096 tokens a side; each tile solves a pair of each of its spans first
 _CPU_CHUNK_BYTES = 2**24  # on a CPU, batches larger than the cache are slower
 
 
@@ -67,8 +67,8 @@ class Tile:
         ragged = self.a.sizes.min() < n or self.b.sizes.min() < m
         for first in range(0, len(pairs), most):
             part = pairs[first : first + most]
-            rows, row_real = _positions(self.a, part[:, 0], n)
-            columns, column_real = _positions(self.b, part[:, 1], m)
+            rows, row_real = self.a.positions(part[:, 0])
+            columns, column_real = self.b.positions(part[:, 1])
             blocks = self.cost[rows[:, :, None], columns[:, None, :]]
             if ragged:
                 blocks.masked_fill_(~(row_real[:, :, None] & column_real[:, None, :]), float("inf"))
@@ -130,10 +130,3 @@ def _runs(spans: Spans, max_bytes: int) -> Iterator[slice]:
             yield slice(first, k)
             begin, first = int(spans.starts[k]), k
     yield slice(first, len(spans))
-
-
-def _positions(spans: Spans, which: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the token rows (P, width) of the spans `which`, padded with the last row; and a mask, False at padding."""
-    starts, sizes = (each.to(which.device)[which, None] for each in (spans.starts, spans.sizes))
-    offsets = torch.arange(width, device=which.device)
-    return starts + torch.minimum(offsets, sizes - 1), offsets < sizes

@@ -80,9 +80,9 @@ def test_bounds_hold_for_potentials_that_would_overflow():
     tile = next(tiles(*(Spans.pack([side], SpanCut(40, 10), 2.0) for side in (x, y)), 2**28))
     solver = NumbaSinkhorn(tile, 0.05)
     distance = solver.solve(tile.all_pairs()).value.item()
-    potentials = torch.zeros(1, 40)
+    potentials, zero = torch.zeros(1, 40), torch.zeros(1, 40)
     potentials[0, 3] = -50.0
-    for bounds in (solver.bounds(f=potentials), solver.bounds(g=potentials)):
+    for bounds in (solver.bounds(potentials, zero), solver.bounds(zero, potentials)):
         assert 0 < bounds.item() <= distance + 1e-3 * 0.05
 
 

@@ -151,8 +151,9 @@ def test_dual_bounds_are_those_of_the_reference(epsilon):
     f, g = torch.randn(3, 20, generator=generator), torch.randn(len(tile.b), 20, generator=generator)
     for potentials, spans in ((f, tile.a), (g, tile.b)):
         potentials[torch.arange(20) >= spans.sizes[:, None]] = torch.nan
-    for potentials in ((None, None), (f, None), (None, g)):
-        torch.testing.assert_close(solver.bounds(*potentials), reference.bounds(*potentials), rtol=1e-6, atol=1e-6)
+    for potentials in ((), (f, g)):
+        # Exponents of up to 1e4 are rounded: 2e-6 was measured at an epsilon of 1e-4.
+        torch.testing.assert_close(solver.bounds(*potentials), reference.bounds(*potentials), rtol=0, atol=4e-6)
     for potentials, transposed in ((f, False), (g, True)):
         bounds = (s._dual_bounds(potentials, transposed) for s in (solver, reference))
         torch.testing.assert_close(*bounds, rtol=1e-6, atol=1e-6)
