@@ -5,8 +5,8 @@
 #
 # The build compiles flash-attn: see docs/install.md for MAX_JOBS. nvcc stays in the image, because vLLM
 # compiles kernels at run time. The jail of the code and maths rewards makes user namespaces, which Docker's seccomp
-# profile forbids: run with --security-opt seccomp=unconfined. Pass keys at run time (-e WANDB_API_KEY), and never put
-# them into the image.
+# profile forbids: run with --security-opt seccomp=unconfined, and on a host with AppArmor also apparmor=unconfined
+# (docs/rewards.md). Pass keys at run time (-e WANDB_API_KEY), and never put them into the image.
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \
