@@ -41,9 +41,10 @@ def _liger(values: Values) -> Iterator[Refusal]:
 
 def _offload(values: Values) -> Iterator[Refusal]:
     """Refuse CPU Adam where DeepSpeed can neither load nor compile it."""
-    if not values["ds.adam_offload"]:
+    gpus = gpu.probe() if values["ds.adam_offload"] else gpu.Gpus()
+    if not gpus.torch_cuda:  # without the flag, or with torch's CPU build, which the doctor reports
         return
     built, found = toolkit.find_built(), toolkit.find_toolkit(os.environ)
-    if problem := toolkit.compile_problem(toolkit.CPU_ADAM, gpu.probe(), found, built):
+    if problem := toolkit.compile_problem(toolkit.CPU_ADAM, gpus, found, built):
         remedy = "scripts/install_cluster.sh, which builds it, or that CUDA toolkit, or no such flag"
         yield refusal("ds.adam_offload", f"cannot work: {problem}", True, remedy)

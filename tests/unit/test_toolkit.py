@@ -215,6 +215,11 @@ def test_flags_that_the_machine_cannot_serve_are_refused(on_gpu, monkeypatch, ca
     train(line)
 
 
+def test_offload_with_torchs_cpu_build_is_left_to_the_doctor(on_gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "probe", lambda: Gpus("580.82", (13, 0), (H100,)))
+    train(on_gpu("--ds.adam_offload --device cuda --dry_run"))
+
+
 def test_the_cpu_profile_and_other_ways_to_send_weights_are_not_refused(on_gpu, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", SEGMENTS)
     for words in (
