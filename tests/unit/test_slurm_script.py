@@ -127,7 +127,7 @@ def test_without_an_image_only_ray_is_a_step(slurm):
 def test_the_doctor_checks_the_cluster_before_the_job(slurm, doctor, code):
     done, seen = slurm(DOCTOR=doctor, DOCTOR_EXIT="1", RUNS="/shared/runs")
     (checked,) = [(words, about) for _, words, about in seen if "openrlhf_shear.cli.doctor" in words]
-    assert checked[0] == ["-m", "openrlhf_shear.cli.doctor", "--cluster", "--path", "/shared/runs"]
+    assert checked[0] == ["-m", "openrlhf_shear.cli.doctor", "--cluster", "--path", "/shared/runs", "--seconds", "300"]
     (head, _), _ = started(seen)
     assert checked[1]["RAY_ADDRESS"] == f"127.0.0.2:{head[head.index('--port') + 1]}"
     submitted = any(words[:2] == ["job", "submit"] for _, words, _ in seen)
