@@ -3,10 +3,10 @@
 #   docker build -f docker/gpu.Dockerfile -t openrlhf-shear:gpu --build-arg FLASH_ATTN_CUDA_ARCHS=90 .
 #   docker run --rm --init --gpus all --ipc host --network host openrlhf-shear:gpu        runs the doctor
 #
-# The build compiles flash-attn: see docs/install.md for MAX_JOBS. nvcc stays in the image, because DeepSpeed and vLLM
-# compile kernels at run time. The jail of the code and maths rewards makes user namespaces, which Docker's seccomp
-# profile forbids: run with --security-opt seccomp=unconfined. Pass keys at run time (-e WANDB_API_KEY), and never put
-# them into the image.
+# The build compiles flash-attn: see docs/install.md for MAX_JOBS. nvcc stays in the image, because vLLM
+# compiles kernels at run time. The jail of the code and maths rewards makes user namespaces, which Docker's seccomp
+# profile forbids: run with --security-opt seccomp=unconfined, and on a host with AppArmor also apparmor=unconfined
+# (docs/rewards.md). Pass keys at run time (-e WANDB_API_KEY), and never put them into the image.
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \
@@ -19,6 +19,7 @@ ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1
 COPY scripts/install_cluster.sh scripts/
 COPY requirements.lock requirements.txt ./
 ARG FLASH_ATTN_CUDA_ARCHS="80;90;100;120"
+ARG FLASH_ATTN_WHEEL=""
 ARG MAX_JOBS=""
 RUN python3 -m venv /opt/venv && DEPENDENCIES_ONLY=1 scripts/install_cluster.sh /opt/venv
 

@@ -33,8 +33,9 @@ succeeded() { ray job status "$id" 2>&1 | grep succeeded >/dev/null; }
 # Ray gives a job three seconds to end, or RAY_JOB_STOP_WAIT_TIME_S seconds if `ray start` had that variable.
 trap 'ray job stop "$id" || true; succeeded || exit 75' USR1
 # Without this the log would arrive in blocks of 8 KiB if stdout is a file, as in a Slurm job.
-PYTHONUNBUFFERED=1 ray job submit --submission-id "$id" --working-dir . ${RUNTIME_ENV:+--runtime-env "$RUNTIME_ENV"} -- \
-    env "${settings[@]}" "$@" &
+# srun sends USR1 to all processes of a step. This process ignores it, to show the log of a training that saves.
+(trap '' USR1 && PYTHONUNBUFFERED=1 exec ray job submit --submission-id "$id" --working-dir . \
+    ${RUNTIME_ENV:+--runtime-env "$RUNTIME_ENV"} -- env "${settings[@]}" "$@") &
 wait $!
 # `ray job submit` also exits with 0 if the job was stopped or its log was cut off.
 succeeded

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
 
 _LIBRARY = "libnvidia-ml.so.1"
+_DRIVERS = {12: " (525 or later)", 13: " (580 or later)"}  # NVIDIA's least for each major version of CUDA
 _FREE = 0.9  # share of a GPU's memory; with less free, another process must be using the GPU
 
 
@@ -74,8 +75,17 @@ def driver(gpus: Gpus) -> Result:
     # Within a major version every minor version runs; across major versions only with CUDA's compatibility libraries.
     if gpus.cuda[0] < int(gpus.torch_cuda.split(".")[0]) and not gpus.torch_sees:
         problem = f"{seen}: too old, so torch sees no GPU"
-        return fail(name, problem, f"update the driver, or install torch for CUDA {gpus.cuda[0]}", same)
+        return fail(name, problem, _newer_driver(gpus), same)
     return ok(name, seen, same)
+
+
+def _newer_driver(gpus: Gpus) -> str:
+    """Return the remedies for a driver of an older CUDA; the last two leave the driver as it is."""
+    major, minor = gpus.torch_cuda.split(".")[:2]
+    package, folder = f"cuda-compat-{major}-{minor}", f"/usr/local/cuda-{major}.{minor}/compat"
+    update = f"update the driver{_DRIVERS.get(int(major), '')}"
+    compatible = f"or, with data center GPUs, install {package} and set LD_LIBRARY_PATH={folder} before ray start"
+    return f"{update}; {compatible}; or install torch for CUDA {gpus.cuda[0]}"
 
 
 def devices(gpus: Gpus) -> Result:

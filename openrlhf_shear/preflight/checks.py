@@ -21,6 +21,7 @@ from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule
 from openrlhf_shear.preflight.sockets import socket_problem
+from openrlhf_shear.preflight.stack import stack
 from openrlhf_shear.rewards.limits import address_limit
 
 # OpenRLHF's estimators that compare the rollouts of a prompt.
@@ -144,7 +145,7 @@ def _engine_policy(values: Values) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
-    *(_needed, _sockets, _addresses, ranges, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
+    *(_needed, _sockets, _addresses, stack, ranges, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
     *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )

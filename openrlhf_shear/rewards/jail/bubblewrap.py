@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from openrlhf_shear.rewards.jail import another_user, cgroups, seccomp
+from openrlhf_shear.rewards.jail import another_user, cgroups, forbidden, seccomp
 from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
@@ -42,11 +42,12 @@ _MECHANISMS = (
     "read-only root, private /tmp of limited size",
     f"seccomp: {len(seccomp.REFUSED.split())} system calls refused, and all newer calls",
 )
-_REMEDIES = """\
+_REMEDIES = f"""\
 install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
 it user namespaces. That takes, on Ubuntu 24.04, an AppArmor profile for bwrap, or sysctl \
-kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that allows them. \
-Or allow unsandboxed rewards if every response is trusted"""
+kernel.apparmor_restrict_unprivileged_userns=0; in Docker, --security-opt seccomp=unconfined, and where the host has \
+AppArmor also --security-opt apparmor=unconfined; {forbidden.ELSEWHERE}; or allow unsandboxed rewards if every \
+response is trusted"""
 
 
 class JailError(RuntimeError):
@@ -232,12 +233,12 @@ def probed(allow_unsandboxed: bool) -> Jail:
         problem = f"namespaces need Linux: got {sys.platform}"
     elif not bwrap or not prlimit:
         problem = f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
-    elif not problem:
+    elif not problem and not (problem := forbidden.old_bubblewrap(bwrap, _sandbox(INSIDE / "x", Limits(), False, str))):
         jail, problem = _best(bwrap, filters, prlimit)
         if not problem:
             logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
             return jail
-        problem = f"bubblewrap fails: {problem}"
+        problem = f"bubblewrap fails: {' - '.join([problem, *forbidden.forbids()])}"
     if not allow_unsandboxed:
         raise JailError(f"no jail for untrusted code works on this machine: {problem}; {_REMEDIES}")
     if not prlimit:

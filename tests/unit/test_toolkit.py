@@ -1,0 +1,236 @@
+"""The doctor and the preflight name the toolkit, lock, driver or setting with which a run would stop or hang."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_lines import refusal
+
+from openrlhf_shear.cli.train_ppo_ray import main as train
+from openrlhf_shear.doctor import allocator, gpu, toolkit
+from openrlhf_shear.doctor.gpu import Gpu, Gpus
+from openrlhf_shear.doctor.result import GIB
+from openrlhf_shear.doctor.toolkit import CPU_ADAM, FUSED_ADAM, Built, Toolkit
+from openrlhf_shear.preflight import stack
+
+H100 = Gpu("NVIDIA H100", 79 * GIB, 80 * GIB)
+GPUS = Gpus("580.82", (13, 0), (H100,), "13.0", 1)
+TORCH = toolkit._torch_version()
+BOTH = Built(frozenset({FUSED_ADAM, CPU_ADAM}), TORCH, "13.0")
+NVCC = "#!/bin/sh\necho 'nvcc: NVIDIA (R) Cuda compiler driver'\necho 'Cuda compilation tools, release {0}, V{0}.88'\n"
+
+
+def cuda(folder: Path, version: str | None) -> Path:
+    """A CUDA toolkit, whose nvcc says this version; without nvcc for None. Beside nvcc there is a ninja."""
+    (folder / "bin").mkdir(parents=True)
+    for name, text in (("nvcc", version and NVCC.format(version)), ("ninja", "#!/bin/sh\n")):
+        if text:
+            (folder / "bin" / name).write_text(text)
+            (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+def test_the_toolkit_and_the_cache_of_extensions_are_those_of_torch(tmp_path, monkeypatch):
+    from torch.utils import cpp_extension
+
+    named, pathed, other = (cuda(tmp_path / name, "13.0") for name in ("named", "pathed", "other"))
+    base = {"PATH": "/bin", "HOME": str(tmp_path), "CUDA_HOME": "", "CUDA_PATH": "", "XDG_CACHE_HOME": ""}
+    for more in (
+        {"CUDA_HOME": str(named), "CUDA_PATH": str(other)},
+        {"CUDA_PATH": str(named), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        {"PATH": f"{pathed}/bin:/bin"},
+        {"CUDA_HOME": str(tmp_path / "nowhere")},
+    ):
+        environ = {name: value for name, value in (base | more).items() if value}
+        for name in base:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        found = toolkit.find_toolkit(environ)
+        assert str(found.home) == cpp_extension._find_cuda_home()
+        assert found.version == (None if "nowhere" in str(found.home) else (13, 0))
+        assert str(toolkit.extensions_folder(environ)) == cpp_extension.get_default_build_root()
+    assert toolkit.find_toolkit({"PATH": "/bin"}, tmp_path / "no").home is None
+    found = toolkit.find_toolkit({"PATH": "/bin"}, cuda(tmp_path / "default", None))
+    assert (found.home, found.version) == (tmp_path / "default", None)
+
+
+def test_deepspeed_accepts_the_toolkits_that_we_say(monkeypatch):
+    builder = pytest.importorskip("deepspeed.ops.op_builder.builder")
+    import torch
+
+    numbers = [(major, minor) for major in (11, 12, 13) for minor in range(9) if (major, minor) != (12, 7)]
+    for skip in ("", "1"):
+        monkeypatch.setenv("DS_SKIP_CUDA_CHECK", skip)
+        for here in numbers:
+            for built in numbers:
+                monkeypatch.setattr(builder, "installed_cuda_version", lambda name="", here=here: here)
+                monkeypatch.setattr(torch.version, "cuda", f"{built[0]}.{built[1]}")
+                try:
+                    accepted = builder.assert_no_cuda_mismatch()
+                except builder.CUDAMismatchException:
+                    accepted = False
+                assert toolkit.is_accepted(here, torch.version.cuda, os.environ) is accepted, (here, built, skip)
+
+
+@pytest.mark.parametrize(
+    ("version", "built", "torch_cuda", "status", "parts"),
+    [
+        ("13.0", Built(), "13.0", "ok", ["fused_adam and cpu_adam, compiled in the first run by", "bin/nvcc"]),
+        (None, BOTH, "13.0", "ok", ["built with DeepSpeed"]),
+        ("13.1", BOTH, "13.0", "ok", ["built with DeepSpeed"]),
+        ("13.1", Built(), "13.0", "warn", ["nvcc 13.1 is not torch's CUDA 13.0", "CUDAMismatchException", "no action"]),
+        ("12.4", Built(), "12.8", "ok", ["compiled in the first run"]),
+        ("12.8", Built(), "13.0", "fail", ["nvcc 12.8 (", "is not of torch's CUDA 13.0", "install_cluster.sh"]),
+        (
+            None,
+            Built(),
+            "13.0",
+            "fail",
+            ["CUDA_HOME", "has no bin/nvcc that runs", "a CUDA toolkit 13.0"],
+        ),
+        (
+            None,
+            Built(frozenset({FUSED_ADAM}), TORCH, "13.0"),
+            "13.0",
+            "warn",
+            ["cpu_adam is not", "adam_offload"],
+        ),
+        (None, Built(BOTH.ops, "2.1", "13.0"), "13.0", "fail", ["fused_adam was built for torch 2.1 with CUDA 13.0"]),
+        (None, Built(BOTH.ops, TORCH, "12.8"), "13.0", "fail", ["with CUDA 12.8", f"({TORCH} with CUDA 13.0 here)"]),
+    ],
+)
+def test_an_optimizer_that_cannot_be_loaded_is_told(version, built, torch_cuda, status, parts, tmp_path):
+    folder = cuda(tmp_path / "cuda", version)
+    found = toolkit.find_toolkit({"CUDA_HOME": str(folder), "PATH": f"{folder}/bin"})
+    result = toolkit.optimizers(Gpus("580.82", (13, 0), (H100,), torch_cuda, 1), found, built)
+    told = f"{result.seen} | {result.remedy}"
+    assert result.status == status and all(part in told for part in parts), result
+    assert bool(result.remedy) == (status != "ok")
+
+
+def test_without_a_toolkit_ninja_or_gpu(tmp_path):
+    assert "no CUDA toolkit" in toolkit.optimizers(GPUS, Toolkit(environ={"PATH": ""}), Built()).seen
+    here = Toolkit(tmp_path, (13, 0), {"PATH": str(tmp_path)})
+    assert "no ninja on the PATH" in toolkit.optimizers(GPUS, here, Built()).seen
+    assert toolkit.optimizers(Gpus(), here, Built()).status == "ok"
+
+
+def test_what_is_built_is_read_from_deepspeeds_file_without_its_import(tmp_path, monkeypatch):
+    assert toolkit.find_built() == Built()  # the CPU profile builds nothing for CUDA
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed/__init__.py").write_text("raise ImportError('imported')")
+    file = tmp_path / "deepspeed/git_version_info_installed.py"
+    text = (
+        "version='0.19.6'\ninstalled_ops={'cpu_adam': False, 'fused_adam': 1}\n"
+        "accelerator_name='cuda'\ntorch_info={'version': '2.13', 'cuda_version': '13.0'}\n"
+    )
+    spec = type("Spec", (), {"origin": str(tmp_path / "deepspeed/__init__.py")})
+    monkeypatch.setattr(toolkit.util, "find_spec", lambda name: spec)
+    assert toolkit.find_built() == Built()
+    file.write_text(text)
+    assert toolkit.find_built() == Built(frozenset({FUSED_ADAM}), "2.13", "13.0")
+    file.write_text(text.replace("'cuda'", "'cpu'"))
+    assert toolkit.find_built() == Built()
+
+
+def test_the_lock_of_a_killed_build_is_found_and_that_of_a_running_build_is_not(tmp_path):
+    """Torch itself takes the lock, in a process that is then killed."""
+    place = tmp_path / "py311_cu130" / "fused_adam"
+    place.mkdir(parents=True)
+    environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    assert (toolkit.locks(environ).status, toolkit.locks(environ).seen) == ("ok", "none")
+    take = "import sys, time; from torch.utils.file_baton import FileBaton; b = FileBaton(sys.argv[1])"
+    take += "; b.try_acquire(); print('taken', flush=True); time.sleep(600)"
+    line = [sys.executable, "-c", take, str(place / "lock")]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as build:
+        assert build.stdout.readline() == "taken\n"
+        running = toolkit.locks(environ)
+        build.kill()
+    assert (running.status, running.seen) == ("ok", f"process {build.pid} compiles fused_adam")
+    hours = time.time() - 3 * 3600
+    os.utime(place / "lock", (hours, hours))
+    stale = toolkit.locks(environ)
+    assert stale.status == "fail" and f"{place}/lock (3 h old)" in stale.seen and "wait for ever" in stale.seen
+    assert stale.remedy.startswith(f"rm {place}/lock, ")
+
+
+SEGMENTS, TOGETHER = "expandable_segments:True", "--train.colocate_all --vllm.num_engines 2"
+
+
+def test_expandable_segments_are_those_of_torch(tmp_path):
+    """Torch reads the first variable that is set, as its own settings show."""
+    ask = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    both = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_ALLOC_CONF": SEGMENTS}
+    here = {"PATH": "/bin", "HOME": str(tmp_path)} | both
+    done = subprocess.run([sys.executable, "-c", ask], env=here, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "max_split_size_mb:64"
+    for environ, named in (
+        (both, ""),
+        ({"PYTORCH_ALLOC_CONF": SEGMENTS}, "PYTORCH_ALLOC_CONF"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64, {SEGMENTS}"}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": SEGMENTS.replace("True", "False")}, ""),
+    ):
+        assert allocator.expandable(environ) == named
+        assert allocator.allocator(environ).status == ("warn" if named else "ok")
+    assert "unset PYTORCH_ALLOC_CONF" in allocator.allocator({"PYTORCH_ALLOC_CONF": SEGMENTS}).remedy
+
+
+@pytest.fixture
+def on_gpu(job, monkeypatch):
+    """The `job` of a machine with a GPU whose toolkit is newer than torch's CUDA."""
+    monkeypatch.setattr(gpu, "ask_driver", lambda: ("580.82", (13, 0), (H100,)))
+    monkeypatch.setattr(gpu, "probe", lambda: GPUS)
+    monkeypatch.setattr(toolkit, "find_built", Built)
+    monkeypatch.setattr(toolkit, "find_toolkit", lambda environ: Toolkit(Path("/cuda"), (13, 1), environ))
+    monkeypatch.setattr(stack, "find_spec", lambda name: None)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "said"),
+    [
+        ("--ds.adam_offload", "", "ds.adam_offload cannot work: | nvcc 13.1 is not torch's CUDA 13.0 | got True; use"),
+        ("--ds.use_liger_kernel", "", "needs the package liger_kernel | pip install liger-kernel"),
+        (
+            TOGETHER,
+            "PYTORCH_ALLOC_CONF",
+            f"PYTORCH_ALLOC_CONF means | got {SEGMENTS}; use unset PYTORCH_ALLOC",
+        ),
+        (TOGETHER, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF means segments | pidfd_getfd"),
+    ],
+)
+def test_flags_that_the_machine_cannot_serve_are_refused(on_gpu, monkeypatch, capsys, words, variable, said):
+    line = on_gpu(f"{words} --device cuda --dry_run")
+    if variable:
+        monkeypatch.setenv(variable, SEGMENTS)
+    told = refusal(capsys, line, train)
+    assert all(part in told for part in said.split(" | ")) and "\n" not in told, told
+    monkeypatch.setattr(stack, "find_spec", lambda name: name)
+    monkeypatch.setattr(toolkit, "find_built", lambda: BOTH)
+    monkeypatch.delenv(variable or "NOTHING", raising=False)
+    train(line)
+
+
+def test_offload_with_torchs_cpu_build_is_left_to_the_doctor(on_gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "probe", lambda: Gpus("580.82", (13, 0), (H100,)))
+    train(on_gpu("--ds.adam_offload --device cuda --dry_run"))
+
+
+def test_the_cpu_profile_and_other_ways_to_send_weights_are_not_refused(on_gpu, monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", SEGMENTS)
+    for words in (
+        f"--ds.adam_offload --ds.use_liger_kernel {TOGETHER} --device cpu",
+        "--device cuda",
+        f"--device cuda {TOGETHER} --vllm.sync_backend gloo",
+    ):
+        train(on_gpu(f"{words} --dry_run"))
+
+
+def test_an_old_driver_is_told_of_the_compatibility_package():
+    result = gpu.driver(Gpus("550.90", (12, 4), (H100,), "13.0", 0))
+    assert result.status == "fail" and "580 or later" in result.remedy
+    assert "install cuda-compat-13-0 and set LD_LIBRARY_PATH=/usr/local/cuda-13.0/compat" in result.remedy
