@@ -15,6 +15,7 @@ from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence, chec
 from openrlhf_shear.credit.rule import OF_ROLLOUTS, CreditRule, GroupCredit, RolloutGroup, StepScores
 
 LATE = ("ref_log_probs",)  # needs that are known only after the policy has read all rollouts
+LEAST_SPREAD = 2.0  # of `cost_spread`, std(C) / epsilon: below it, training warns
 
 logger = logging.getLogger(__name__)
 
@@ -216,10 +217,12 @@ def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float
     return {f"{rule.name}/{name}": value for name, value in metrics.items()}
 
 
-def step_warnings(metrics: Mapping[str, float]) -> list[str]:
+def step_warnings(metrics: Mapping[str, float], told: set[str]) -> list[str]:
     """Return the problems that a step's metrics show, of any rule: one line each.
 
-    >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25})
+    A small `cost_spread` is told once in a run: `told` holds the metrics that were told, and grows.
+
+    >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25}, set())
     ['mine: 25.00% of the transport problems did not reach their tolerance']
     """
     problems = {
@@ -227,4 +230,14 @@ def step_warnings(metrics: Mapping[str, float]) -> list[str]:
         "unconverged_fraction": "{:.2%} of the transport problems did not reach their tolerance",
     }
     named = [(*name.split("/", 1), value) for name, value in metrics.items()]
-    return [f"{rule}: {problems[what].format(value)}" for rule, what, value in named if value and what in problems]
+    lines = [f"{rule}: {problems[what].format(value)}" for rule, what, value in named if value and what in problems]
+    for rule, what, value in named:
+        name = f"{rule}/{what}"
+        if what == "cost_spread" and value < LEAST_SPREAD and name not in told:
+            told.add(name)
+            lines.append(
+                f"{name} is {value:.2g}, below {LEAST_SPREAD:g}: costs between tokens of opposite outcomes differ by "
+                f"little more than epsilon, so weights hardly tell tokens apart; lower {rule}.epsilon_rel, or set "
+                f"{rule}.epsilon_spread, e.g. to 0.1 (docs/recipes.md). This is said once"
+            )
+    return lines

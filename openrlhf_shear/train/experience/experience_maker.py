@@ -76,6 +76,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.training_step = 1
         self.shows = False
         self.made: StepRollouts | None = None
+        self._told: set[str] = set()  # warnings that are given once
         self._step_scorer = step_scorer
         self._step: Step | None = None
 
@@ -107,7 +108,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
-        for line in step_warnings(self.credit_metrics):
+        for line in step_warnings(self.credit_metrics, self._told):
             logger.warning(line)
         return experiences
 
