@@ -136,6 +136,7 @@ def sections(runs: Iterable[Run]) -> list[Section]:
 
 def _settings(run: Run) -> dict:
     credit = dict(run.credit or {})
+    credit.pop("max_waiting_bytes", None)  # it changes no result, and older runs have another default
     if credit.get("epsilon_spread") is None:  # older runs lack it
         credit.pop("epsilon_spread", None)
     if "epsilon_spread" in credit or credit.get("epsilon") is not None:  # they win over epsilon_rel
