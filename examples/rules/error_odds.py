@@ -39,6 +39,7 @@ class ErrorOddsRule(CreditRule):
         window: span length of SHEAR's weights here, in tokens (1 to 128).
         stride: distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).
         epsilon_rel: entropic regularisation, as --shear.epsilon_rel (> 0).
+        epsilon_spread: the same in units of the costs' deviation, as --shear.epsilon_spread (> 0; None: epsilon_rel).
 
     Raises:
         ValueError: a value is out of its range.
@@ -55,6 +56,7 @@ class ErrorOddsRule(CreditRule):
         window: int = 8,
         stride: int = 1,
         epsilon_rel: float = 0.03,
+        epsilon_spread: float | None = None,
     ):
         for knob, value in (("surprisal", surprisal), ("entropy", entropy), ("rise", rise)):
             if not 0 <= value < math.inf:
@@ -66,14 +68,16 @@ class ErrorOddsRule(CreditRule):
                 f"error_odds.window must be 1 to {_LONGEST}: got {window!r}; use a number of tokens, e.g. 8"
             )
         self.surprisal, self.entropy, self.rise, self.reach = surprisal, entropy, rise, reach
-        self.config = ShearConfig(window=window, stride=stride, epsilon_rel=epsilon_rel)
+        epsilons = {"epsilon_rel": epsilon_rel, "epsilon_spread": epsilon_spread}
+        self.config = ShearConfig(window=window, stride=stride, **epsilons)
         self.needs = frozenset({"log_probs", "entropies", *(["hidden_states"] if rise else [])})
 
     def credit(self, group: RolloutGroup) -> Credit:
         """Return the weights, and these metrics.
 
         `largest_weight` is the mean over incorrect rollouts of the largest weight; at 1 a single token has all blame.
-        Unless `rise` is 0, there are also `opposed`, whether there was a rise to measure, and `unconverged_fraction`.
+        Unless `rise` is 0, there are also `opposed`, whether there was a rise to measure, `unconverged_fraction` and
+        `cost_spread` (`credit.shear`).
         """
         weights = [torch.ones(length) for length in group.lengths]
         blamed = [i for i, correct in enumerate(group.correct) if correct is False and group.lengths[i]]
@@ -88,7 +92,7 @@ class ErrorOddsRule(CreditRule):
         """Return for each rollout (T_i,), on the CPU, what rises at an error: SHEAR's weights; and metrics."""
         result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
         metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
-        return [row.cpu() for row in result.weights], metrics
+        return [row.cpu() for row in result.weights], metrics | result.spread_metrics
 
     def _odds(self, signal: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         surprisal = (-log_probs).clamp(min=_LEAST_SURPRISAL).log()

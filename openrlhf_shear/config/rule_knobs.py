@@ -10,6 +10,7 @@ DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", 
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
 AGGREGATES = ("min", "mean", "softmin")
+ENTROPIC = ("sinkhorn", "sinkhorn_transport")  # distances whose values depend on epsilon
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,12 @@ class ShearConfig(SpanCut):
         None,
         "Entropic regularisation in the units of the hidden states (> 0; the paper's is 4.5, as we infer). "
         "Overrides epsilon_rel.",
+    )
+    epsilon_spread: float | None = knob(
+        None,
+        "Entropic regularisation, in units of the standard deviation of the costs between tokens of rollouts with "
+        "opposite outcomes (> 0, e.g. 0.1). For states with massive dimensions, which raise the mean norm and not "
+        "this deviation. Overrides epsilon_rel; cannot be set with epsilon. Unset: epsilon_rel.",
     )
     distance: str = knob(
         "sinkhorn",
@@ -48,16 +55,26 @@ class ShearConfig(SpanCut):
 
     def __post_init__(self):
         epsilon = self.epsilon is None or positive(self.epsilon)
+        spread = self.epsilon_spread is None or positive(self.epsilon_spread)
+        alone = self.epsilon_spread is None or self.epsilon is None
         require_all(
             self,
             self.owner,
             *self._requirements(),
             ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
             ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),
+            ("epsilon_spread", spread, "must be a positive number", "e.g. 0.1, or leave it out"),
+            ("epsilon_spread", alone, f"cannot be set with {self.owner}.epsilon", "one of the two"),
         )
 
-    def epsilon_in_norms(self, mean_norm: float) -> float:
-        """Return the entropic regularisation in units of the group's mean hidden-state norm `mean_norm` (> 0)."""
+    def epsilon_in_norms(self, mean_norm: float, spread: float) -> float:
+        """Return the entropic regularisation in units of the group's mean hidden-state norm `mean_norm` (> 0).
+
+        `spread` is the deviation of the costs in the same units; only `epsilon_spread` reads it. Where it is 0, all
+        costs are equal, and distances are the same for every epsilon.
+        """
+        if self.epsilon_spread is not None and spread > 0:
+            return self.epsilon_spread * spread
         return self.epsilon_rel if self.epsilon is None else self.epsilon / mean_norm
 
 

@@ -10,6 +10,7 @@ from openrlhf_shear.config.names import RuleName, configured, parse_rule
 CREDIT = "credit"  # the section of flags that every credit rule shares
 BACKENDS = ("auto", "torch", "numba", "triton")
 SEARCH_BYTES = 2**30  # default of a search on a CPU
+WAITING_BYTES = 2**32  # default of waiting groups on a CPU
 TRITON_WINDOW = 128  # tokens: the largest block of costs that stays on chip is 128 x 128
 
 
@@ -28,16 +29,18 @@ class SearchConfig:
         "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks. 0: 1 GiB on a "
         "CPU; on CUDA the largest power of two within a quarter of the memory free at a process's first search.",
     )
-    max_waiting_bytes: int = knob(
-        2**32,
+    max_waiting_bytes: int | None = knob(
+        None,
         "Upper bound, in bytes on each actor rank, on the hidden states that wait until all ranks finish their forward "
-        "passes. Groups that do not fit are weighed in between, while the other ranks wait (0: all groups).",
+        "passes. Groups that do not fit are weighed in between, while the other ranks wait (0: all groups). Unset: "
+        "4 GiB on a CPU; on CUDA half of the memory to spare at the first group, beside what a forward pass needs.",
     )
 
     def __post_init__(self):
         enough = self.max_cost_bytes == 0 or self.max_cost_bytes >= 2**20
         least = ("max_cost_bytes", enough, "must be at least 1 MiB, or 0", "e.g. 1073741824")
-        waits = ("max_waiting_bytes", self.max_waiting_bytes >= 0, "must be at least 0", "e.g. 4294967296")
+        limited = self.max_waiting_bytes is None or self.max_waiting_bytes >= 0
+        waits = ("max_waiting_bytes", limited, "must be at least 0", "e.g. 4294967296, or leave it out")
         require_all(self, CREDIT, least, waits)
 
     def require_fits(self, window: int) -> None:

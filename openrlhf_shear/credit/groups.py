@@ -13,8 +13,10 @@ import torch
 from openrlhf_shear.credit.apply import weighed
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence, checked_part
 from openrlhf_shear.credit.rule import OF_ROLLOUTS, CreditRule, GroupCredit, RolloutGroup, StepScores
+from openrlhf_shear.credit.waiting import waiting_bytes
 
 LATE = ("ref_log_probs",)  # needs that are known only after the policy has read all rollouts
+LEAST_SPREAD = 2.0  # of `cost_spread`, std(C) / epsilon: below it, training warns
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +51,18 @@ class WaitingGroup:
     @property
     def nbytes(self) -> int:
         """Bytes of the group's tensors, on their device."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the largest tensor; the CPU without tensors."""
+        largest = max(self._tensors(), key=lambda tensor: tensor.nbytes, default=None)
+        return torch.device("cpu") if largest is None else largest.device
+
+    def _tensors(self) -> list[torch.Tensor]:
         columns = (getattr(self.group, each.name) for each in fields(RolloutGroup))
-        tensors = (item for column in columns if isinstance(column, tuple) for item in column)
-        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+        items = (item for column in columns if isinstance(column, tuple) for item in column)
+        return [item for item in items if isinstance(item, torch.Tensor)]
 
     def to(self, device: torch.device | str) -> "WaitingGroup":
         """Return the group with its states on `device`; everything else is on the CPU."""
@@ -78,14 +89,14 @@ class GroupCollector:
     def __init__(
         self,
         rule: CreditRule,
-        max_waiting_bytes: float = math.inf,
+        max_waiting_bytes: float | None = math.inf,
         rank: int = 0,
         shared: Mapping[str, object] | None = None,
     ):
         """
         Args:
-            max_waiting_bytes: limit on the tensors of waiting groups, on their device. Groups that lack a late need
-                wait all the same.
+            max_waiting_bytes: limit on the tensors of waiting groups, on their device; None: chosen at the first
+                group (`waiting_bytes`). Groups that lack a late need wait all the same.
             rank: this rank, among those that share the rollouts that several of them see.
             shared: what the rule needs that is not a rollout's (`credit.rule.SHARED`).
         """
@@ -125,6 +136,11 @@ class GroupCollector:
             values = tuple(rows[number][rollout] for rollout in waiting.rollouts)
             self._waiting[number] = replace(waiting, group=replace(waiting.group, **{name: values}))
 
+    def waiting(self) -> tuple[dict[int, int], float]:
+        """Return the bytes of each waiting group, by number, and the limit on their sum."""
+        limit = math.inf if self._most is None else self._most
+        return {number: waiting.nbytes for number, waiting in self._waiting.items()}, limit
+
     def lend(self, numbers: Sequence[int]) -> dict[int, WaitingGroup]:
         """Return the waiting groups among `numbers`, on the CPU, for other ranks; they also stay here until `take`."""
         return {number: self._waiting[number].to("cpu") for number in numbers if number in self._waiting}
@@ -145,7 +161,10 @@ class GroupCollector:
         """
         made: dict[CreditJob, object] = {}
         seconds = 0.0
-        for number, mine in groupby(sorted(jobs), lambda job: job.group):
+        # Borrowed groups come last: the groups that this rank weighs whole have then left its memory.
+        ordered = sorted(jobs, key=lambda job: (job.group in borrowed, job))
+        for number, mine in groupby(ordered, lambda job: job.group):
+            waiting = None  # before the next group comes to the device
             waiting = self._waiting.get(number) or (borrowed[number].to(device) if number in borrowed else None)
             for job in mine if waiting is not None else ():
                 if job.parts == 1:
@@ -187,6 +206,8 @@ class GroupCollector:
         names = ("rewards", "correct", "lengths", *needs)
         columns = {name: tuple(members[i][name] for i in rollouts) for name in names}
         group = WaitingGroup(RolloutGroup(number, step=request.step, **columns), rollouts, request.evidence)
+        if self._most is None:
+            self._most = waiting_bytes(None, group.device)
         if sum(waiting.nbytes for waiting in self._waiting.values()) + group.nbytes > self._most:
             self._done.append(self._weigh(group))
         else:
@@ -216,10 +237,12 @@ def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float
     return {f"{rule.name}/{name}": value for name, value in metrics.items()}
 
 
-def step_warnings(metrics: Mapping[str, float]) -> list[str]:
+def step_warnings(metrics: Mapping[str, float], told: set[str]) -> list[str]:
     """Return the problems that a step's metrics show, of any rule: one line each.
 
-    >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25})
+    A small `cost_spread` is told once in a run: `told` holds the metrics that were told, and grows.
+
+    >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25}, set())
     ['mine: 25.00% of the transport problems did not reach their tolerance']
     """
     problems = {
@@ -227,4 +250,14 @@ def step_warnings(metrics: Mapping[str, float]) -> list[str]:
         "unconverged_fraction": "{:.2%} of the transport problems did not reach their tolerance",
     }
     named = [(*name.split("/", 1), value) for name, value in metrics.items()]
-    return [f"{rule}: {problems[what].format(value)}" for rule, what, value in named if value and what in problems]
+    lines = [f"{rule}: {problems[what].format(value)}" for rule, what, value in named if value and what in problems]
+    for rule, what, value in named:
+        name = f"{rule}/{what}"
+        if what == "cost_spread" and value < LEAST_SPREAD and name not in told:
+            told.add(name)
+            lines.append(
+                f"{name} is {value:.2g}, below {LEAST_SPREAD:g}: costs between tokens of opposite outcomes differ by "
+                f"little more than epsilon, so weights hardly tell tokens apart; lower {rule}.epsilon_rel, or set "
+                f"{rule}.epsilon_spread, e.g. to 0.1 (docs/recipes.md). This is said once"
+            )
+    return lines

@@ -1,6 +1,7 @@
 """Evidence of a group that SHEAR has weighed. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import CONTROLS, GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.shear import ShearResult, shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.transport import Spans, make_distance, search_spans
+from openrlhf_shear.transport import Spans, cost_spread, make_distance, search_spans
 
 SHOWN_SPANS = 32  # spans of a rollout that heatmaps show
 
@@ -88,14 +89,18 @@ def _measure(
     hidden_states: Sequence[torch.Tensor], result: ShearResult, config: ShearConfig, search: SearchConfig
 ) -> _Measure:
     """Prepare the measurement of a group with two measured rollouts or more."""
-    epsilon = config.epsilon_in_norms(result.mean_norm)
 
     def pack(rollouts: Sequence[int]) -> Spans:
         return Spans.pack([hidden_states[i] for i in rollouts], config, result.mean_norm)
 
-    # mmd takes its bandwidth from the two sides; if no rollouts oppose, from the tokens in the rollouts' order.
+    # mmd and epsilon_spread measure the two sides; if no rollouts oppose, the first rollout and the others.
     measured = result.measured
     sides = result.sides if result.opposed else (measured[:1], measured[1:])
+    epsilon = result.epsilon
+    if epsilon is None:
+        states = ([hidden_states[i] for i in side] for side in sides)
+        spread = 0.0 if config.epsilon_spread is None else cost_spread(*states, result.mean_norm)
+        epsilon = config.epsilon_in_norms(result.mean_norm, spread)
     sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
     return _Measure(pack, make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn), epsilon)
 
@@ -122,7 +127,10 @@ def _controls(
         outcomes: list[bool | None] = [None] * len(hidden_states)
         for i, j in enumerate(drawn):
             outcomes[measured[i]] = measured[j] in result.sides[0]
-        permuted = [d.cpu() for d in shear_weights(hidden_states, outcomes, config, search).span_distances]
+        held = config  # a control differs in nothing but the outcomes, so its epsilon is the group's
+        if config.epsilon_spread is not None and result.epsilon is not None:
+            held = replace(config, epsilon=result.epsilon * result.mean_norm, epsilon_spread=None)
+        permuted = [d.cpu() for d in shear_weights(hidden_states, outcomes, held, search).span_distances]
     return [dict(zip(CONTROLS, both, strict=True)) for both in zip(same, permuted, strict=True)]
 
 

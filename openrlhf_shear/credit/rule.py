@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Self
 
 import torch
@@ -21,6 +22,7 @@ OF_ROLLOUTS = (
 SHARED = ("lm_head", "continuations")
 NEEDS = (*OF_ROLLOUTS, *SHARED)
 UPDATE_NEEDS = ("entropies", "log_probs")  # of an `UpdateRule`
+MEDIANS = ("cost_spread",)  # metrics of a group whose median a step shows: a single group can have a huge value
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class CreditRule(ABC):
 
 
 def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the groups or micro-batches that have it.
+    """Return the mean of each metric over the groups or micro-batches that have it; the median of those in `MEDIANS`.
 
     >>> means([{"a": 1.0}, {"a": 3.0, "b": 5.0}])
     {'a': 2.0, 'b': 5.0}
@@ -196,7 +198,13 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     for each in metrics:
         for name, value in each.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(values[name]) / len(values[name]) for name in sorted(values)}
+    return {name: sum(values[name]) / len(values[name]) for name in sorted(values)} | medians(metrics)
+
+
+def medians(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the median over the groups that have it of each metric in `MEDIANS`."""
+    held = {name: [each[name] for each in metrics if name in each] for name in MEDIANS}
+    return {name: median(values) for name, values in held.items() if values}
 
 
 class UpdateRule(ABC):

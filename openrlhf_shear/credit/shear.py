@@ -5,6 +5,7 @@
     omega[i, t] = max over spans k that cover t of d[i, k] / nbar
 
 All distances are computed on h / nbar, which gives the same omega, and also works for distances without units.
+epsilon is in units of nbar, or of the spread of the group's token costs (`epsilon_spread`, `transport.cost_spread`).
 Spans start every `stride` tokens. The paper leaves open which start is the last; `tail` decides
 (`transport.span_starts`).
 
@@ -13,13 +14,15 @@ Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidde
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.config.rule_knobs import ENTROPIC
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.transport import Spans, SpanSearch, joined, make_distance, search_spans, span_starts
+from openrlhf_shear.transport import Spans, SpanSearch, cost_spread, joined, make_distance, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # rows in float64 at a time
 _UNITLESS = ("cosine", "mmd")  # distances without units: `normalize = "none"` has nothing to undo
@@ -44,6 +47,8 @@ class ShearResult:
     sides: tuple[list[int], list[int]]  # measured rollouts, correct and incorrect: finite, not empty, of known outcome
     nearest_rollouts: list[torch.Tensor]  # (K_i,) int64 on the CPU: rollout of the nearest opposing span; -1 if none
     nearest_spans: list[torch.Tensor]  # (K_i,) int64 on the CPU: index of that span in its rollout; -1 likewise
+    epsilon: float | None  # entropic regularisation in units of nbar; None if no rollout opposes, or nbar = 0
+    cost_spread: float | None  # std(C) / epsilon of the tokens' costs; None likewise, and for distances without epsilon
 
     @property
     def measured(self) -> list[int]:
@@ -54,6 +59,11 @@ class ShearResult:
     def opposed(self) -> bool:
         """Whether both a correct and an incorrect rollout were measured."""
         return all(self.sides)
+
+    @property
+    def spread_metrics(self) -> dict[str, float]:
+        """The metric `cost_spread` of a group, by its name; empty if the group has none."""
+        return {} if self.cost_spread is None else {"cost_spread": self.cost_spread}
 
     @property
     def converged(self) -> bool:
@@ -112,7 +122,9 @@ def shear_weights(
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
     shown = solved_fraction, unconverged_fraction, group.nonfinite, sides, nearest_rollouts, nearest_spans
-    return ShearResult(weights, starts, distances, mean_norm, *shown)
+    epsilon = group.epsilon if group.is_mixed else None
+    spread = group.spread / epsilon if epsilon is not None and config.distance in ENTROPIC else None
+    return ShearResult(weights, starts, distances, mean_norm, *shown, epsilon, spread)
 
 
 @torch.no_grad()
@@ -151,10 +163,16 @@ class _Group:
         self.sides = tuple([i for i in self.measured if correct[i] == outcome] for outcome in (True, False))
         self.is_mixed = all(self.sides) and self.mean_norm > 0
 
-    @property
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the costs between tokens of the two sides, of a mixed group, in units of nbar."""
+        return cost_spread(*([self.hidden_states[i] for i in side] for side in self.sides), self.mean_norm)
+
+    @cached_property
     def epsilon(self) -> float:
-        """Entropic regularisation, in units of nbar."""
-        return self._config.epsilon_in_norms(self.mean_norm)
+        """Entropic regularisation of a mixed group, in units of nbar."""
+        spread = 0.0 if self._config.epsilon_spread is None else self.spread
+        return self._config.epsilon_in_norms(self.mean_norm, spread)
 
     def searched(self, part: int, parts: int) -> SpanSearch | None:
         """Search a part of the group; see `search_part`."""

@@ -67,6 +67,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         self.rule = made_rule(credit, "credit", "TRL")
         outcomes((), correct_threshold)
         self._correct_threshold = correct_threshold
+        self._told: set[str] = set()  # warnings that are given once
         self._scores: torch.Tensor | None = None  # scores of all processes' rows of the latest generation batch
         self._shaped: dict | None = None  # for an UpdateRule: the micro-batch whose loss is being computed
         super().__init__(*args, **kwargs)
@@ -106,7 +107,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         batch["advantages"][mask] = torch.cat([tokens[row.rollout].advantages for row in rows]).to(mask.device)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        for line in step_warnings(metrics):
+        for line in step_warnings(metrics, self._told):
             logger.warning(line)
         return batch
 

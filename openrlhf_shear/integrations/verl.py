@@ -219,6 +219,7 @@ class ShearTrainer(PPOTrainerSync):
 
         Raises ValueError: as the constructor.
         """
+        self._told: set[str] = set()  # warnings that are given once
         self._credit = config.algorithm.get("credit", NAME)
         self._threshold = float(config.algorithm.get("correct_threshold", 0.5))
         refuse_unfit(config, self._credit)
@@ -241,7 +242,7 @@ class ShearTrainer(PPOTrainerSync):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
         said = json.loads(tu.get(data, FIELDS[2])[0])
         metrics.update(said)
-        for line in step_warnings(said):
+        for line in step_warnings(said, self._told):
             print(line)
         with weighed(*(data[field].to_padded_tensor(0) for field in FIELDS[:2])):
             return super()._compute_advantage(batch, metrics)

@@ -26,14 +26,14 @@ from openrlhf_shear.lab.settings import LabSettings
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
 _SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings supply unless a rule's name sets them
 # newer knobs, at the values that change nothing: leaving them out keeps the identity of older runs
-_NEW = {("max_spans", 0), ("tail", "one")}
+_NEW = {("max_spans", 0), ("tail", "one"), ("epsilon_spread", None)}
 # rules of examples/rules, by the first part of their code's digest: the digest of their bytes in version 0.1, which
 # names the folders of the runs in benchmarks/results
 _BY_BYTES = {
-    "f09b9d325b98458d": "82c56d4183a7563f86aca061adee7e68835a5a2fd25d8c534402c840441832ef",  # change
-    "0f9811247944a08a": "77daa05af1b64c162194aa18255c48aa7f3949e9e70a00fbf07c05a8a655cbb2",  # contrast
-    "cfdc446c518d4906": "05a9da07c298259a4c50759ff30ba8552a23a6ad6eac0dc64e2fca3236d9ac11",  # discriminant
-    "9131691c531f9935": "25d1e2405f2d85bee793e128870d719f5d9cbc3828d37ffb9ca28d205b5aaa30",  # error_odds
+    "e9750f377fe2537f": "82c56d4183a7563f86aca061adee7e68835a5a2fd25d8c534402c840441832ef",  # change
+    "cea6843aa55918ef": "77daa05af1b64c162194aa18255c48aa7f3949e9e70a00fbf07c05a8a655cbb2",  # contrast
+    "35b86c563dd7a0ae": "05a9da07c298259a4c50759ff30ba8552a23a6ad6eac0dc64e2fca3236d9ac11",  # discriminant
+    "e7aa201ad5ee1196": "25d1e2405f2d85bee793e128870d719f5d9cbc3828d37ffb9ca28d205b5aaa30",  # error_odds
     "df7f3d20c59e813a": "f6aba849a639ab65c4c538d3f4a1f558d9866ce72bae3caa87941cde0e892471",  # excess
     "a72e517eccaa31c3": "972bf7c62ac31929038bdba08e4467609816e0256696acbb6431eadd28983487",  # number_lines
     "ad58eb0defeb5386": "d7f8a15b8d419c38fafe60a11d173bebeb006d59b042e4c121179fc71f3c9998",  # onset
@@ -83,7 +83,8 @@ class Variant:
         """
         identity = {"estimator": self.estimator, "control": self.control}
         if self.estimator in ALIASES:
-            return identity | _all_arguments(type(self.rule(settings)), self._rule_name.arguments())
+            arguments = _all_arguments(type(self.rule(settings)), self._rule_name.arguments())
+            return identity | {name: value for name, value in arguments.items() if (name, value) not in _NEW}
         if is_outside(self.estimator):
             source = _digest(repr([canonical(ast.parse(text)) for text in self._files(settings)]).encode())
             return identity | dict(self.knobs) | {"source": _BY_BYTES.get(source[:16], source)}

@@ -8,7 +8,7 @@ measurements.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from openrlhf_shear.config.spec import SEARCH_BYTES
+from openrlhf_shear.config.spec import SEARCH_BYTES, WAITING_BYTES
 from openrlhf_shear.line.values import Values, world
 from openrlhf_shear.memory.model_shape import ModelShape
 
@@ -195,7 +195,8 @@ def estimate(
     group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
     activations, logits = backward_bytes(values, actor, updated)
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
-    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, values["credit.max_waiting_bytes"])
+    asked = values["credit.max_waiting_bytes"]  # unset, the limit adapts to the free memory
+    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, WAITING_BYTES if asked is None else asked)
     forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * states
     theirs: dict[str, float] = {}  # a critic's memory in its update
     if critic:

@@ -102,11 +102,16 @@ def search_bytes(asked: int, device: torch.device) -> int:
     """
     if asked or device.type != "cuda":
         return asked or SEARCH_BYTES
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + cached
+    free = free_bytes(device)
     chosen = max(_LEAST_BYTES, 2 ** int(math.log2(max(free, 1) / 4)))
     logger.info("span search: up to %.3g GiB of the %.3g GiB that are free on %s", chosen / 2**30, free / 2**30, device)
     return chosen
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a CUDA device, with those that torch has reserved and does not use."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:

@@ -125,6 +125,7 @@ def test_the_odds_with_other_knobs(group, knobs):
     largest = [max(error_odds(group, i, rule)) for i in (1, 2, 3)]
     assert credit.metrics["largest_weight"] == pytest.approx(mean(largest), abs=NOISE)
     searched = {"opposed": 1.0, "unconverged_fraction": 0.0} if rule.rise else {}
+    assert (credit.metrics.pop("cost_spread", 0.0) > 0) == (rule.rise > 0)
     assert {name: value for name, value in credit.metrics.items() if name != "largest_weight"} == searched
 
 

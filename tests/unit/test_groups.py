@@ -2,18 +2,22 @@
 
 import math
 import pickle
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from lab_cases import Maker
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
+from openrlhf_shear.credit import groups as groups_module
 from openrlhf_shear.credit.apply import token_advantages, weighed
-from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector, step_metrics
+from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector, WaitingGroup, step_metrics
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
+from openrlhf_shear.credit.waiting import waiting_bytes
 
 CONFIG = ShearConfig(window=4, stride=2)
 RULE = ShearRule(CONFIG)
@@ -132,6 +136,29 @@ def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
     assert owner.take() == other.take() == []
 
 
+def test_a_rank_weighs_its_own_groups_before_it_borrows_one_at_a_time(monkeypatch):
+    rule, held = Counting(), []
+    home, owner = GroupCollector(rule), GroupCollector(Counting())
+    for g in range(4):
+        add(owner if g < 2 else home, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])
+    lent = owner.lend([0, 1])
+    size = 26 * 8 * 4
+    assert home.waiting() == ({2: size, 3: size}, math.inf)
+    assert GroupCollector(rule, 99).waiting() == ({}, 99)
+
+    def to(self, device):
+        held.append(sum(home.waiting()[0].values()))
+        assert not borrowed or borrowed[-1]() is None, "the group before has left"
+        copy = replace(self)
+        borrowed.append(weakref.ref(copy))
+        return copy
+
+    borrowed = []
+    monkeypatch.setattr(WaitingGroup, "to", to)
+    home.work([CreditJob(g) for g in range(4)], lent)
+    assert rule.numbers == [2, 3, 0, 1] and held == [0, 0]
+
+
 def test_a_group_that_was_weighed_at_once_is_no_job():
     rule = Counting()
     collector = GroupCollector(rule, max_waiting_bytes=0)
@@ -201,3 +228,37 @@ def test_a_rollout_without_a_reward_has_no_part_in_a_rule_s_last_word_on_the_bat
     assert credits[4].advantages.tolist() == pytest.approx([0 - mean, 1 - mean])
     assert credits[6].advantages.tolist() == pytest.approx([0 - mean, 1 - mean, 2 - mean])
     assert credits[5].advantages.tolist() == [0.0] * 5 and credits[5].weights is None
+
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_waiting_groups_get_half_of_the_memory_to_spare_on_cuda(monkeypatch):
+    facts = {"mem_get_info": (40 * 2**30, 80 * 2**30), "memory_reserved": 12 * 2**30, "memory_allocated": 10 * 2**30}
+    facts |= {"max_memory_allocated": 16 * 2**30}  # a pass has needed 6 GiB beside what stays
+    for name, value in facts.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert waiting_bytes(None, CUDA) == (40 + 2 - 6) * 2**29
+    assert waiting_bytes(None, CUDA, spare=lambda device: -5) == 0
+    assert waiting_bytes(123, CUDA) == 123 and waiting_bytes(0, CUDA) == 0
+    assert waiting_bytes(None, torch.device("cpu")) == 2**32
+    long = 16 * 32768 * 3584 * 2  # bytes of a group of 16 x 32k tokens of a 7B model
+    assert 2**32 // long == 1 and waiting_bytes(None, CUDA, lambda device: 60 * 2**30) // long == 8
+
+
+def test_the_limit_is_chosen_at_the_first_group_and_stays(monkeypatch):
+    limits, rule = [2 * 4 * 26 * 8, 0], Counting()
+    monkeypatch.setattr(groups_module, "waiting_bytes", lambda asked, device: limits.pop(0))
+    collector = GroupCollector(rule, SearchConfig().max_waiting_bytes)
+    for g in range(3):  # 26 tokens of 8 float32 each
+        add(collector, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])
+    assert rule.numbers == [2] and limits == [0]
+
+
+def test_the_device_of_a_group_is_that_of_its_states():
+    states = tuple(torch.empty(3, 8, device="meta") for _ in range(2))
+    columns = {"rewards": (0.0, 1.0), "correct": (False, True), "lengths": (3, 3)}
+    ids = tuple(torch.arange(3) for _ in range(2))
+    on_meta = RolloutGroup(0, **columns, hidden_states=states, token_ids=ids)
+    assert WaitingGroup(on_meta, (0, 1), False).device.type == "meta"
+    assert WaitingGroup(RolloutGroup(0, **columns), (0, 1), False).device.type == "cpu"

@@ -122,7 +122,8 @@ def test_the_identity_of_a_rule_follows_its_inputs():
     different = [
         identity("shear"), identity("shear", window=8), identity("shear", stride=2), identity("shear", epsilon_rel=0.1),
         identity("shear/matched"), identity("shear/shuffled"), identity("shear/distance=cosine"),
-        identity("shear/tail=every"),
+        identity("shear/tail=every"), identity("shear/epsilon_spread=0.1"),
+        identity("error_odds"), identity("error_odds/epsilon_spread=0.1"),
         identity("uniform"), identity("oracle_first_wrong"), identity("entropy_adv"), identity("entropy_adv/alpha=0.1"),
     ]  # fmt: skip
     assert all(a != b for i, a in enumerate(different) for b in different[:i])

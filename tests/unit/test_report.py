@@ -299,6 +299,16 @@ def ablated():
     return [*runs, evaluated(0.6, group=16), evaluated(0.4, method="grpo", credit=None)]
 
 
+def test_an_epsilon_of_the_spread_is_a_setting_and_older_runs_lack_it():
+    older = evaluated(0.5, seed=0)
+    newer = evaluated(0.5, seed=1, credit=CREDIT | {"epsilon_spread": None, "max_waiting_bytes": None})
+    spread = evaluated(0.6, credit=CREDIT | {"epsilon": None, "epsilon_spread": 0.1})
+    (section,) = sections([older, newer, spread])
+    assert [len(variant.runs) for variant in section.variants] == [2, 1]
+    (picture,) = (each for each in make_report([older, newer, spread]).pictures if each.name.startswith("epsilon"))
+    assert [row[0] for row in picture.rows] == ["4.5", "0.1 x std(C)"]
+
+
 def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
     report = make_report(map(read_run, study[0]))
     (_, method, overhead, std, seeds) = report.pictures[-1].rows[0]

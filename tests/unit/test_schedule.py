@@ -1,10 +1,13 @@
 """Groups stay whole on a rank, every rollout is run once, and every rank makes the same number of passes."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openrlhf_shear.train.experience.schedule import Slot, plan_micro_batches, share_credit, update_shares
+from openrlhf_shear.train.experience.toll import PROBE_TOKENS, Toll
 
 
 def passes_by_rank(schedule, ranks):
@@ -119,3 +122,87 @@ def test_nothing_moves_that_is_weighed_sooner_at_home():
     assert share_credit(work, owners, 2) == [[(0, 0, 1)], [(1, 0, 1), (2, 0, 1), (3, 0, 1)]]
     assert share_credit(work, owners, 2, tolls=[5.0] * 4)[1][0] == (1, 0, 1)  # 15 in place of 16
     assert share_credit(work, owners, 2, tolls=[6.0] * 4) == share_credit(work, owners, 2, True, [60.0] * 4) == home
+
+
+@given(
+    work=st.lists(st.floats(0, 100), min_size=1, max_size=20),
+    ranks=st.integers(1, 5),
+    splits=st.booleans(),
+    data=st.data(),
+)
+def test_a_rank_never_holds_more_than_its_limit(work, ranks, splits, data):
+    def drawn(kind, count):
+        return data.draw(st.lists(kind, min_size=count, max_size=count))
+
+    owners, sizes = drawn(st.integers(0, ranks - 1), len(work)), drawn(st.integers(1, 9), len(work))
+    limits = [max(most, _held(owners, sizes, rank)) for rank, most in enumerate(drawn(st.integers(0, 40), ranks))]
+    shares = share_credit(work, owners, ranks, splits, None, sizes, limits)
+    units = [unit for share in shares for unit in share]
+    assert sorted(units) == [(g, part, of) for g in range(len(work)) for of in [_parts(units, g)] for part in range(of)]
+    for rank, share in enumerate(shares):
+        alone = {group for group, _, parts in share if owners[group] == rank and parts == 1}
+        stays = sum(sizes[g] for g, owner in enumerate(owners) if owner == rank and g not in alone)
+        for group in {group for group, _, _ in share if owners[group] != rank}:
+            assert stays + sizes[group] <= limits[rank], "what stays, and a borrowed group"
+    free = share_credit(work, owners, ranks, splits)
+    assert share_credit(work, owners, ranks, splits, None, sizes, [10_000] * ranks) == free
+
+
+def _held(owners, sizes, rank):
+    return sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank)
+
+
+def test_a_group_goes_to_a_rank_with_room():
+    work, owners, sizes = [8.0, 8.0, 8.0, 1.0, 2.0], [0, 0, 0, 1, 2], [5, 5, 5, 5, 5]
+    assert share_credit(work, owners, 3)[1] == [(1, 0, 1), (3, 0, 1)]
+    for room, taker in (([15, 4, 15], 2), ([15, 15, 4], 1)):
+        shares = share_credit(work, owners, 3, sizes=sizes, limits=room)
+        moved = {rank for rank, share in enumerate(shares) for group, _, _ in share if owners[group] != rank}
+        assert moved == {taker}
+    home = [[(0, 0, 1), (1, 0, 1), (2, 0, 1)], [(3, 0, 1)], [(4, 0, 1)]]
+    assert share_credit(work, owners, 3, True, sizes=sizes, limits=[15, 4, 4]) == home
+
+
+# ── The toll ──
+
+
+class Clock:
+    """A clock that moves only when told, and transfers that take a given time."""
+
+    def __init__(self, seconds):
+        self.now, self.seconds, self.sent = 0.0, iter(seconds), []
+
+    def __call__(self):
+        return self.now
+
+    def send(self, tokens):
+        self.sent.append(tokens)
+        return tokens
+
+    def receive(self, sent):
+        assert sent == self.sent[-1]
+        self.now += next(self.seconds)
+
+
+def test_the_toll_is_measured_by_the_best_transfer():
+    for seconds_a_byte in (1 / 10e9, 1 / 0.63e9):  # as assumed before, and as seen
+        seconds = PROBE_TOKENS * 3584 * 2 * seconds_a_byte
+        clock = Clock([50 * seconds, seconds, 1.5 * seconds])
+        toll = Toll.measured(clock.send, clock.receive, clock)
+        assert toll.token_seconds == pytest.approx(3584 * 2 * seconds_a_byte) and clock.sent == [PROBE_TOKENS] * 3
+        toll.learn(pairs=5e6, seconds=0.01)
+        assert toll.pair_seconds == 2e-9
+        exact = toll.token_seconds / 2e-9
+        assert exact / 1.5 < toll.pairs < 1.5 * exact and math.log2(toll.pairs).is_integer()
+        toll.learn(pairs=0, seconds=0.01), toll.learn(pairs=5e6, seconds=0)
+        assert toll.pair_seconds == 2e-9, "a step without work tells nothing"
+
+
+def test_a_slow_network_keeps_at_home_what_a_fast_one_moves():
+    work, owners, tokens = [8e6, 8e6, 1e6, 1e6], [0, 0, 1, 1], 1000
+    plans = []
+    for rate in (10e9, 0.63e9):
+        clock = Clock([PROBE_TOKENS * 3584 * 2 / rate] * 3)
+        toll = Toll.measured(clock.send, clock.receive, clock)
+        plans.append(share_credit(work, owners, 2, tolls=[toll.pairs * tokens] * 4))
+    assert plans[0] != plans[1] == [[(0, 0, 1), (1, 0, 1)], [(2, 0, 1), (3, 0, 1)]]

@@ -66,7 +66,7 @@ def test_run_json_says_which_run_this_is(tmp_path):
     args = arguments(CreditSpec("shear", ShearConfig(window=80)))
     args.reward.remote_url = "somewhere/arithmetic.py"
     assert run_facts(args)["credit"] == asdict(ShearConfig(window=80)) | {
-        **{"backend": "auto", "correct_threshold": 0.5, "max_cost_bytes": 0, "max_waiting_bytes": 2**32}
+        **{"backend": "auto", "correct_threshold": 0.5, "max_cost_bytes": 0, "max_waiting_bytes": None}
     }
     assert (run_facts(args)["method"], run_facts(args)["task"]) == ("shear", "arithmetic")
     assert run_facts(arguments(CreditSpec("a.b:Mine")))["method"] == "a.b:Mine"

@@ -7,7 +7,7 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
-from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup
+from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup, medians
 from openrlhf_shear.credit.shear import search_part, shear_weights
 from openrlhf_shear.transport import SpanSearch
 
@@ -31,7 +31,7 @@ class ShearRule(CreditRule):
             "solved_fraction": result.solved_fraction,
             "unconverged_fraction": result.unconverged_fraction,
         }
-        return Credit(result.weights, metrics, details=result)
+        return Credit(result.weights, metrics | result.spread_metrics, details=result)
 
     def part(self, group: RolloutGroup, part: int, parts: int) -> SpanSearch | None:
         return search_part(group.hidden_states, group.correct, self.config, self.search, part, parts)
@@ -60,6 +60,7 @@ class ShearRule(CreditRule):
         )
         omega = torch.cat([right, wrong])
         return metrics | {
+            **medians([group.metrics for group in mixed]),
             "solved_fraction": mean("solved_fraction"),
             "mean_norm": mean("mean_norm"),
             "omega_mean": omega.mean().item(),

@@ -55,7 +55,7 @@ SWEEPS = {
     "pool": Sweep("Pooling over the spans of a token", ("pool",), POOLS),
     "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",), AGGREGATES),
     "tail": Sweep("Spans at the end of a response", ("tail",), TAILS),
-    "epsilon": Sweep("Entropic regularisation ε", ("epsilon", "epsilon_rel")),
+    "epsilon": Sweep("Entropic regularisation ε", ("epsilon", "epsilon_rel", "epsilon_spread")),
     "span": Sweep("Span length w and stride s", ("window", "stride")),
     "group": Sweep("Group size G", ("group",)),
 }
@@ -136,7 +136,10 @@ def sections(runs: Iterable[Run]) -> list[Section]:
 
 def _settings(run: Run) -> dict:
     credit = dict(run.credit or {})
-    if credit.get("epsilon") is not None:  # it wins over epsilon_rel
+    credit.pop("max_waiting_bytes", None)  # it changes no result, and older runs have another default
+    if credit.get("epsilon_spread") is None:  # older runs lack it
+        credit.pop("epsilon_spread", None)
+    if "epsilon_spread" in credit or credit.get("epsilon") is not None:  # they win over epsilon_rel
         credit.pop("epsilon_rel", None)
     return {"group": run.group, **credit}
 

@@ -170,6 +170,8 @@ def _name(knob: str, variant: MethodVariant) -> str:
     if knob == "span":
         return f"w = {settings.get('window')}, s = {settings.get('stride')}"
     if knob == "epsilon":
+        if spread := settings.get("epsilon_spread"):
+            return f"{spread:g} x std(C)"
         value = settings.get("epsilon")
         return f"{value:g}" if value is not None else f"{settings.get('epsilon_rel')} x mean norm"
     return str(settings.get(SWEEPS[knob].knobs[0])).replace("_", " ")

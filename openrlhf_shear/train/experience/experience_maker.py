@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import ray
@@ -18,6 +19,7 @@ from openrlhf_shear.train.experience.fillers import without_fillers
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.train.experience.prm import StepScorer
 from openrlhf_shear.train.experience.schedule import share_credit
+from openrlhf_shear.train.experience.toll import Toll
 
 logger = init_logger(__name__)
 
@@ -49,20 +51,32 @@ class Step:
         return StepRollouts(kept, self.groups, self.tokens, self.evidence_seconds)
 
 
+def _transfer(lender, borrower) -> tuple[Callable[[int], ray.ObjectRef], Callable[[ray.ObjectRef], None]]:
+    """Return functions that send states of so many tokens from one actor, and receive them at another."""
+
+    def send(tokens: int) -> ray.ObjectRef:
+        return ray.get(lender.lend_states.remote(tokens))
+
+    def receive(sent: ray.ObjectRef) -> None:
+        ray.get(borrower.borrow_states.remote([sent]))
+
+    return send, receive
+
+
 class CreditExperienceMaker(GradedExperienceMaker):
     """Experience maker that applies the rule of `args.credit` to the `group_norm` advantages.
 
     After `make_experience_batch`, `credit_metrics` holds the step's `RULE/...` metrics.
 
     Attributes:
-        toll: the cost of moving a response token's hidden state to another rank, in pairs of tokens: 3584 bfloat16 at
-            10 GB/s against 0.13 s for a million pairs of spans, one every 25 tokens (estimates).
+        toll: the cost of moving a response token's hidden state to another rank; None: measured at the first step of
+            several ranks whose rule has work to share.
         training_step: the number, from 1, of the training step of the next batch; set before a step.
         shows: whether to compute the rule's evidence; set before a step.
         made: the step's rollouts for the dump, if `shows`.
     """
 
-    toll = 3400.0
+    toll: Toll | None = None
 
     def __init__(self, *args, rule: CreditRule, step_scorer: StepScorer | None = None, **kwargs):
         """
@@ -76,6 +90,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.training_step = 1
         self.shows = False
         self.made: StepRollouts | None = None
+        self._told: set[str] = set()  # warnings that are given once
         self._step_scorer = step_scorer
         self._step: Step | None = None
 
@@ -107,7 +122,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
-        for line in step_warnings(self.credit_metrics):
+        for line in step_warnings(self.credit_metrics, self._told):
             logger.warning(line)
         return experiences
 
@@ -147,12 +162,30 @@ class CreditExperienceMaker(GradedExperienceMaker):
                 correct[group].append(is_right)
         actors, owners = self.actor_model_group.actors, self._schedule.owners
         work = [self.rule.work(lengths[group], correct[group]) for group in range(len(owners))]
-        tolls = [self.toll * sum(lengths[group]) for group in range(len(owners))]
-        units = share_credit(work, owners, len(actors), self.rule.splits, tolls)
-        shares = [[CreditJob(*unit) for unit in share] for share in units]
+        shares = self._shares(actors, owners, work, [sum(lengths[group]) for group in range(len(owners))])
         if all(owners[job.group] == rank and job.parts == 1 for rank, jobs in enumerate(shares) for job in jobs):
-            return ray.get([actor.take_group_credits.remote() for actor in actors]), [0.0] * len(actors)
-        return self._shared(actors, owners, shares)
+            done = ray.get([actor.take_group_credits.remote() for actor in actors]), [0.0] * len(actors)
+        else:
+            done = self._shared(actors, owners, shares)
+        if self.toll is not None:
+            self.toll.learn(sum(work), sum(group.seconds for rank in done[0] for group in rank) + sum(done[1]))
+        return done
+
+    def _shares(self, actors: list, owners: list[int], work: list[float], tokens: list[int]) -> list[list[CreditJob]]:
+        """Share out the groups that wait, within the ranks' memory; the others have been weighed in the passes."""
+        if len(actors) == 1 or not any(work):
+            return [[CreditJob(g) for g, owner in enumerate(owners) if owner == rank] for rank in range(len(actors))]
+        if self.toll is None:
+            self.toll = Toll.measured(*_transfer(actors[0], actors[-1]))
+        held = ray.get([actor.waiting_groups.remote() for actor in actors])
+        sizes = {number: size for waiting, _ in held for number, size in waiting.items()}
+        left = [amount if group in sizes else 0.0 for group, amount in enumerate(work)]
+        if not any(left):
+            return self._shares(actors, owners, left, tokens)
+        tolls = [self.toll.pairs * count for count in tokens]
+        room = {"sizes": [sizes.get(g, 0.0) for g in range(len(owners))], "limits": [limit for _, limit in held]}
+        units = share_credit(left, owners, len(actors), self.rule.splits, tolls, **room)
+        return [[CreditJob(*unit) for unit in share] for share in units]
 
     def _shared(self, actors: list, owners: list[int], shares: list[list[CreditJob]]):
         """Weigh groups as `_weighed`, lending them to ranks with less work; a group's owner joins its parts."""

@@ -77,7 +77,13 @@ def plan_micro_batches(
 
 
 def share_credit(
-    work: list[float], owners: list[int], ranks: int, splits: bool = False, tolls: list[float] | None = None
+    work: list[float],
+    owners: list[int],
+    ranks: int,
+    splits: bool = False,
+    tolls: list[float] | None = None,
+    sizes: list[float] | None = None,
+    limits: list[float] | None = None,
 ) -> list[list[tuple[int, int, int]]]:
     """Share out the work of weighing groups; return units (group, part, number of parts) for each rank.
 
@@ -87,13 +93,20 @@ def share_credit(
     >>> share_credit([4.0, 3.0, 2.0, 1.0], owners=[0, 0, 0, 1], ranks=2)
     [[(0, 0, 1), (2, 0, 1)], [(1, 0, 1), (3, 0, 1)]]
 
+    A rank has one foreign group in its memory at a time, after it has weighed and released its whole groups. Its
+    groups of which another rank does a part stay. No group moves to a rank where both exceed the limit.
+
     Args:
         work: the work of each group, in any unit.
         owners: the rank that has the group's hidden states.
         splits: whether to cut groups above half a share into parts of a quarter share.
         tolls: the cost of moving a group to another rank, once, in the unit of `work`.
+        sizes: the bytes of each group's tensors.
+        limits: the bytes of groups that each rank may hold (`credit.max_waiting_bytes`); None for no limit. The search
+            has separate memory, which `credit.max_cost_bytes` limits.
     """
     even, tolls = sum(work) / ranks, tolls or [0.0] * len(work)
+    sizes, limits = sizes or [0.0] * len(work), limits or [math.inf] * ranks
     units = []
     for group, amount in enumerate(work):
         parts = min(_MOST_PARTS, math.ceil(4 * amount / even)) if splits and amount > even / 2 else 1
@@ -111,10 +124,14 @@ def share_credit(
             give(owners[unit[0]], amount, unit)
         else:
             left.append((amount, unit))
+    stays = [0.0] * ranks
+    for group in {unit[0] for _, unit in left} | {unit[0] for _, unit in units if unit[2] > 1}:
+        stays[owners[group]] += sizes[group]
     for amount, unit in left:
         group, owner = unit[0], owners[unit[0]]
         ends = [loads[rank] + tolls[group] * ((group, rank) not in there) for rank in range(ranks)]
-        give(min(range(ranks), key=lambda rank: (ends[rank], rank != owner)), amount, unit)
+        fits = [rank for rank in range(ranks) if rank == owner or stays[rank] + sizes[group] <= limits[rank]]
+        give(min(fits, key=lambda rank: (ends[rank], rank != owner)), amount, unit)
     at_home = [[(group, 0, 1) for group, owner in enumerate(owners) if owner == rank] for rank in range(ranks)]
     alone = max(sum(work[group] for group, _, _ in share) for share in at_home)
     return at_home if alone <= (1 + _SLACK) * max(loads) else [sorted(share) for share in shares]
