@@ -238,7 +238,7 @@ class _Race:
             later = matters.any(1) & ~now
             order = torch.where(now, 0, torch.where(later, 1, 2)).argsort(stable=True)
             solved, kept = torch.stack([now.sum(), later.sum()]).tolist()
-            for which in order[:solved].split(most):
+            for which in order[:solved].split(most) if solved else ():
                 self._solve(left[which])
             kept = order[solved : solved + kept]
             left, ranks, turn = left[kept], ranks[kept], 2 * turn

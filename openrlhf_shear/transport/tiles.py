@@ -13,10 +13,13 @@ from openrlhf_shear.transport.geometry import Spans, token_costs
 
 logger = logging.getLogger(__name__)
 
-_COST_BYTES = 8  # of a tile, per entry: the cost, and the kernel that a solver makes from it
+# Bytes of a tile. The last two matter at small strides (`tests/unit/test_memory.py`).
+_COST_BYTES = 8  # per entry: the cost, and the kernel that a solver makes from it
+_BOUND_BYTES = 8  # per token of a side and span of the other: logarithms of sums over spans
+_TABLE_BYTES = 90  # per pair of spans: its row of the table, its bounds in float64, and its place in the race
 _LEAST_BYTES = 2**26  # of a search on CUDA, even if less is free
 _SOLVE_BYTES = 36  # of the batched solvers, per entry of a block: the block, kernels and temporaries
-_CPU_TILE_BYTES = 2**28  # 4096 tokens a side; each tile solves a pair of each of its spans first
+_CPU_TILE_TOKENS = 4096  # of a side: larger tiles take fresh memory pages, and smaller ones more first pairs
 _CPU_CHUNK_BYTES = 2**24  # on a CPU, batches larger than the cache are slower
 
 
@@ -116,16 +119,18 @@ def free_bytes(device: torch.device) -> int:
 
 def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
     """Yield tiles that together hold every pair of spans, each in `max_bytes` of extra memory (at least one block)."""
-    for rows in _runs(a, max_bytes):
-        for columns in _runs(b, max_bytes):
+    dense = [len(spans) / len(spans.tokens) for spans in (a, b)]  # spans a token
+    per_entry = _COST_BYTES + _BOUND_BYTES * max(dense) + _TABLE_BYTES * dense[0] * dense[1]
+    most = int((max_bytes / 2 / per_entry) ** 0.5)
+    if a.tokens.device.type == "cpu":
+        most = min(most, _CPU_TILE_TOKENS)
+    for rows in _runs(a, most):
+        for columns in _runs(b, most):
             yield Tile(a.part(rows), b.part(columns), rows, columns, max_bytes // 4)
 
 
-def _runs(spans: Spans, max_bytes: int) -> Iterator[slice]:
-    """Yield runs of neighbouring spans, short enough for the costs of a tile to take half of `max_bytes`."""
-    if spans.tokens.device.type == "cpu":
-        max_bytes = min(max_bytes, _CPU_TILE_BYTES)
-    most = int((max_bytes / 2 / _COST_BYTES) ** 0.5)
+def _runs(spans: Spans, most: int) -> Iterator[slice]:
+    """Yield runs of neighbouring spans of at most `most` tokens, or of a single span."""
     ends = (spans.starts + spans.sizes).tolist()
     count = -(-ends[-1] // most)
     most = min(most, -(-ends[-1] // count) + int(spans.sizes.max()))  # so that runs have about the same length

@@ -31,6 +31,7 @@ def maker(monkeypatch):
     made = CreditExperienceMaker.__new__(CreditExperienceMaker)
     made.rule = SimpleNamespace(splits=False)
     made.toll = Toll(token_seconds=1e-30)
+    made.args = SimpleNamespace(train=SimpleNamespace(full_determinism_enable=False))
     return made
 
 
@@ -68,3 +69,11 @@ def test_the_toll_is_measured_at_the_first_step_with_work_between_the_first_rank
     assert maker.toll.token_seconds > 0
     assert ranks[0].calls.count(("lend_states", PROBE_TOKENS)) == 3
     assert ranks[1].calls.count(("borrow_states", ["sent"])) == 3
+
+
+def test_full_determinism_measures_nothing(maker):
+    maker.toll, maker.args.train.full_determinism_enable = None, True
+    ranks = [Rank({0: 5, 1: 5, 2: 5}, 15), Rank({3: 5}, 15)]
+    maker._shares(ranks, OWNERS, WORK, TOKENS)
+    maker.toll.learn(pairs=5e6, seconds=100.0)
+    assert maker.toll == Toll.assumed() and not any(name == "lend_states" for name, *_ in ranks[0].calls)

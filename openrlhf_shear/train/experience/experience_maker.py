@@ -176,7 +176,8 @@ class CreditExperienceMaker(GradedExperienceMaker):
         if len(actors) == 1 or not any(work):
             return [[CreditJob(g) for g, owner in enumerate(owners) if owner == rank] for rank in range(len(actors))]
         if self.toll is None:
-            self.toll = Toll.measured(*_transfer(actors[0], actors[-1]))
+            repeatable = self.args.train.full_determinism_enable
+            self.toll = Toll.assumed() if repeatable else Toll.measured(*_transfer(actors[0], actors[-1]))
         held = ray.get([actor.waiting_groups.remote() for actor in actors])
         sizes = {number: size for waiting, _ in held for number, size in waiting.items()}
         left = [amount if group in sizes else 0.0 for group, amount in enumerate(work)]

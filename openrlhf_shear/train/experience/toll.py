@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 4096  # 29 MB of states of a 7B model
 _TRIES = 3  # the first opens connections
+_TOKEN_SECONDS = 0.7e-6  # the state of a token of a 7B model at 10 GB/s
 _PAIR_SECONDS = 0.13 / (1e6 * 25**2)  # until a step was measured: a million pairs of spans, one every 25 tokens
 _Sent = TypeVar("_Sent")
 
@@ -21,6 +22,12 @@ class Toll:
 
     token_seconds: float  # to move the state of a token
     pair_seconds: float = _PAIR_SECONDS  # to search a pair of tokens with opposite outcomes, in the step before
+    fixed: bool = False  # whether steps change nothing
+
+    @classmethod
+    def assumed(cls) -> Self:
+        """Return the toll of a fast network: no clock decides, so that two runs divide their groups alike."""
+        return cls(_TOKEN_SECONDS, fixed=True)
 
     @classmethod
     def measured(
@@ -52,5 +59,5 @@ class Toll:
 
     def learn(self, pairs: float, seconds: float) -> None:
         """Take in a step: the pairs of tokens that all ranks have searched, and the sum of their seconds."""
-        if pairs > 0 and seconds > 0:
+        if pairs > 0 and seconds > 0 and not self.fixed:
             self.pair_seconds = seconds / pairs
