@@ -13,12 +13,13 @@ import torch
 logger = logging.getLogger(__name__)
 
 # Chosen from the code that Triton 3.7.1 compiles for sm_90a, not measured (`benchmarks/kernel_resources.py
-# --all-launches`). A multiprocessor takes so many cycles to issue one problem's iteration, and holds so many warps:
-#   128 x 128: 653 and 8 with 4 warps a program and 255 registers; 814 and 16 with 8 warps and 128 registers.
-#   64 x 64: 229 and 8 with 2 warps and 255 registers; 270 and 16 with 4 warps and 128 registers.
-# None of these spills in the loop of iterations. With 4 warps for 128 x 128 and 168 registers it takes 711 cycles, of
-# which 51 instructions a warp move spilled registers. No count shows how well few warps hide latencies: gpu_check.py
-# measures.
+# --all-launches`). Cycles in which a multiprocessor issues an iteration of one problem, and the warps that it holds:
+# - 128 x 128, 4 warps a program, maxnreg 255: 653 cycles, 8 warps held.
+# - 128 x 128, 4 warps, maxnreg 168: 711 cycles, 12 held; a warp moves 51 spilled registers in each iteration.
+# - 128 x 128, 8 warps, maxnreg 128: 814 cycles, 16 held.
+# - 64 x 64, 2 warps, maxnreg 255: 229 cycles, 8 held.
+# - 64 x 64, 4 warps, maxnreg 128: 270 cycles, 16 held.
+# The others spill nothing in an iteration. Few warps hide latencies worse; how much worse, only gpu_check.py can say.
 DEFAULT = {"rows_a_warp": 32, "maxnreg": 255}
 ROWS_A_WARP, MAXNREG = (8, 16, 32), (None, 128, 168, 255)  # the values to choose from
 
