@@ -13,7 +13,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 # Chosen from the code that Triton 3.7.1 compiles for sm_90a, not measured (`benchmarks/kernel_resources.py
-# --all-launches`). Cycles in which a multiprocessor issues an iteration of one problem, and the warps that it holds:
+# --all-launches`). Below are the cycles in which a multiprocessor issues a problem's iteration, and the warps it holds.
 # - 128 x 128, 4 warps a program, maxnreg 255: 653 cycles, 8 warps held.
 # - 128 x 128, 4 warps, maxnreg 168: 711 cycles, 12 held; a warp moves 51 spilled registers in each iteration.
 # - 128 x 128, 8 warps, maxnreg 128: 814 cycles, 16 held.
