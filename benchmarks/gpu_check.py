@@ -100,7 +100,7 @@ def sinkhorn(cost: torch.Tensor, epsilon: float = EPSILON, iterations: int = 200
 
 
 def tuned(device: torch.device) -> dict[int, dict]:
-    """Return the fastest launch by rows of a block."""
+    """Return the fastest launch by rows of a block. Nothing is stored: an interrupt leaves the old launch."""
     choices = {}
     for window, block in ((50, 64), (100, 128)):
         tile, pairs = problem(device, window, 160)
@@ -108,11 +108,13 @@ def tuned(device: torch.device) -> dict[int, dict]:
         options = list(itertools.product(tuning.ROWS_A_WARP, tuning.MAXNREG))
         for rows_a_warp, maxnreg in tqdm(options, f"launches, spans of {window}", leave=False):
             chosen = {"rows_a_warp": rows_a_warp, "maxnreg": maxnreg}
-            tuning.keep(tuning.architecture(device), {block: chosen})
             try:
-                times[rows_a_warp, maxnreg] = seconds_of(tile, pairs, device)
+                with tuning.trial(chosen):
+                    times[rows_a_warp, maxnreg] = seconds_of(tile, pairs, device)
             except Exception as error:  # a launch that the chip refuses
                 print(f"{chosen}: {type(error).__name__}: {str(error)[:120]}")
+        if not times:
+            raise SystemExit(f"no launch works for spans of {window}: the reasons are above; nothing was stored")
         (rows_a_warp, maxnreg), best = min(times.items(), key=lambda item: item[1])
         choices[block] = {"rows_a_warp": rows_a_warp, "maxnreg": maxnreg, "seconds": best}
     return choices

@@ -103,7 +103,7 @@ def launch(rows: int, device: torch.device | None = None) -> dict:
     Triton fuses multiplications and additions by default until 3.10.
     """
     on_cuda = device is not None and device.type == "cuda"
-    chosen = tuning.options(tuning.architecture(device), rows) if on_cuda else tuning.DEFAULT
+    chosen = tuning.options(tuning.architecture(device) if on_cuda else None, rows)
     warps = max(1, rows // chosen["rows_a_warp"])
     return {"num_warps": warps, "maxnreg": chosen["maxnreg"], "enable_fp_fusion": True}
 

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -10,12 +12,18 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-# Chosen from the code compiled for sm_90, not tuned. For a block of 128 x 128, 4 warps take 3400 instructions an
-# iteration (over all warps), 255 registers and 158 loads of spilled registers. 8 warps take 4200, 255 and 5; 16 warps
-# take 6000, 128 and 19. With 8 warps and at most 128 registers, two programs share a multiprocessor, and only checks
-# and builds spill.
-DEFAULT = {"rows_a_warp": 16, "maxnreg": 128}
+# Chosen from the code that Triton 3.7.1 compiles for sm_90a, not measured (`benchmarks/kernel_resources.py
+# --all-launches`). Below are the cycles in which a multiprocessor issues a problem's iteration, and the warps it holds.
+# - 128 x 128, 4 warps a program, maxnreg 255: 653 cycles, 8 warps held.
+# - 128 x 128, 4 warps, maxnreg 168: 711 cycles, 12 held; a warp moves 51 spilled registers in each iteration.
+# - 128 x 128, 8 warps, maxnreg 128: 814 cycles, 16 held.
+# - 64 x 64, 2 warps, maxnreg 255: 229 cycles, 8 held.
+# - 64 x 64, 4 warps, maxnreg 128: 270 cycles, 16 held.
+# The others spill nothing in an iteration. Few warps hide latencies worse; how much worse, only gpu_check.py can say.
+DEFAULT = {"rows_a_warp": 32, "maxnreg": 255}
 ROWS_A_WARP, MAXNREG = (8, 16, 32), (None, 128, 168, 255)  # the values to choose from
+
+_trials: list[dict[str, int | None]] = []  # the last is used
 
 
 def file_of(architecture: str) -> Path:
@@ -30,13 +38,29 @@ def architecture(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-@cache
-def options(name: str, block: int) -> dict[str, int | None]:
+def options(name: str | None, block: int) -> dict[str, int | None]:
     """Return `rows_a_warp` and `maxnreg` of a solve whose blocks have `block` rows, on the architecture `name`.
 
-    A stored choice is used if its values are known ones. Otherwise `DEFAULT` is used, with a warning if the file exists
-    and cannot be used.
+    A trial is used if there is any, then a stored choice of known values. Otherwise `DEFAULT` is used, as for the name
+    None; a file that exists and cannot be used gets a warning.
     """
+    if _trials:
+        return _trials[-1]
+    return DEFAULT if name is None else _stored(name, block)
+
+
+@contextmanager
+def trial(chosen: dict[str, int | None]) -> Iterator[None]:
+    """Use `chosen` for every solve of this process meanwhile; nothing is stored."""
+    _trials.append(chosen)
+    try:
+        yield
+    finally:
+        _trials.pop()
+
+
+@cache
+def _stored(name: str, block: int) -> dict[str, int | None]:
     try:
         chosen = json.loads(file_of(name).read_text(encoding="utf-8"))[str(block)]
         known = chosen["rows_a_warp"] in ROWS_A_WARP and chosen["maxnreg"] in MAXNREG
@@ -58,5 +82,10 @@ def keep(name: str, choices: dict[int, dict]) -> Path:
     aside = path.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps({str(block): chosen for block, chosen in choices.items()}, indent=1), encoding="utf-8")
     aside.replace(path)
-    options.cache_clear()
+    forget()
     return path
+
+
+def forget() -> None:
+    """Read the files again at the next solve."""
+    _stored.cache_clear()

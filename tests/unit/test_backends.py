@@ -9,7 +9,7 @@ import torch
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.spec import BACKENDS
 from openrlhf_shear.credit import shear_weights
-from openrlhf_shear.kernels.backends import choose_backend
+from openrlhf_shear.kernels.backends import choose_backend, warn_of_a_slow_triton
 from openrlhf_shear.transport import SinkhornPairs
 
 STATES = [torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])]
@@ -17,9 +17,11 @@ STATES = [torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])]
 
 @pytest.fixture(autouse=True)
 def fresh_choice():
-    choose_backend.cache_clear()
+    for cached in (choose_backend, warn_of_a_slow_triton):
+        cached.cache_clear()
     yield
-    choose_backend.cache_clear()
+    for cached in (choose_backend, warn_of_a_slow_triton):
+        cached.cache_clear()
 
 
 def test_the_choice_is_logged_once_with_its_reason(caplog):
@@ -37,6 +39,26 @@ def test_auto_falls_back_on_torch_and_says_why(caplog, monkeypatch):
     slower = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "torch, which is slower (numba cannot be used: ModuleNotFoundError" in slower[0]
     assert "129" in slower[1] and len(slower) == 2
+
+
+@pytest.mark.parametrize(
+    "version, warns", [("3.6.0", True), ("3.5.1+git1a2b", True), ("2.3.1", True), ("3.7.0", False), ("3.10.0", False)]
+)
+def test_a_slow_triton_is_warned_of_once_with_what_to_do(version, warns, caplog, monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "__version__", version)
+    for window in (50, 100):
+        assert choose_backend("auto", "cuda", window).__name__ == "TritonSinkhorn"
+    choose_backend("auto", "cuda", 129)  # torch instead
+    slow = [record.message for record in caplog.records if f"triton {version} " in record.message]
+    assert len(slow) == warns and all("use torch 2.12 or later" in message for message in slow)
+
+
+def test_a_slow_triton_that_is_not_used_is_not_warned_of(caplog, monkeypatch):
+    monkeypatch.setattr(pytest.importorskip("triton"), "__version__", "3.6.0")
+    choose_backend("auto", "cuda", 129)
+    choose_backend("auto", "cpu", 100)
+    assert "3.6.0" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The Triton backend without a GPU: its arithmetic in Triton's interpreter, its compilation for one by Triton itself.
+"""The Triton backend's arithmetic without a GPU, in Triton's interpreter; test_kernel_resources.py compiles it.
 
 The interpreter has to be chosen before Triton is imported, for a whole process. So `test_in_the_interpreter` runs this
 file once more, and there, and only there, the tests marked `interpreted` are collected.
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from clouds import clouds, islands
@@ -17,8 +18,7 @@ from oracle import entropic
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
 from openrlhf_shear.config.spans import SpanCut  # noqa: E402
-from openrlhf_shear.kernels import triton_kernels as kernels  # noqa: E402
-from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn, launch  # noqa: E402
+from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn  # noqa: E402
 from openrlhf_shear.transport import SinkhornPairs, Spans, search_spans  # noqa: E402
 from openrlhf_shear.transport.sinkhorn import log_domain_potentials  # noqa: E402
 from openrlhf_shear.transport.tiles import Tile, tiles  # noqa: E402
@@ -28,7 +28,8 @@ IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 if IN_INTERPRETER and "__bool__" not in vars(triton.language.condition):
     # The interpreter of triton 3.7, torch's own, takes every `tl.condition` for true, and the loop never ends.
     triton.language.condition.__bool__ = lambda self: bool(self.condition)
-ACCURACY = 0.01  # of eps; the contract is 0.05, and at most 0.0006 was measured, here and on hidden states of SmolLM2
+CONTRACT = 0.05  # of eps
+ACCURACY = 0.01  # of eps; at most 0.0006 was measured, here and on hidden states of SmolLM2
 
 
 def interpreted(test):
@@ -66,16 +67,15 @@ def run_again(*words: str, **variables: str) -> str:
 
 @compiled
 def test_in_the_interpreter():
-    assert run_again(TRITON_INTERPRET="1").startswith("12 passed")
+    assert run_again(TRITON_INTERPRET="1").startswith("15 passed")
 
 
 @compiled
 @pytest.mark.skipif(not SECOND.is_dir(), reason=f"no second Triton: {SECOND}")
 @pytest.mark.skipif(SECOND in Path(triton.__file__).parents, reason="this is the second Triton")
 def test_with_the_second_triton():
-    """It compiles everything; its interpreter runs what has loops, drifts and bounds."""
+    """Its interpreter runs what has loops, drifts and bounds."""
     with_second = {"PYTHONPATH": os.pathsep.join([str(SECOND), os.environ.get("PYTHONPATH", "")])}
-    assert run_again("-k", "compile or refused", **with_second).startswith("5 passed")
     interpreted = run_again("-k", "drift or dual_bounds or two_sizes", **with_second, TRITON_INTERPRET="1")
     assert interpreted.startswith("4 passed")
 
@@ -179,6 +179,48 @@ def test_pairs_that_are_not_finite_are_solved_again_by_torch(monkeypatch):
     torch.testing.assert_close(result.value, solve(SinkhornPairs(tile, 0.05), pairs).value, rtol=0, atol=5e-4)
 
 
+SIGNS = {"too small": -1.0, "too large": 1.0, "of random signs": None}
+
+
+@interpreted
+@pytest.mark.parametrize("errors", SIGNS)
+def test_the_rounding_of_the_hardware_s_powers_keeps_the_contract(errors, monkeypatch):
+    """Every logarithm and exponential gets its largest error.
+
+    NVIDIA allows lg2.approx an error of 2^-22, relative where |log2 x| > 1, and ex2.approx a relative error of 2^-22.
+    With .ftz, numbers below 2^-126 are 0.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    generator, rounded = np.random.default_rng(0), set()
+
+    def largest_error(of: np.ndarray) -> np.ndarray:
+        return 2.0**-22 * (SIGNS[errors] or generator.choice([-1.0, 1.0], of.shape))
+
+    def log2(x):
+        rounded.add("log2")
+        with np.errstate(divide="ignore"):
+            exact = np.log2(np.where(x < 2.0**-126, 0, x).astype(np.float64))
+        return (exact + largest_error(x) * np.abs(exact).clip(1, 128)).astype(np.float32)
+
+    def exp2(x):
+        rounded.add("exp2")
+        exact = np.exp2(x.astype(np.float64))
+        return np.where(exact < 2.0**-126, 0, exact * (1 + largest_error(x))).astype(np.float32)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_log2", lambda self, arg: self.unary_op(arg, log2))
+    monkeypatch.setattr(InterpreterBuilder, "create_exp2", lambda self, arg: self.unary_op(arg, exp2))
+    for kind, epsilon in (("prefix", 0.015), ("clustered", 0.01)):
+        tile = make_tile(kind)
+        pairs = torch.tensor([[0, 0], [1, 3]])
+        result = TritonSinkhorn(tile, epsilon).solve(pairs, max_iterations=500)
+        assert result.converged.all()
+        for pair, value in zip(pairs, result.value.tolist(), strict=True):
+            exact = entropic(block(tile, pair).double().numpy(), epsilon)[0]
+            assert value == pytest.approx(exact, abs=CONTRACT * epsilon)
+    assert rounded == {"log2", "exp2"}
+
+
 def far_clusters() -> Tile:
     (tile,) = tiles(*(Spans.pack([x], SpanCut(6, 1), 1.0) for x in islands(6)), max_bytes=2**28)
     return tile
@@ -228,36 +270,3 @@ def test_a_window_that_does_not_fit_is_refused():
     assert TritonSinkhorn.MAX_WINDOW == 128
     with pytest.raises(ValueError, match=r"at most 128 tokens: got 129; use credit\.backend torch"):
         TritonSinkhorn(make_tile(window=129, stride=10, lengths=((129,), (3,))), 0.02)
-
-
-TYPES = dict.fromkeys(["pairs", "row_starts", "row_sizes", "column_starts", "column_sizes", "starts", "sizes"], "*i64")
-TYPES |= dict.fromkeys(["iterations", "status_out"], "*i64") | dict.fromkeys(["epsilon", "tolerance"], "fp32")
-TYPES |= dict.fromkeys(["row_stride", "column_stride", "max_iterations", "f_width", "g_width", "count", "width"], "i32")
-
-
-@compiled
-@pytest.mark.parametrize(
-    "name, constants",
-    [
-        ("solve_pairs", {"BLOCK_N": 128, "BLOCK_M": 128, "column_stride": 1}),
-        ("solve_pairs", {"BLOCK_N": 16, "BLOCK_M": 32, "column_stride": 1}),
-        ("span_log_sums", {"BLOCK_N": 128, "BLOCK_COLUMNS": 64, "column_stride": 1}),
-        ("span_log_sums", {"BLOCK_N": 128, "BLOCK_COLUMNS": 64, "row_stride": 1}),
-    ],
-)
-def test_kernels_compile_to_machine_code(name, constants, monkeypatch, tmp_path):
-    try:
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
-        triton.compiler.make_backend(target := GPUTarget("cuda", 90, 32))
-        _ = triton.knobs.nvidia.ptxas
-    except Exception as problem:
-        pytest.skip(f"Triton cannot compile for CUDA here: {problem!r}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = getattr(kernels, name)
-    types = {arg: "constexpr" if arg in constants else TYPES.get(arg, "*fp32") for arg in kernel.arg_names}
-    places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
-    options = launch(constants["BLOCK_N"]) if name == "solve_pairs" else {"enable_fp_fusion": True}
-    source = ASTSource(fn=kernel, signature=types, constexprs=places)
-    assert len(triton.compile(source, target=target, options=options).asm["cubin"]) > 1000
