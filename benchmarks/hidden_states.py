@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.data.writing import beside
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.rewards.last_number import final_number
 from openrlhf_shear.tasks.arithmetic.smollm2 import write_smollm2
 from openrlhf_shear.tasks.word_problems.problems import word_problem
@@ -173,6 +174,7 @@ def load_policy(model: Path | None = None) -> tuple[torch.nn.Module, object]:
     """Return the model in bf16 on the CPU, and its tokenizer; None is SmolLM2, written on first use."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    multiply_in_float32()
     folder = write_smollm2(RUNS / "smollm2" / "policy") if model is None else model
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     return policy, AutoTokenizer.from_pretrained(folder)

@@ -23,7 +23,10 @@ _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # on a CPU; PTX nee
 
 @triton.jit
 def _log2(x):
-    """Return log2(x) by one instruction: an absolute error of 2^-22 at most, -inf for numbers below 2^-126."""
+    """Return log2(x) by one instruction, -inf for numbers below 2^-126.
+
+    PTX promises an absolute error of 2^-22 between 1/2 and 2, and a relative error of 2^-22 elsewhere.
+    """
     if _INTERPRETED:
         return tl.log2(x)
     else:

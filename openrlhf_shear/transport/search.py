@@ -1,9 +1,9 @@
 """The span search: how far each span is from the spans of the opposing rollouts, without solving every pair.
 
 Pairs race. The most promising pair of each span is solved first, and its potentials bound all other pairs of the span.
-Then come the next pair of each span, the next two, four, and so on. A pair continues only while its lower bound is
-within the best distance found so far for either of its two spans. A dropped pair is the minimum of neither span, so the
-result equals that of solving every pair.
+Then comes the next pair of each span, and each further turn takes three times as many. A pair continues only while its
+lower bound is within the best distance found so far for either of its two spans. A dropped pair is the minimum of
+neither span, so the result equals that of solving every pair.
 
 Legend: K_c/K_w spans of the correct/incorrect side, K_a/K_b spans of a tile's sides, P pairs.
 """
@@ -241,7 +241,7 @@ class _Race:
             for which in order[:solved].split(most) if solved else ():
                 self._solve(left[which])
             kept = order[solved : solved + kept]
-            left, ranks, turn = left[kept], ranks[kept], 2 * turn
+            left, ranks, turn = left[kept], ranks[kept], 3 * turn
 
     def _sharpen(self, bounds: torch.Tensor) -> None:
         sharper = torch.maximum(self.lower_bound, bounds)

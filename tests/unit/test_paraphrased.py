@@ -12,7 +12,7 @@ from scipy.stats import chi2_contingency, chisquare
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
-from openrlhf_shear.tasks.bookkeeping import task as bookkeeping_task
+from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 from openrlhf_shear.tasks.bookkeeping import warm_up
 from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PARAPHRASED, PLAIN
@@ -372,9 +372,13 @@ def test_the_lab_has_both_forms():
     assert task.check(tokenizer, asked[0], ids).first_error is None
 
 
-def test_a_missing_shipped_policy_is_told_with_the_command_that_makes_it(monkeypatch, tmp_path):
-    monkeypatch.setitem(bookkeeping_task._POLICIES, "paraphrased", tmp_path / "none")
-    with pytest.raises(
-        ValueError, match=r"no policy of the paraphrased form is shipped; make one with python -m .*--o"
-    ):
-        task_of(LabSettings(task="bookkeeping-paraphrased")).shipped()
+def test_the_shipped_policy_is_of_this_form():
+    """Of 16 sampled responses, most are stories in its words: an entry that is none would be an error at its start."""
+    task = task_of(LabSettings(task="bookkeeping-paraphrased"))
+    model, tokenizer = load_policy(task.shipped())
+    assert tokenizer.get_vocab() == build_tokenizer(PARAPHRASED).get_vocab()
+    asked = task.problems(16, 0, "heldout")
+    ids = sample_ids(model, tokenizer, [problem.prompt for problem in asked], 0, max_new_tokens=task.budget)
+    checks = [task.check(tokenizer, problem, row) for problem, row in zip(asked, ids, strict=True)]
+    assert 0 < sum(check.correct for check in checks) < 16
+    assert sum(check.first_error is None or check.first_error > 43 for check in checks) > 8

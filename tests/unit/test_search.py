@@ -280,8 +280,8 @@ def test_a_tile_reads_back_only_how_many_pairs_are_left():
     with HostReads() as reads:
         found = search_spans(*sides, lambda tile: known, "min", 0.1, 2**30)
     assert torch.equal(found.correct, values.amin(1)) and torch.equal(found.incorrect, values.amin(0))
-    # The distinct seeds and the pairs that are left; then each turn reads two counts, and turns double.
-    assert reads.count == 2 and 3 < known.solves <= 2 + math.ceil(math.log2(80))
+    # The distinct seeds and the pairs that are left; then each turn reads two counts, and turns triple.
+    assert reads.count == 2 and 2 < known.solves <= 2 + math.ceil(math.log(80, 3))
 
 
 def test_a_pair_waits_for_better_pairs_of_its_span():
