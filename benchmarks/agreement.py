@@ -13,6 +13,8 @@ policy (a documented choice) and fault (of the graders that disagree with the la
 import argparse
 import json
 import logging
+import sys
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -238,4 +240,7 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ValueError as error:  # of files that cannot be used
+        sys.exit(f"error: {error}")
