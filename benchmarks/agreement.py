@@ -14,7 +14,6 @@ import argparse
 import json
 import logging
 import sys
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
