@@ -51,7 +51,7 @@ def test_a_slow_triton_is_warned_of_once_with_what_to_do(version, warns, caplog,
         assert choose_backend("auto", "cuda", window).__name__ == "TritonSinkhorn"
     choose_backend("auto", "cuda", 129)  # torch instead
     slow = [record.message for record in caplog.records if f"triton {version} " in record.message]
-    assert len(slow) == warns and all("use torch 2.12 or later" in message for message in slow)
+    assert len(slow) == warns and all("Use torch 2.12 or later" in message for message in slow)
 
 
 def test_a_slow_triton_that_is_not_used_is_not_warned_of(caplog, monkeypatch):
