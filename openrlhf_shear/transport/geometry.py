@@ -84,8 +84,8 @@ class Spans:
         """Cut the tokens where a span begins or ends. Return the ends (P + 1,) of parts, and each span's [first, last).
 
         >>> spans = Spans(torch.zeros(5, 1), torch.tensor([0, 2]), torch.tensor([4, 3]))
-        >>> [each.tolist() for each in spans.parts()]
-        [[0, 2, 4, 5], [0, 1], [2, 3]]
+        >>> tuple(each.tolist() for each in spans.parts())
+        ([0, 2, 4, 5], [0, 1], [2, 3])
         """
         ends = torch.cat([self.starts, self.starts + self.sizes]).unique()
         return ends, *(torch.searchsorted(ends, edge) for edge in (self.starts, self.starts + self.sizes))
