@@ -217,9 +217,10 @@ class RewardExecutor(SingleTurnAgentExecutor):
             try:
                 async for ref in self._pool.grade.remote(query, prompt, label, alone):
                     verdict, begun = await ref, True
-                    if alone and verdict is not None:
-                        self._pool.received.remote()
-                return verdict
+                    if verdict is not None:  # not at the stream's end: another grade may have killed the pool by then
+                        if alone:
+                            self._pool.received.remote()
+                        return verdict
             except ray.exceptions.RayActorError as error:
                 detail = f"{type(error).__name__}: {error}"[:500]
             if begun and alone:
