@@ -215,12 +215,13 @@ def test_flags_that_the_machine_cannot_serve_are_refused(on_gpu, monkeypatch, ca
     train(line)
 
 
-def test_offload_with_torchs_cpu_build_is_left_to_the_doctor(on_gpu, monkeypatch):
+def test_offload_with_torchs_cpu_build_is_left_to_the_doctor(on_gpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "probe", lambda: Gpus("580.82", (13, 0), (H100,)))
     train(on_gpu("--ds.adam_offload --device cuda --dry_run"))
+    assert "dry run: the line can be used" in capsys.readouterr().out
 
 
-def test_the_cpu_profile_and_other_ways_to_send_weights_are_not_refused(on_gpu, monkeypatch):
+def test_the_cpu_profile_and_other_ways_to_send_weights_are_not_refused(on_gpu, monkeypatch, capsys):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", SEGMENTS)
     for words in (
         f"--ds.adam_offload --ds.use_liger_kernel {TOGETHER} --device cpu",
@@ -228,6 +229,7 @@ def test_the_cpu_profile_and_other_ways_to_send_weights_are_not_refused(on_gpu, 
         f"--device cuda {TOGETHER} --vllm.sync_backend gloo",
     ):
         train(on_gpu(f"{words} --dry_run"))
+        assert "dry run: the line can be used" in capsys.readouterr().out
 
 
 def test_an_old_driver_is_told_of_the_compatibility_package():
