@@ -27,7 +27,7 @@ from measure import environment, print_table, script_parser, write_json
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from openrlhf_shear.kernels import triton_kernels, tuning
+from openrlhf_shear.kernels import triton_bounds, triton_costs, triton_kernels, tuning
 from openrlhf_shear.kernels.triton_sinkhorn import launch
 
 PROBLEMS, ITERATIONS, CHECKS = 10**6, 57, 9  # checks after 1, 2, 4, 7, 17, ... 57 iterations
@@ -55,16 +55,27 @@ CHIPS = {
 _SCHEDULERS, _SPECIAL, _EXCHANGE, _WARP = 4, 16, 32, 32  # of a multiprocessor; lanes of a pipe; threads of a warp
 _RESERVED = 1024  # bytes of shared memory that CUDA takes of each program
 
-_TYPES = dict.fromkeys(["pairs", "row_starts", "row_sizes", "column_starts", "column_sizes", "starts", "sizes"], "*i64")
-_TYPES |= dict.fromkeys(["iterations", "status_out"], "*i64") | dict.fromkeys(["epsilon", "tolerance"], "fp32")
+_TYPES = dict.fromkeys(["pairs", "rows_table", "columns_table", "table", "others", "parts", "rows"], "*i64")
+_TYPES |= dict.fromkeys(["columns", "ends", "iterations", "status_out"], "*i64") | {"means": "*fp64"}
+_TYPES |= dict.fromkeys(["x", "y"], "*bf16")
+_TYPES |= dict.fromkeys(["epsilon", "tolerance", "scale", "cancellation"], "fp32")
 _TYPES |= dict.fromkeys(
-    ["row_stride", "column_stride", "max_iterations", "f_width", "g_width", "count", "width"], "i32"
+    ["count", "row_count", "column_count", "other_count", "part_count", "begin", "first_row"], "i32"
 )
+_TYPES |= dict.fromkeys(["max_iterations", "f_width", "g_width", "width", "height", "most"], "i32")
 
-# Constants of each kernel, as a search of spans of up to 64 and up to 128 tokens has them.
+MODULES = (triton_kernels, triton_bounds, triton_costs)
+# Constants of each kernel, as a search of spans of up to 64 and up to 128 tokens has them, at a stride of a quarter.
 KERNELS = {
-    "solve_pairs": [{"BLOCK_N": n, "BLOCK_M": n, "column_stride": 1} for n in (128, 64)],
-    "span_log_sums": [{"BLOCK_N": 128, "BLOCK_COLUMNS": 64, stride: 1} for stride in ("column_stride", "row_stride")],
+    "solve_pairs": [{"BLOCK_N": n, "BLOCK_M": n} for n in (128, 64)],
+    "span_log_sums": [{"BLOCK_N": 128, "BLOCK_ACROSS": 64, "TRANSPOSED": each} for each in (False, True)],
+    "pair_bounds": [{"BLOCK_M": 128}],
+    "part_sums": [{"BLOCK_N": 32, "BLOCK_M": 128}],
+    "add_mean_logs": [{"BLOCK_M": 128}],
+    "finish_costs": [
+        {"HIDDEN": 3584, "BLOCK_N": 32, "BLOCK_M": 32, "BLOCK_D": 16, "LOGS": each} for each in (True, False)
+    ],
+    "join_parts": [{"BLOCK": 64}],
 }
 # Beside the default, the default until November 2026.
 EARLIER = {"rows_a_warp": 16, "maxnreg": 128}
@@ -90,7 +101,7 @@ def resources(architectures: list[int], all_launches: bool = False) -> list[dict
     for architecture in architectures:
         for name, each in KERNELS.items():
             for constants in each:
-                for options in _launches(name, constants["BLOCK_N"], all_launches):
+                for options in _launches(name, constants, all_launches):
                     print(
                         f"triton {triton.__version__}: {name} {constants} {options} sm_{architecture}", file=sys.stderr
                     )
@@ -115,7 +126,7 @@ def row_of(name: str, constants: dict, options: dict, architecture: int) -> dict
         "architecture": f"sm_{architecture}" + ("a" if architecture >= 90 else ""),
         "kernel": name,
         "block": "x".join(str(value) for arg, value in constants.items() if arg.startswith("BLOCK")),
-        "unit_stride": next(arg for arg in constants if arg.endswith("stride")),
+        "form": ", ".join(f"{arg}={value}" for arg, value in constants.items() if isinstance(value, bool)),
         "warps": warps,
         "maxnreg": options.get("maxnreg"),
         "registers": registers,
@@ -126,8 +137,8 @@ def row_of(name: str, constants: dict, options: dict, architecture: int) -> dict
         "spills": code[machine_code.SECTIONS[0]].spills if len(code) > 1 and disassembler else None,
         "instructions": {part: counts._asdict() for part, counts in code.items()},
     }
-    pipes = {part: cycles(counts, warps, chip) for part, counts in code.items()}
-    if machine_code.SECTIONS[0] in pipes:
+    if name == "solve_pairs":
+        pipes = {part: cycles(counts, warps, chip) for part, counts in code.items()}
         row |= pipes[machine_code.SECTIONS[0]]
         row |= {"modelled_seconds": seconds(pipes, chip), "dropped_ns": seconds(pipes, chip, 1, 1) * 1e9 / PROBLEMS}
     return row
@@ -135,7 +146,7 @@ def row_of(name: str, constants: dict, options: dict, architecture: int) -> dict
 
 def compiled(name: str, constants: dict, options: dict, architecture: int):
     """Return a kernel compiled without a device, and the log of ptxas; no cache is used."""
-    kernel = getattr(triton_kernels, name)
+    kernel = next(getattr(module, name) for module in MODULES if hasattr(module, name))
     types = {arg: "constexpr" if arg in constants else _TYPES.get(arg, "*fp32") for arg in kernel.arg_names}
     places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
     source, log = ASTSource(fn=kernel, signature=types, constexprs=places), io.StringIO()
@@ -184,9 +195,10 @@ def limits() -> list[dict]:
     return rows
 
 
-def _launches(name: str, rows: int, every: bool) -> list[dict]:
+def _launches(name: str, constants: dict, every: bool) -> list[dict]:
     if name != "solve_pairs":
         return [{"enable_fp_fusion": True}]
+    rows = constants["BLOCK_N"]
     chosen = [tuning.DEFAULT, EARLIER]
     if every:
         chosen = [{"rows_a_warp": r, "maxnreg": m} for r in tuning.ROWS_A_WARP for m in tuning.MAXNREG]
@@ -210,7 +222,8 @@ def _model() -> dict:
     return {"problems": PROBLEMS, "iterations": ITERATIONS, "checks": CHECKS, "times": "modelled, not measured"}
 
 
-_COLUMNS = {"triton": "triton", "architecture": "for", "kernel": "kernel", "block": "block", "warps": "warps"}
+_COLUMNS = {"triton": "triton", "architecture": "for", "kernel": "kernel", "block": "block", "form": "form"}
+_COLUMNS |= {"warps": "warps"}
 _COLUMNS |= {"registers": "registers", "stack_bytes": "stack B", "shared_bytes": "shared B", "spills": "spills"}
 _COLUMNS |= {"programs": "held", "issue": "issue", "special": "special", "exchange": "exchange", "multiply": "multiply"}
 _COLUMNS |= {"modelled_seconds": "1e6 [s]", "dropped_ns": "dropped [ns]"}

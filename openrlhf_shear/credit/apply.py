@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from openrlhf_shear.credit.checks import checked_credit, checked_over_batch
+from openrlhf_shear.credit.checks import checked_credits, checked_over_batch
 from openrlhf_shear.credit.rule import CREDIT_TENSORS, Credit, CreditRule, GroupCredit, RolloutGroup
 
 
@@ -19,19 +19,30 @@ class TokenCredit:
     weights: torch.Tensor | None  # their ratio, without `added`; None for a rule that makes its own advantages
 
 
-def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
-    """Return a group's credit, on the CPU, and the rule's result, on its device.
+def weighed(
+    rule: CreditRule, groups: Sequence[RolloutGroup], rollouts: Sequence[Sequence[int]]
+) -> list[tuple[GroupCredit, Credit]]:
+    """Return each group's credit, on the CPU, and the rule's result, on its device.
 
-    `rollouts` are the indices of the group's rollouts within the step, in its order.
+    Groups share the seconds evenly.
 
-    Raises CreditRuleError: the rule failed (`checked_credit`).
+    Args:
+        rollouts: by group, the indices of its rollouts within the step, in its order.
+
+    Raises CreditRuleError: the rule failed (`checked_credits`).
     """
     started = time.perf_counter()
-    credit = checked_credit(rule, group)
-    # The copy waits for the device, so that the time includes its work.
-    tensors = {name: tuple(values.float().cpu() for values in rows) for name, rows in credit.tensors().items()}
-    seconds = time.perf_counter() - started
-    return GroupCredit(tuple(rollouts), group.rewards, group.correct, credit.metrics, seconds, **tensors), credit
+    credits = checked_credits(rule, groups)
+    # The copies wait for the device, so that the time includes its work.
+    tensors = [
+        {name: tuple(values.float().cpu() for values in rows) for name, rows in credit.tensors().items()}
+        for credit in credits
+    ]
+    seconds = (time.perf_counter() - started) / max(1, len(groups))
+    return [
+        (GroupCredit(tuple(own), group.rewards, group.correct, credit.metrics, seconds, **made), credit)
+        for group, own, credit, made in zip(groups, rollouts, credits, tensors, strict=True)
+    ]
 
 
 def token_advantages(

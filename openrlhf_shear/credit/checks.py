@@ -1,6 +1,7 @@
 """Checks of what rules return, before it reaches an update. All raise `CreditRuleError`."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,21 @@ class CreditRuleError(RuntimeError):
     """A rule raised, or returned something other than credit of its group; the message names the rule and the group."""
 
 
-def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
-    """Return `rule.credit(group)`; refuse tensors of another kind, number or shape, and values that are not finite."""
-    where = _where(rule, f"group {group.number}")
-    credit = _asked(where, lambda: rule.credit(group))
+def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Credit]:
+    """Return `rule.credits(groups)`; refuse tensors of another kind, number or shape, or that are not finite."""
+    wheres = [_where(rule, f"group {group.number}") for group in groups]
+    if type(rule).credits is CreditRule.credits:  # one by one, so that a message names the group
+        credits = [_asked(where, partial(rule.credit, group)) for where, group in zip(wheres, groups, strict=True)]
+    else:
+        numbers = ", ".join(str(group.number) for group in groups)
+        where = wheres[0] if len(groups) == 1 else _where(rule, f"groups {numbers}")
+        credits = _asked(where, lambda: rule.credits(groups))
+        if not isinstance(credits, list) or len(credits) != len(groups):
+            raise CreditRuleError(f"{where}: credits() must return a list with a Credit for each group")
+    return [_checked(rule, *each) for each in zip(wheres, groups, credits, strict=True)]
+
+
+def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) -> Credit:
     if not isinstance(credit, Credit):
         raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
     given = credit.tensors()

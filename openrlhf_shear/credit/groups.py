@@ -12,7 +12,7 @@ import torch
 
 from openrlhf_shear.credit.apply import weighed
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence, checked_part
-from openrlhf_shear.credit.rule import OF_ROLLOUTS, CreditRule, GroupCredit, RolloutGroup, StepScores
+from openrlhf_shear.credit.rule import OF_ROLLOUTS, Credit, CreditRule, GroupCredit, RolloutGroup, StepScores
 from openrlhf_shear.credit.waiting import waiting_bytes
 
 LATE = ("ref_log_probs",)  # needs that are known only after the policy has read all rollouts
@@ -162,14 +162,15 @@ class GroupCollector:
         made: dict[CreditJob, object] = {}
         seconds = 0.0
         # Borrowed groups come last: the groups that this rank weighs whole have then left its memory.
-        ordered = sorted(jobs, key=lambda job: (job.group in borrowed, job))
-        for number, mine in groupby(ordered, lambda job: job.group):
+        own = sorted(job.group for job in jobs if job.parts == 1 and job.group in self._waiting)
+        self._weigh([self._waiting.pop(number) for number in own])
+        left = sorted(job for job in jobs if job.parts > 1 or job.group not in own)
+        for number, mine in groupby(sorted(left, key=lambda job: job.group in borrowed), lambda job: job.group):
             waiting = None  # before the next group comes to the device
             waiting = self._waiting.get(number) or (borrowed[number].to(device) if number in borrowed else None)
             for job in mine if waiting is not None else ():
                 if job.parts == 1:
-                    self._waiting.pop(number, None)
-                    self._done.append(self._weigh(waiting))
+                    self._weigh([waiting])
                     continue
                 began = time.perf_counter()
                 made[job] = checked_part(self._rule, replace(waiting.group, **self._shared), job.part, job.parts)
@@ -187,18 +188,23 @@ class GroupCollector:
             RuntimeError: a group is incomplete: its rollouts were spread over ranks, or lost.
             CreditRuleError: the rule fails.
         """
-        opened, waiting, done = self._open, self._waiting, self._done
-        self._open, self._waiting, self._done = {}, {}, []
+        opened, waiting = self._open, self._waiting
+        self._open, self._waiting = {}, {}
         if opened:
+            self._done = []
             sizes = {group: len(members) for group, members in opened.items()}
             raise RuntimeError(f"incomplete groups on this rank (group: rollouts seen): {sizes}")
-        for number in lent:
-            waiting.pop(number, None)
-        while waiting:
-            number, group = waiting.popitem()
-            whole = tuple((parts or {}).get(number, ()))
-            done.append(self._weigh(replace(group, group=replace(group.group, parts=whole or None))))
-        return done
+        given = [
+            replace(each, group=replace(each.group, parts=tuple((parts or {}).get(number, ())) or None))
+            for number, each in waiting.items()
+            if number not in lent
+        ]
+        waiting.clear()
+        try:
+            self._weigh(given)
+            return self._done
+        finally:
+            self._done = []
 
     def _complete(self, number: int, members: dict[int, dict[str, object]], request: CreditRequest) -> None:
         rollouts = tuple(sorted(members))
@@ -209,19 +215,21 @@ class GroupCollector:
         if self._most is None:
             self._most = waiting_bytes(None, group.device)
         if sum(waiting.nbytes for waiting in self._waiting.values()) + group.nbytes > self._most:
-            self._done.append(self._weigh(group))
+            self._weigh([group])
         else:
             self._waiting[number] = group
 
-    def _weigh(self, waiting: WaitingGroup) -> GroupCredit:
-        group = replace(waiting.group, **self._shared)
-        for states in group.hidden_states or group.source_states or ():
+    def _weigh(self, waiting: Sequence[WaitingGroup]) -> None:
+        groups = [replace(each.group, **self._shared) for each in waiting]
+        for states in (states for group in groups for states in group.hidden_states or group.source_states or ()):
             if states.is_cuda:
                 torch.cuda.synchronize(states.device)  # so that the rule's time excludes the forward pass
                 break
-        group_credit, credit = weighed(self._rule, group, waiting.rollouts)
-        if not waiting.evidence:
-            return group_credit
+        made = weighed(self._rule, groups, [each.rollouts for each in waiting]) if groups else []
+        for each, group, (group_credit, credit) in zip(waiting, groups, made, strict=True):
+            self._done.append(self._with_evidence(group, group_credit, credit) if each.evidence else group_credit)
+
+    def _with_evidence(self, group: RolloutGroup, group_credit: GroupCredit, credit: Credit) -> GroupCredit:
         started = time.perf_counter()
         try:
             shown = checked_evidence(self._rule, group, credit)

@@ -119,7 +119,7 @@ def _controls(
                 searched = search_spans(
                     *spans, measure.distance, config.aggregate, measure.epsilon, search.max_cost_bytes
                 )
-                same[i] = searched.correct.cpu()
+                same[i] = searched.correct
         measured = result.measured
         # The seed gives a group the same order each time, and most groups different orders.
         order = torch.Generator().manual_seed(sum(len(hidden_states[i]) for i in measured))

@@ -12,8 +12,8 @@ Spans start every `stride` tokens. The paper leaves open which start is the last
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +22,19 @@ import torch
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.rule_knobs import ENTROPIC
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.transport import Spans, SpanSearch, cost_spread, joined, make_distance, search_spans, span_starts
+from openrlhf_shear.transport import (
+    SinkhornPairs,
+    Spans,
+    SpanSearch,
+    cost_spread,
+    joined,
+    make_distance,
+    make_together,
+    search_bytes,
+    search_groups,
+    search_spans,
+    span_starts,
+)
 
 _ROWS_AT_A_TIME = 1024  # rows in float64 at a time
 _UNITLESS = ("cosine", "mmd")  # distances without units: `normalize = "none"` has nothing to undo
@@ -32,21 +44,21 @@ _UNITLESS = ("cosine", "mmd")  # distances without units: `normalize = "none"` h
 class ShearResult:
     """Token weights of a group, and their evidence. Lists have one entry per rollout, in the given order.
 
-    Distances are in units of nbar for every `normalize`, and infinite if no rollout opposes; weights are then 1. A
-    span's nearest opposing span is that of the nearest pair for every `aggregate`, the lower index at equal distance.
-    A solve that did not converge counts with the bound that it reached.
+    Everything but the weights is on the CPU. Distances are in units of nbar for every `normalize`, and infinite if no
+    rollout opposes; weights are then 1. A span's nearest opposing span is that of the nearest pair for every
+    `aggregate`, the lower index at equal distance. A solve that did not converge counts with the bound that it reached.
     """
 
     weights: list[torch.Tensor]  # (T_i,) float32 on the device of the hidden states: omega
-    span_starts: list[torch.Tensor]  # (K_i,) int64, same device: span k covers [start, min(start + window, T_i))
-    span_distances: list[torch.Tensor]  # (K_i,) float32, same device
+    span_starts: list[torch.Tensor]  # (K_i,) int64: span k covers [start, min(start + window, T_i))
+    span_distances: list[torch.Tensor]  # (K_i,) float32
     mean_norm: float  # nbar, in the units of the hidden states, over the measured rollouts; 0.0 if these have no token
     solved_fraction: float  # fraction of the opposing span pairs that were solved; 0.0 without such pairs
     unconverged_fraction: float  # fraction of the solves that did not reach their tolerance; 0.0 without solves
     nonfinite: list[bool]  # whether the rollout has a NaN or infinite hidden state
     sides: tuple[list[int], list[int]]  # measured rollouts, correct and incorrect: finite, not empty, of known outcome
-    nearest_rollouts: list[torch.Tensor]  # (K_i,) int64 on the CPU: rollout of the nearest opposing span; -1 if none
-    nearest_spans: list[torch.Tensor]  # (K_i,) int64 on the CPU: index of that span in its rollout; -1 likewise
+    nearest_rollouts: list[torch.Tensor]  # (K_i,) int64: rollout of the nearest opposing span; -1 if none
+    nearest_spans: list[torch.Tensor]  # (K_i,) int64: index of that span in its rollout; -1 likewise
     epsilon: float | None  # entropic regularisation in units of nbar; None if no rollout opposes, or nbar = 0
     cost_spread: float | None  # std(C) / epsilon of the tokens' costs; None likewise, and for distances without epsilon
 
@@ -98,18 +110,45 @@ def shear_weights(
 
     Raises ValueError: the inputs do not match.
     """
+    return shear_groups([(hidden_states, correct)], config, search, [parts])[0]
+
+
+@torch.no_grad()
+def shear_groups(
+    groups: Sequence[tuple[Sequence[torch.Tensor | np.ndarray], Sequence[bool | None] | np.ndarray]],
+    config: ShearConfig | None = None,
+    search: SearchConfig | None = None,
+    parts: Sequence[Sequence[SpanSearch | None] | None] | None = None,
+) -> list[ShearResult]:
+    """Return `shear_weights` of each group (hidden states, outcomes), all on one device.
+
+    On CUDA the groups' searches share their kernels, up to the memory of a search. Results are those of each group
+    alone, up to a few roundings in the metrics of solves. Arguments are as in `shear_weights`, by group.
+    """
     config, search = config or ShearConfig(), search or SearchConfig()
-    group = _Group(hidden_states, correct, config, search)
-    hidden_states, mean_norm, sides, measured = group.hidden_states, group.mean_norm, group.sides, group.measured
-    device = hidden_states[0].device
-    starts = [span_starts(len(h), config).to(device) for h in hidden_states]
-    distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
-    weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
+    search.require_fits(config.window)
+    prepared = _prepared(groups, config)
+    given = [[part for part in of_group or () if part is not None] for of_group in parts or [()] * len(prepared)]
+    wanted = [group for group, made in zip(prepared, given, strict=True) if group.is_mixed and not made]
+    searched = {}
+    for together in _at_once(wanted, search):
+        searched |= zip(map(id, together), _searched(together, config, search), strict=True)
+    results = []
+    for group, made in zip(prepared, given, strict=True):
+        found = joined(made, config.aggregate, group.epsilon) if made and group.is_mixed else searched.get(id(group))
+        results.append(_weighed(group, found, config))
+    return results
+
+
+def _weighed(group: "_Group", nearest: SpanSearch | None, config: ShearConfig) -> ShearResult:
+    """Return the weights of a group from its search; None: no rollouts oppose."""
+    hidden_states, sides = group.hidden_states, group.sides
+    starts = [span_starts(len(h), config) for h in hidden_states]
+    distances = [torch.full(s.shape, torch.inf, dtype=torch.float32) for s in starts]
+    weights = [torch.ones(len(h)) for h in hidden_states]
     nearest_rollouts, nearest_spans = ([torch.full((len(s),), -1) for s in starts] for _ in range(2))
     solved_fraction = unconverged_fraction = 0.0
-    if group.is_mixed:
-        done = [part for part in parts or () if part is not None]
-        nearest = joined(done, config.aggregate, group.epsilon, device) if done else group.searched(0, 1)
+    if nearest is not None:
         solved_fraction, unconverged_fraction = nearest.solved_fraction, nearest.unconverged_fraction
         owners = [_owners(side, starts) for side in sides]
         per_side = zip(sides, (nearest.correct, nearest.incorrect), nearest.sides, reversed(owners), strict=True)
@@ -117,14 +156,16 @@ def shear_weights(
             counts = [len(starts[i]) for i in side]
             for i, part, opposing in zip(side, of_side.split(counts), evidence.nearest.split(counts), strict=True):
                 distances[i], nearest_rollouts[i], nearest_spans[i] = part, rollout[opposing], span[opposing]
+        measured = group.measured
         pooled = [pool_spans(distances[i], starts[i], len(weights[i]), config.window, config.pool) for i in measured]
-        scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
+        scaled = normalize_weights(pooled, config.normalize, group.mean_norm, config.distance)
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
+    on_device = torch.cat(weights).to(hidden_states[0].device).split([len(h) for h in hidden_states])  # a single copy
     shown = solved_fraction, unconverged_fraction, group.nonfinite, sides, nearest_rollouts, nearest_spans
     epsilon = group.epsilon if group.is_mixed else None
     spread = group.spread / epsilon if epsilon is not None and config.distance in ENTROPIC else None
-    return ShearResult(weights, starts, distances, mean_norm, *shown, epsilon, spread)
+    return ShearResult([*on_device], starts, distances, group.mean_norm, *shown, epsilon, spread)
 
 
 @torch.no_grad()
@@ -140,21 +181,69 @@ def search_part(
 
     Returns the search on the CPU, or None if the part has no span. `shear_weights` takes all parts, in order.
     """
-    searched = _Group(hidden_states, correct, config, search).searched(part, parts)
-    return searched and replace(searched, correct=searched.correct.cpu(), incorrect=searched.incorrect.cpu())
+    search.require_fits(config.window)
+    (group,) = _prepared([(hidden_states, correct)], config)
+    if not group.is_mixed:
+        return None
+    right, wrong = group.spans()
+    here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
+    if here.start == here.stop:
+        return None
+    distance = make_distance(config.distance, group.epsilon, right, wrong, group.backend(search))
+    return search_spans(right.part(here), wrong, distance, config.aggregate, group.epsilon, search.max_cost_bytes)
+
+
+def _searched(groups: Sequence["_Group"], config: ShearConfig, search: SearchConfig) -> list[SpanSearch]:
+    """Search mixed groups of one epsilon."""
+    sides, (first, *others) = [group.spans() for group in groups], groups
+    backend, epsilon = first.backend(search), first.epsilon
+    distance = make_distance(config.distance, epsilon, *sides[0], backend)
+    together = make_together(config.distance, epsilon, backend) if others else None
+    return search_groups(sides, distance, together, config.aggregate, epsilon, search.max_cost_bytes)
+
+
+def _at_once(groups: Sequence["_Group"], search: SearchConfig) -> Iterator[list["_Group"]]:
+    """Yield runs of groups that are searched at once.
+
+    They have one epsilon, and their tokens, which a search copies, take a quarter of its memory. A backend that takes
+    a tile at a time gains nothing from many groups, and gets one.
+    """
+    waiting, taken = [], 0
+    for group in groups:
+        size = sum(group.hidden_states[i].nbytes for i in group.measured)
+        most = search_bytes(search.max_cost_bytes, group.device) / 4
+        if waiting and (not group.shares(search) or waiting[0].epsilon != group.epsilon or taken + size > most):
+            yield waiting
+            waiting, taken = [], 0
+        waiting, taken = [*waiting, group], taken + size
+    if waiting:
+        yield waiting
+
+
+def _prepared(groups, config: ShearConfig) -> list["_Group"]:
+    """Return the groups with their norms, after a single wait for the device."""
+    found = []
+    for hidden_states, correct in groups:
+        hidden_states = [torch.from_numpy(h) if isinstance(h, np.ndarray) else h for h in hidden_states]
+        correct = [outcome.item() if hasattr(outcome, "item") else outcome for outcome in correct]
+        _check(hidden_states, correct)
+        found.append((hidden_states, correct))
+    norms = torch.stack([_norm_sum(h) for hidden_states, _ in found for h in hidden_states]).tolist()
+    made = []
+    for hidden_states, correct in found:
+        made.append(_Group(hidden_states, correct, norms[: len(hidden_states)], config))
+        norms = norms[len(hidden_states) :]
+    return made
 
 
 class _Group:
-    """Measured rollouts of a group, and the search between their spans."""
+    """Measured rollouts of a group."""
 
-    def __init__(self, hidden_states, correct, config: ShearConfig, search: SearchConfig):
-        """As `shear_weights`."""
-        search.require_fits(config.window)
-        self._config, self._search = config, search
-        self.hidden_states = [torch.from_numpy(h) if isinstance(h, np.ndarray) else h for h in hidden_states]
-        correct = [outcome.item() if hasattr(outcome, "item") else outcome for outcome in correct]
-        _check(self.hidden_states, correct)
-        norms = torch.stack([_norm_sum(h) for h in self.hidden_states]).tolist()  # a single wait for the device
+    def __init__(
+        self, hidden_states: list[torch.Tensor], correct: list[bool | None], norms: list[float], config: ShearConfig
+    ):
+        """`norms`: the sum of each rollout's token norms. The other arguments are as in `shear_weights`."""
+        self._config, self.hidden_states, self.device = config, hidden_states, hidden_states[0].device
         self.nonfinite = [not total < float("inf") for total in norms]
         known = [len(h) > 0 and outcome is not None for h, outcome in zip(self.hidden_states, correct, strict=True)]
         self.measured = [i for i, usable in enumerate(known) if usable and not self.nonfinite[i]]
@@ -174,19 +263,17 @@ class _Group:
         spread = 0.0 if self._config.epsilon_spread is None else self.spread
         return self._config.epsilon_in_norms(self.mean_norm, spread)
 
-    def searched(self, part: int, parts: int) -> SpanSearch | None:
-        """Search a part of the group; see `search_part`."""
-        if not self.is_mixed:
-            return None
-        config, states = self._config, [[self.hidden_states[i] for i in side] for side in self.sides]
-        right, wrong = (Spans.pack(side, config, self.mean_norm) for side in states)
-        sinkhorn = choose_backend(self._search.backend, right.tokens.device.type, config.window)
-        distance = make_distance(config.distance, self.epsilon, right, wrong, sinkhorn)
-        here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
-        if here.start == here.stop:
-            return None
-        most = self._search.max_cost_bytes
-        return search_spans(right.part(here), wrong, distance, config.aggregate, self.epsilon, most)
+    def spans(self) -> tuple[Spans, Spans]:
+        """Cut the correct and the incorrect rollouts of a mixed group into spans; this copies their tokens."""
+        states = [[self.hidden_states[i] for i in side] for side in self.sides]
+        return tuple(Spans.pack(side, self._config, self.mean_norm) for side in states)
+
+    def backend(self, search: SearchConfig) -> type[SinkhornPairs]:
+        return choose_backend(search.backend, self.device.type, self._config.window)
+
+    def shares(self, search: SearchConfig) -> bool:
+        """Say whether the search can take other groups as well."""
+        return self._config.distance == "sinkhorn" and self.backend(search).together is not None
 
 
 def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, window: int, pool: str) -> torch.Tensor:
@@ -197,11 +284,15 @@ def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, windo
     Example: spans [0, 3) and [2, 5) with distances 1 and 2, pool "max" -> 1, 1, 2, 2, 2.
     """
     token = torch.arange(length, device=starts.device)
-    covers = (token >= starts[:, None]) & (token < starts[:, None] + window)
+    last = torch.searchsorted(starts, token, right=True) - 1
+    first = torch.searchsorted(starts, token - window, right=True)  # spans of earlier starts end before the token
+    spans = first[:, None] + torch.arange(int((last - first).max()) + 1, device=starts.device)
+    covers = spans <= last[:, None]
+    values = distances[spans.clamp(max=len(distances) - 1)]
     if pool == "max":
-        return torch.where(covers, distances[:, None], -torch.inf).amax(0)
+        return torch.where(covers, values, -torch.inf).amax(1)
     assert pool == "mean", pool
-    return (covers * distances[:, None]).sum(0) / covers.sum(0)
+    return torch.where(covers, values, 0.0).sum(1) / covers.sum(1)
 
 
 def normalize_weights(
@@ -255,5 +346,6 @@ def _owners(side: Sequence[int], starts: Sequence[torch.Tensor]) -> tuple[torch.
 
 def _norm_sum(h: torch.Tensor) -> torch.Tensor:
     """Return the sum of the token norms, () float64; it is not finite exactly if a hidden state is not."""
-    parts = [part.double().square().sum(1).sqrt().sum() for part in h.split(_ROWS_AT_A_TIME)]
-    return torch.stack(parts).sum()
+    rows = len(h) if h.is_cuda else _ROWS_AT_A_TIME  # elsewhere, all rows in float64 would be in memory
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).sum() for part in h.split(max(1, rows))]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()

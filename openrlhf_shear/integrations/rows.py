@@ -149,8 +149,9 @@ def credited_groups(
     for row in (*rows, *(row for row in exchanged if row.group in cut and row.rollout not in own)):
         members[row.group].append(row)
     device = _device(rows)
-    given = (_group(rule, numbers[group], ours, step, device) for group, ours in members.items())
-    made = [weighed(rule, replace(group, **shared), rollouts)[0] for group, rollouts in given]
+    given = [_group(rule, numbers[group], ours, step, device) for group, ours in members.items()]
+    whole, rollouts = [replace(group, **shared) for group, _ in given], [rollouts for _, rollouts in given]
+    made = [credit for credit, _ in weighed(rule, whole, rollouts)]
     groups = gather([credit for credit in made if credit.rollouts[0] in own])
     seconds = max(gather([sum(credit.seconds for credit in made)]))
     return groups, step_metrics(rule, groups, seconds)

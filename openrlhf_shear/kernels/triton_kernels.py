@@ -1,12 +1,15 @@
-"""Triton kernels of `triton_sinkhorn`: one program per span pair, whose kernel matrix stays on chip throughout.
+"""Triton kernel of `triton_sinkhorn`: one program per span pair, whose kernel matrix stays on chip throughout.
 
 The plan of a pair's block is `u_i K_ij v_j`. Padding has an infinite cost, so K is exactly 0 there, as are u, v, f, g.
+Tables of spans are those of `triton_tables`.
 
-Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
+Legend: P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 """
 
 import triton
 import triton.language as tl
+
+from openrlhf_shear.kernels.triton_tables import CORNER, SIZE, START, WIDTH, load_fact
 
 CONVERGED, DROPPED, UNCONVERGED, FLAGGED, GOING = (tl.constexpr(code) for code in range(5))
 # Between two checks, scalings may leave e^+-30 without harm (float32 holds e^88). A scaling beyond it at a check is
@@ -75,10 +78,10 @@ def _status(dual, error, limit, tolerance, first, far, out_of_time):
 
 
 @triton.jit
-def _costs(corner, row_stride, column_stride, i, j, n, m):
+def _costs(corner, width, i, j, n, m):
     """Load the block (BLOCK_M / _LANES, BLOCK_N, _LANES) that begins at `corner`, infinite at padding."""
     i, j = i[None, :, None], j[:, None, :]
-    return tl.load(corner + i * row_stride + j * column_stride, mask=(i < n) & (j < m), other=float("inf"))
+    return tl.load(corner + i * width + j, mask=(i < n) & (j < m), other=float("inf"))
 
 
 @triton.jit
@@ -97,24 +100,27 @@ def _logs(densities, there, epsilon):
     return _log2(tl.where(there, densities, 1.0)) * (epsilon * _LN_2)
 
 
-@triton.jit(do_not_specialize=["row_stride", "max_iterations", "f_width", "g_width"])
+@triton.jit(do_not_specialize=["row_count", "column_count", "max_iterations", "f_width", "g_width"])
 def solve_pairs(
-    cost, row_stride, column_stride, pairs, row_starts, row_sizes, column_starts, column_sizes, limits,
+    cost, pairs, rows_table, row_count, columns_table, column_count, limits,
     epsilon, tolerance, max_iterations, value, f_out, f_width, g_out, g_width, iterations, marginal_error, status_out,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Solve the pair `pairs[program]` of (P, 2); the outputs are (P,), (P, f_width) and (P, g_width)."""
     p = tl.program_id(0).to(tl.int64)
     of_rows, of_columns = tl.load(pairs + 2 * p), tl.load(pairs + 2 * p + 1)
-    n, m = tl.load(row_sizes + of_rows).to(tl.int32), tl.load(column_sizes + of_columns).to(tl.int32)
-    corner = cost + tl.load(row_starts + of_rows) * row_stride + tl.load(column_starts + of_columns) * column_stride
+    n = load_fact(rows_table, row_count, SIZE, of_rows).to(tl.int32)
+    m = load_fact(columns_table, column_count, SIZE, of_columns).to(tl.int32)
+    width = load_fact(rows_table, row_count, WIDTH, of_rows).to(tl.int32)
+    corner = cost + load_fact(rows_table, row_count, CORNER, of_rows)
+    corner += load_fact(columns_table, column_count, START, of_columns)
     limit = tl.load(limits + p)
     i = tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_M // _LANES)[:, None] * _LANES + tl.arange(0, _LANES)[None, :]
     rows, columns = i < n, j < m
     a, b = tl.where(rows, 1.0 / n, 0.0), tl.where(columns, 1.0 / m, 0.0)
 
-    costs = _costs(corner, row_stride, column_stride, i, j, n, m)
+    costs = _costs(corner, width, i, j, n, m)
     f = tl.where(rows, tl.min(tl.min(costs, 0), 1), 0.0)
     g = tl.where(columns, tl.min(costs - f[None, :, None], 1), 0.0)
     eighths, done, status = tl.full((), _EIGHTHS, tl.int32), tl.full((), 0, tl.int32), tl.full((), GOING, tl.int32)
@@ -122,7 +128,7 @@ def solve_pairs(
     # Each round builds K; without a drift of the scalings, there is a single round. A round loads the costs again, and
     # computes their addresses again: otherwise they would fill the registers that K needs.
     while tl.condition(status == GOING, disable_licm=True):
-        exponent = f[None, :, None] + g[:, None, :] - _costs(corner, row_stride, column_stride, i, j, n, m)
+        exponent = f[None, :, None] + g[:, None, :] - _costs(corner, width, i, j, n, m)
         kernel = _exp2(exponent * (_LOG2_E / epsilon))
         u, v = a, b
         row_sums, column_sums = _over_columns(kernel, v), b
@@ -160,22 +166,3 @@ def solve_pairs(
     tl.store(status_out + p, status)
     tl.store(f_out + p * f_width + i, f, mask=i < f_width)
     tl.store(g_out + p * g_width + j, g, mask=j < g_width)
-
-
-@triton.jit(do_not_specialize=["count", "width"], do_not_specialize_on_alignment=["row_stride", "column_stride"])
-def span_log_sums(
-    cost, row_stride, column_stride, count, starts, sizes, potentials, width, epsilon, out,
-    BLOCK_N: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Fill `out` (K, count) with `log sum_i exp((f_ki - C_ij) / eps)` over the rows i of span k, a block of columns."""
-    k = tl.program_id(0).to(tl.int64)
-    i, j = tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    rows, columns = i < tl.load(sizes + k), j < count
-    first = cost + tl.load(starts + k) * row_stride
-    block = first + i[:, None].to(tl.int64) * row_stride + j[None, :].to(tl.int64) * column_stride
-    c = tl.load(block, mask=rows[:, None] & columns[None, :], other=0.0)
-    f = tl.load(potentials + k * width + i, mask=rows, other=0.0)
-    exponents = tl.where(rows[:, None], (f[:, None] - c) / epsilon, float("-inf"))
-    largest = tl.max(exponents, 0)
-    logs = largest + tl.log(tl.sum(tl.exp(exponents - largest[None, :]), 0))
-    tl.store(out + k * count + j, logs, mask=columns)

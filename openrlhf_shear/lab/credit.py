@@ -182,9 +182,9 @@ def controlled(
     controls = control.split("/") if control else []
     if PERMUTED in controls:
         given = [permuted(group, seed * len(given) + i) for i, group in enumerate(given)]
-    weights, ends = [], [*accumulate(len(group.lengths) for group in given)]
-    for group, end in zip(given, ends, strict=True):
-        weights.append(weighed(rule, group, range(end - len(group.lengths), end))[0])
+    ends = accumulate(len(group.lengths) for group in given)
+    rollouts = [range(end - len(group.lengths), end) for group, end in zip(given, ends, strict=True)]
+    weights = [credit for credit, _ in weighed(rule, given, rollouts)]
     lengths = [length for group in given for length in group.lengths]
     plain = {i: torch.full((n,), value) for i, (n, value) in enumerate(zip(lengths, base, strict=True))}
     credits = token_advantages(rule, weights, plain)

@@ -1,11 +1,11 @@
 """Optimal transport between spans of hidden states, in plain PyTorch.
 
-geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of span pairs) -> search (a race of pairs).
+geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of span pairs) -> search (race, of pairs).
 """
 
-from openrlhf_shear.transport.distances import make_distance
+from openrlhf_shear.transport.distances import make_distance, make_together
 from openrlhf_shear.transport.geometry import Spans, span_starts
-from openrlhf_shear.transport.search import SpanSearch, joined, search_spans
+from openrlhf_shear.transport.search import SpanSearch, joined, search_groups, search_spans
 from openrlhf_shear.transport.sinkhorn import SinkhornResult, sinkhorn_distance, solve_sinkhorn
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs
 from openrlhf_shear.transport.spread import cost_spread
@@ -19,7 +19,9 @@ __all__ = [
     "cost_spread",
     "joined",
     "make_distance",
+    "make_together",
     "search_bytes",
+    "search_groups",
     "search_spans",
     "sinkhorn_distance",
     "solve_sinkhorn",

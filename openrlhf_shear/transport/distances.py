@@ -10,13 +10,13 @@ search prunes with these lower bounds:
     chamfer, mmd, cosine   none: computing all pairs at once costs less than a bound for each pair
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from openrlhf_shear.transport.geometry import Spans, token_costs
-from openrlhf_shear.transport.search import PairDistance
+from openrlhf_shear.transport.race import PairDistance
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs
 from openrlhf_shear.transport.tiles import Tile
@@ -51,6 +51,14 @@ def make_distance(
     if name not in known:
         raise ValueError(f"no distance is called {name!r}; use one of {', '.join(known)}")
     return known[name]
+
+
+def make_together(
+    name: str, epsilon: float, sinkhorn: type[SinkhornPairs]
+) -> Callable[[Sequence[Tile]], PairDistance] | None:
+    """Return the distance called `name` on the pairs of several tiles at once; None if it takes a tile at a time."""
+    together = sinkhorn.together
+    return None if name != "sinkhorn" or together is None else lambda tiles: together(tiles, epsilon)
 
 
 class TransportPairs:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -133,16 +134,21 @@ class Tokens:
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens, self.factor = tokens, tokens.to(_product_dtype(tokens))
-        self.squared = self.factor.double().square().sum(1).to(_result_dtype(self.factor.dtype))
-        self.largest = float(self.squared.max())
+        norms = torch.linalg.vector_norm(self.factor, dim=1, dtype=torch.float64)
+        self.squared = norms.square().to(_result_dtype(self.factor.dtype))
         self.cancellation = _CANCELLATION[self.squared.dtype]
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest squared norm; on CUDA it waits for the device."""
+        return float(self.squared.max())
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
 def _squared_costs(x: Tokens, y: Tokens, workspace_bytes: int) -> torch.Tensor:
-    squared = _products(x.factor, y.factor).mul_(-2).add_(x.squared[:, None]).add_(y.squared)
+    squared = products(x.factor, y.factor).mul_(-2).add_(x.squared[:, None]).add_(y.squared)
     if squared.min() > x.cancellation * (x.largest + y.largest):  # true for most blocks
         return squared
     near = torch.nonzero(squared <= (x.squared[:, None] + y.squared).mul_(x.cancellation))
@@ -169,5 +175,6 @@ def _result_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the products (n, m) of factors of `Tokens`; autocast must be off, or the factors in half precision."""
     return torch.mm(x, y.T) if x.dtype == _result_dtype(x.dtype) else torch.mm(x, y.T, out_dtype=torch.float32)

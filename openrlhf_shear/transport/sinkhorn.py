@@ -6,7 +6,7 @@ The value is the dual value `<a, f> + <b, g>` after an exact column update. At a
 W_eps, and its gap is of second order in the marginal error.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -39,6 +39,14 @@ class SinkhornResult:
     def cat(cls, parts: list[Self]) -> Self:
         """Concatenate results of the same n and m."""
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def padded(self, n: int, m: int) -> Self:
+        """Return the results with potentials of `n` and `m` tokens; padding is 0."""
+        f, g = (
+            torch.nn.functional.pad(potentials, (0, width - potentials.shape[1]))
+            for potentials, width in ((self.f, n), (self.g, m))
+        )
+        return replace(self, f=f, g=g)
 
     def put(self, where: torch.Tensor, part: Self) -> None:
         """Replace the results at the positions `where` (int64) by those of `part`."""

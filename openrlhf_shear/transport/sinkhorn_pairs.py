@@ -14,10 +14,12 @@ which no other row changes, and then the best g. D(f, 0), the soft-RWMD bound, i
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 
 from openrlhf_shear.transport.geometry import Spans
+from openrlhf_shear.transport.race import PairDistance
 from openrlhf_shear.transport.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult, solve_sinkhorn
 from openrlhf_shear.transport.tiles import Tile
 
@@ -27,6 +29,7 @@ class SinkhornPairs:
 
     exact_bounds = False
     MAX_WINDOW: float = math.inf  # tokens of the longest span that the solver takes
+    together: Callable[[Sequence[Tile], float], PairDistance] | None = None  # the pairs of several tiles at once
 
     def __init__(self, tile: Tile, epsilon: float):
         self.tile, self.epsilon = tile, epsilon  # in units of nbar
@@ -44,7 +47,7 @@ class SinkhornPairs:
             pairs: (P, 2) int64: spans of the tile's `a` and `b`.
             limits: (P,) float32, in units of nbar; None for no limit.
         """
-        limits = _unlimited(pairs) if limits is None else limits
+        limits = unlimited(pairs) if limits is None else limits
         solved = []
         for part, blocks in self.tile.batches(pairs):
             solved.append(solve_sinkhorn(blocks, self.epsilon, tolerance, max_iterations, limits[part]))
@@ -99,7 +102,7 @@ class FastPairs(SinkhornPairs):
         tolerance: float = TOLERANCE,
         max_iterations: int = MAX_ITERATIONS,
     ) -> SinkhornResult:
-        limits = _unlimited(pairs) if limits is None else limits
+        limits = unlimited(pairs) if limits is None else limits
         result, flagged = self._solve(pairs, limits, tolerance, max_iterations)
         again = torch.nonzero(flagged)[:, 0]
         if len(again):
@@ -113,5 +116,6 @@ class FastPairs(SinkhornPairs):
         """Solve as `solve` does; the second result, (P,) bool, flags the pairs for the reference."""
 
 
-def _unlimited(pairs: torch.Tensor) -> torch.Tensor:
+def unlimited(pairs: torch.Tensor) -> torch.Tensor:
+    """Return limits (P,) that drop no pair."""
     return torch.full((len(pairs),), torch.inf, device=pairs.device)

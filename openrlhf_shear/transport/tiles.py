@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -50,6 +50,10 @@ class Tile:
     def cost(self) -> torch.Tensor:
         """Costs (T_a, T_b) float32, in units of nbar, computed at the first use."""
         return token_costs(self.a.tokens, self.b.tokens, self.a.scale, workspace_bytes=self.max_bytes // 2)
+
+    def use_cost(self, cost: torch.Tensor) -> None:
+        """Use these costs (T_a, T_b) from now on; a backend has made them."""
+        vars(self)["cost"] = cost
 
     @property
     def device(self) -> torch.device:
@@ -119,14 +123,38 @@ def free_bytes(device: torch.device) -> int:
 
 def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
     """Yield tiles that together hold every pair of spans, each in `max_bytes` of extra memory (at least one block)."""
-    dense = [len(spans) / len(spans.tokens) for spans in (a, b)]  # spans a token
-    per_entry = _COST_BYTES + _BOUND_BYTES * max(dense) + _TABLE_BYTES * dense[0] * dense[1]
-    most = int((max_bytes / 2 / per_entry) ** 0.5)
+    most = int((max_bytes / 2 / _entry_bytes(a, b)) ** 0.5)
     if a.tokens.device.type == "cpu":
         most = min(most, _CPU_TILE_TOKENS)
     for rows in _runs(a, most):
         for columns in _runs(b, most):
             yield Tile(a.part(rows), b.part(columns), rows, columns, max_bytes // 4)
+
+
+def batches(groups: Sequence[tuple[Spans, Spans]], max_bytes: int, together: bool) -> Iterator[list[tuple[int, Tile]]]:
+    """Yield the tiles of all groups (a, b), each with its group's index: tile by tile, or `together` where they fit.
+
+    A group of several tiles comes tile by tile.
+    """
+    waiting, taken = [], 0.0
+    for index, (a, b) in enumerate(groups):
+        of_group = [(index, tile) for tile in tiles(a, b, max_bytes)]
+        if not together or len(of_group) > 1:
+            yield from ([each] for each in of_group)
+            continue
+        size = len(a.tokens) * len(b.tokens) * _entry_bytes(a, b)
+        if waiting and taken + size > max_bytes / 2:
+            yield waiting
+            waiting, taken = [], 0.0
+        waiting, taken = waiting + of_group, taken + size
+    if waiting:
+        yield waiting
+
+
+def _entry_bytes(a: Spans, b: Spans) -> float:
+    """Return the bytes that a tile takes for each of its costs."""
+    dense = [len(spans) / len(spans.tokens) for spans in (a, b)]  # spans a token
+    return _COST_BYTES + _BOUND_BYTES * max(dense) + _TABLE_BYTES * dense[0] * dense[1]
 
 
 def _runs(spans: Spans, most: int) -> Iterator[slice]:

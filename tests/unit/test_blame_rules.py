@@ -16,7 +16,7 @@ from examples.rules.number_lines_rule import NumberLinesRule
 from examples.rules.onset_rule import OnsetRule
 from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
-from openrlhf_shear.credit.checks import checked_credit
+from openrlhf_shear.credit.checks import checked_credits
 from openrlhf_shear.credit.registry import load_rule
 
 RULES = (ExcessRule, OnsetRule, ErrorOddsRule, ChangeRule)
@@ -91,7 +91,7 @@ def changed(signal, log_probs, rule):
 @pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, error_odds, change), strict=True))
 def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind, oracle):
     rule = kind()
-    weights = checked_credit(rule, group).weights
+    weights = checked_credits(rule, [group])[0].weights
     for i, correct in enumerate(group.correct):
         expected = [1.0] * group.lengths[i] if correct else oracle(group, i, rule)
         assert weights[i].tolist() == pytest.approx(expected, abs=NOISE), (kind.name, i)
@@ -103,7 +103,7 @@ def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind,
 def test_any_outcomes_give_finite_weights_and_an_empty_rollout_none(group, kind, outcomes):
     empty = {name: (*getattr(group, name)[:4], getattr(group, name)[4][:0]) for name in sorted(kind().needs)}
     for changes in ({}, {"lengths": (25, 31, 40, 1, 0)} | empty):
-        weights = checked_credit(kind(), replace(group, correct=outcomes, **changes)).weights
+        weights = checked_credits(kind(), [replace(group, correct=outcomes, **changes)])[0].weights
         for weight, outcome in zip(weights, outcomes, strict=True):
             assert outcome is False or (weight == 1).all()
 
@@ -117,7 +117,7 @@ def test_the_odds_with_other_knobs(group, knobs):
     assert rule.search.backend == "torch"
     if knobs == OTHER:
         assert (rule.config.window, rule.config.stride, rule.config.epsilon_rel) == (6, 2, 0.1)
-    credit = checked_credit(rule, group if rule.rise else replace(group, hidden_states=None))
+    credit = checked_credits(rule, [group if rule.rise else replace(group, hidden_states=None)])[0]
     assert ("hidden_states" in rule.needs) == (rule.rise > 0)
     for i, correct in enumerate(group.correct):
         if not correct:
@@ -154,7 +154,7 @@ def test_knobs_of_error_odds_out_of_range(knob):
 )
 def test_lines_with_numbers_are_blamed(correct, step, texts, expected):
     group = RolloutGroup(0, (0.0,), (correct,), (len(texts),), token_texts=(texts,), step=step)
-    credit = checked_credit(NumberLinesRule(over=10), group)
+    credit = checked_credits(NumberLinesRule(over=10), [group])[0]
     assert credit.weights[0].tolist() == expected and credit.metrics == {"other_weight": 1 - min(step / 10, 1)}
 
 
@@ -162,7 +162,7 @@ def test_lines_with_numbers_are_blamed(correct, step, texts, expected):
 def test_the_contrast_is_with_other_incorrect_rollouts(group, own, surprisal):
     """Distances in units of the group's mean norm."""
     rule = ContrastRule(rise=3.0, own=own, surprisal=surprisal, window=6, stride=2)
-    found = checked_credit(rule, group).weights
+    found = checked_credits(rule, [group])[0].weights
     far = shear_weights(group.hidden_states, group.correct, rule.config)
     wrong = [i for i, correct in enumerate(group.correct) if not correct]
     for i in wrong:
@@ -182,7 +182,7 @@ def test_a_contrast_without_another_incorrect_rollout_is_the_change_alone(group)
 
 def test_the_discriminant_is_fisher_s_of_the_other_rollouts(group):
     rule = DiscriminantRule(rise=0.7, ridge=0.2)
-    found = checked_credit(rule, group)
+    found = checked_credits(rule, [group])[0]
     states = [h.double().numpy() for h in group.hidden_states]
     for i in (1, 2, 3):
         sides = [np.concatenate([states[j] for j in side if j != i]) for side in ((0, 4), (1, 2, 3))]
@@ -198,7 +198,7 @@ def test_the_discriminant_is_fisher_s_of_the_other_rollouts(group):
 
 def test_a_discriminant_needs_others_of_both_kinds(group):
     two = replace(group, **{name: getattr(group, name)[:2] for name in ("rewards", "correct", "lengths", *NEEDED)})
-    credit = checked_credit(DiscriminantRule(), two)
+    credit = checked_credits(DiscriminantRule(), [two])[0]
     surprisal = [max(-p, 1e-3) ** 4 for p in group.log_probs[1].tolist()]
     assert credit.metrics["fitted"] == 0.0
     assert credit.weights[1].tolist() == pytest.approx([s / sum(surprisal) for s in surprisal], abs=NOISE)

@@ -87,7 +87,9 @@ def test_no_advantage_changes_its_sign_and_unmixed_groups_learn_nothing(seed):
         failed = torch.tensor([outcome is None for outcome in outcomes])
         values = group_advantages(torch.tensor(given.rewards), len(outcomes), failed=failed)
         base = {i: values[i].expand(n) for i, n in enumerate(given.lengths)}
-        made = token_advantages(EntropyMaskRule(), [weighed(EntropyMaskRule(), given, range(len(outcomes)))[0]], base)
+        made = token_advantages(
+            EntropyMaskRule(), [weighed(EntropyMaskRule(), [given], [range(len(outcomes))])[0][0]], base
+        )
         for i, credit in made.items():
             assert torch.equal(credit.advantages, credit.base * credit.weights)
             assert torch.all((credit.advantages == 0) | (credit.advantages == credit.base))

@@ -159,6 +159,36 @@ def test_a_rank_weighs_its_own_groups_before_it_borrows_one_at_a_time(monkeypatc
     assert rule.numbers == [2, 3, 0, 1] and held == [0, 0]
 
 
+class AtOnce(ShearRule):
+    """Remembers which groups it has weighed at a time."""
+
+    def __init__(self):
+        super().__init__(CONFIG)
+        self.batches = []
+
+    def credits(self, groups):
+        self.batches.append([each.number for each in groups])
+        return super().credits(groups)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_groups_that_wait_on_a_rank_are_weighed_at_once(works):
+    rule, alone = AtOnce(), GroupCollector(Counting())
+    home, other = GroupCollector(rule), GroupCollector(UniformRule())
+    for g in range(4):
+        for collector in (other, alone) if g == 3 else (home, alone):
+            add(collector, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])
+    if works:
+        home.work([CreditJob(g) for g in (2, 0, 1, 3)], other.lend([3]))
+    found = {credit.rollouts: credit for credit in home.take()}
+    assert rule.batches == ([[0, 1, 2], [3]] if works else [[0, 1, 2]])
+    for credit in alone.take():
+        if credit.rollouts in found:
+            assert all(map(torch.equal, found[credit.rollouts].weights, credit.weights))
+            assert found[credit.rollouts].metrics == credit.metrics
+    assert len(found) == (4 if works else 3)
+
+
 def test_a_group_that_was_weighed_at_once_is_no_job():
     rule = Counting()
     collector = GroupCollector(rule, max_waiting_bytes=0)
@@ -221,7 +251,7 @@ def test_step_without_mixed_groups_has_no_omega_metrics():
 
 def test_a_rollout_without_a_reward_has_no_part_in_a_rule_s_last_word_on_the_batch():
     group = RolloutGroup(0, (1.0, float("nan"), 0.0), (True, None, False), (2, 5, 3))
-    weighed_group, _ = weighed(Maker(), group, (4, 5, 6))
+    ((weighed_group, _),) = weighed(Maker(), [group], [(4, 5, 6)])
     base = {i: torch.full((n,), 9.0) for i, n in zip((4, 5, 6), group.lengths, strict=True)}
     credits = token_advantages(Maker(), [weighed_group], base, failed={5})
     mean = (0 + 1 + 0 + 1 + 2) / 5  # of rollouts 4 and 6

@@ -10,7 +10,7 @@ import torch
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.credit import Credit, CreditRule, UpdateRule
-from openrlhf_shear.credit.checks import CreditRuleError, checked_over_batch
+from openrlhf_shear.credit.checks import CreditRuleError, checked_credits, checked_over_batch
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
@@ -109,6 +109,22 @@ GOOD, BROKEN = ones(5, 3), [torch.tensor([1.0, NAN, -torch.inf, 0, 0]), torch.on
 def test_what_is_no_credit_is_an_error_that_names_the_rule_and_the_group(makes_advantages, answer, said):
     with pytest.raises(CreditRuleError, match=rf"credit rule told \(.*:Told\), group 1: .*{said}"):
         through(Told(answer, makes_advantages))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda groups: 1 / 0, "told .*, groups 4, 7: it raised ZeroDivisionError"),
+        (lambda groups: [Credit(GOOD)], r"groups 4, 7: credits\(\) must return a list with a Credit for each group"),
+        (lambda groups: (Credit(GOOD),) * 2, r"groups 4, 7: credits\(\) must return a list"),
+        (lambda groups: [Credit(GOOD), Credit(BROKEN)], "group 7: 2 of 5 weights of rollout 0 are NaN or infinite"),
+    ],
+)
+def test_what_is_no_credit_of_several_groups_is_an_error_that_names_them(answer, said, monkeypatch):
+    monkeypatch.setattr(Told, "credits", lambda self, groups: answer(groups), raising=False)
+    given = [RolloutGroup(number, (1.0, 0.0), (True, False), LENGTHS) for number in (4, 7)]
+    with pytest.raises(CreditRuleError, match=said):
+        checked_credits(Told(), given)
 
 
 @pytest.mark.parametrize(

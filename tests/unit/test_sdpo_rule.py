@@ -10,7 +10,7 @@ from test_rlsd_rule import NAN, U, hinted_group, random_rows
 from test_spro_rule import grpo
 
 from openrlhf_shear.config.rule_knobs import SdpoConfig
-from openrlhf_shear.credit.checks import checked_credit
+from openrlhf_shear.credit.checks import checked_credits
 from openrlhf_shear.credit.rules.sdpo import SdpoRule
 
 
@@ -27,7 +27,7 @@ def oracle(hinted, plain, rewards, share=1.0) -> list[list[float]]:
 
 
 def made(hinted, plain, rewards, **knobs) -> tuple[list[np.ndarray], dict[str, float]]:
-    credit = checked_credit(SdpoRule(SdpoConfig(**knobs)), hinted_group(hinted, plain, rewards))
+    (credit,) = checked_credits(SdpoRule(SdpoConfig(**knobs)), [hinted_group(hinted, plain, rewards)])
     return [values.double().numpy() for values in credit.advantages], credit.metrics
 
 

@@ -10,13 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import entropic
 from scipy.special import logsumexp
+from together import Together
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrlhf_shear.config.rule_knobs import AGGREGATES, DISTANCES
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.transport import SinkhornPairs, SinkhornResult, Spans, make_distance, search_bytes, search_spans
+from openrlhf_shear.transport import (
+    SinkhornPairs,
+    SinkhornResult,
+    Spans,
+    make_distance,
+    search_bytes,
+    search_groups,
+    search_spans,
+)
 from openrlhf_shear.transport.tiles import tiles
 
 EPSILON = 0.015
@@ -295,6 +304,55 @@ def test_a_pair_waits_for_better_pairs_of_its_span():
     found = search_spans(*sides, lambda tile: known, "min", 0.1, 2**30)
     assert torch.equal(found.correct, values.amin(1)) and torch.equal(found.incorrect, values.amin(0))
     assert known.pairs <= 80 + 60 + 80  # a seed of each span, and the second pair of each row
+
+
+def unlike() -> list[tuple[Spans, Spans]]:
+    """Groups of different sizes and kinds; the second has a single pair of spans."""
+    shapes = [("random", (40, 9), 16, 4), ("prefix", (7,), 16, 4), ("clustered", (30, 21), 12, 5)]
+    return [tuple(sides(kind, lengths, window, stride)) for kind, lengths, window, stride in shapes]
+
+
+@pytest.mark.parametrize("solver", [SinkhornPairs, NumbaSinkhorn])
+@pytest.mark.parametrize(("max_bytes", "batches"), [(2**28, [3]), (200_000, [2, 1]), (2**15, [])])
+def test_groups_that_race_together_get_what_each_gets_alone(solver, max_bytes, batches):
+    groups, seen = unlike(), []
+
+    def together(tiles):
+        seen.append(len(tiles))
+        return Together(tiles, lambda tile: solver(tile, EPSILON))
+
+    def alone(tile):
+        return solver(tile, EPSILON)
+
+    found = search_groups(groups, alone, together, "min", EPSILON, max_bytes)
+    assert [n for n in seen if n > 1] == [n for n in batches if n > 1]
+    for (a, b), of_group in zip(groups, found, strict=True):
+        expected = search_spans(a, b, alone, "min", EPSILON, max_bytes)
+        for side, other in zip(of_group.sides, expected.sides, strict=True):
+            assert torch.equal(side.value, other.value) and torch.equal(side.nearest, other.nearest)
+        assert of_group.solved_pairs == expected.solved_pairs and of_group.unconverged_pairs == 0
+
+
+def test_sums_over_all_pairs_are_searched_a_group_at_a_time():
+    (a, b), other, _ = unlike()
+
+    def alone(tile):
+        return NumbaSinkhorn(tile, EPSILON)
+
+    for aggregate in ("mean", "softmin"):
+        first, _ = search_groups([(a, b), other], alone, lambda tiles: 1 / 0, aggregate, EPSILON, 2**28)
+        expected = search_spans(a, b, alone, aggregate, EPSILON, 2**28)
+        assert torch.equal(first.correct, expected.correct) and torch.equal(first.incorrect, expected.incorrect)
+
+
+def test_a_nan_bounds_nothing_and_is_nearest_to_no_other_span():
+    """A solver that fails on a pair must not spoil the pairs of other spans."""
+    values = torch.tensor([[1.0, 2.0], [torch.nan, 4.0], [5.0, 6.0]])
+    sides = [Spans.pack([torch.ones(n + 1, 4)], SpanCut(2, 1), 1.0) for n in (3, 2)]
+    bounds = torch.full_like(values, torch.nan)
+    found = search_spans(*sides, lambda tile: Given(values, bounds), "min", 0.1, 2**20, prune=False)
+    assert found.sides[1].value[1] == 2.0 and found.sides[1].nearest[1] == 0
+    assert found.sides[0].value[[0, 2]].tolist() == [1.0, 5.0] and found.sides[0].nearest[[0, 2]].tolist() == [0, 0]
 
 
 def test_on_cuda_the_memory_of_a_search_is_chosen_once_from_the_free_memory(monkeypatch):

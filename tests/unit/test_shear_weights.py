@@ -16,12 +16,13 @@ import pytest
 import torch
 from clouds import KINDS, clouds, real_states
 from oracle import entropic
+from together import Together
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.rule_knobs import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
 from openrlhf_shear.config.spans import SpanCut
-from openrlhf_shear.credit import shear_weights
-from openrlhf_shear.credit.shear import search_part
+from openrlhf_shear.credit import shear, shear_weights
+from openrlhf_shear.credit.shear import search_part, shear_groups
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.transport import SinkhornPairs, Spans, span_starts
@@ -330,6 +331,45 @@ def test_wrong_input_is_refused(hidden, correct, message):
 def test_numpy_arrays_do_as_well(outcomes):
     states = [np.float32([[0, 0]]), np.float32([[3, 4]])]
     assert torch.cat(shear_weights(states, outcomes).weights).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("knobs", [{}, {"epsilon_spread": 0.1}, {"aggregate": "mean"}, {"distance": "mmd"}])
+def test_groups_at_once_get_the_weights_of_each(knobs, monkeypatch):
+    """With a backend that takes several tiles: groups that lack opposing rollouts, states or finite numbers as well."""
+    config, batches = ShearConfig(**SMALL, **knobs), []
+
+    class Shared(NumbaSinkhorn):
+        @staticmethod
+        def together(tiles, epsilon):
+            batches.append((len(tiles), epsilon))
+            return Together(tiles, lambda tile: NumbaSinkhorn(tile, epsilon))
+
+    broken = group("random", (9, 8))
+    broken[1][2] = torch.nan
+    third = [2 * states for states in group("clustered", (12, 9, 14))]
+    given = [(group(), MIXED), (group("prefix"), [True] * 4), (third, [False, True, None]), (broken, [True, False])]
+    given.append((group("prefix", (20, 15, 0, 8)), MIXED))
+    alone = [shear_weights(*each, config) for each in given]
+    monkeypatch.setattr(shear, "choose_backend", lambda *_: Shared)
+    parts = [None, None, [search_part(*given[2], config, SearchConfig(), k, 2) for k in range(2)], None, None]
+    for found in (shear_groups(given, config), shear_groups(given, config, parts=parts)):
+        for result, expected in zip(found, alone, strict=True):
+            for name in ("weights", "span_starts", "nearest_rollouts", "nearest_spans"):
+                assert all(map(torch.equal, getattr(result, name), getattr(expected, name)))
+            for name in ("mean_norm", "nonfinite", "sides", "epsilon", "cost_spread"):
+                assert getattr(result, name) == getattr(expected, name)
+    sizes = [size for size, _ in batches]
+    assert sizes == ([3, 2] if not knobs else [])  # groups of other epsilons, and other distances, are searched alone
+
+
+def test_groups_at_once_share_the_memory_of_a_search(monkeypatch):
+    batches = []
+    monkeypatch.setattr(NumbaSinkhorn, "together", staticmethod(lambda tiles, epsilon: 1 / 0))
+    monkeypatch.setattr(shear, "_searched", lambda groups, *_: batches.append(len(groups)) or [None] * len(groups))
+    states = group(lengths=(50, 50, 50, 50))
+    size = sum(h.nbytes for h in states)
+    shear_groups([(states, MIXED)] * 5, search=SearchConfig(max_cost_bytes=max(2**20, 8 * size)))
+    assert sum(batches) == 5 and max(batches) == max(2**20, 8 * size) // 4 // size
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)

@@ -12,7 +12,7 @@ import torch
 
 from openrlhf_shear.config.rule_knobs import SproConfig
 from openrlhf_shear.credit import RolloutGroup
-from openrlhf_shear.credit.checks import checked_credit
+from openrlhf_shear.credit.checks import checked_credits
 from openrlhf_shear.credit.rules.spro import SproRule
 
 U = 2**-24
@@ -59,7 +59,7 @@ def oracle(policy, reference, rewards, beta=0.05) -> list[list[float]]:
 
 
 def made(policy, reference, rewards, **knobs):
-    credit = checked_credit(SproRule(SproConfig(**knobs)), group(policy, reference, rewards))
+    credit = checked_credits(SproRule(SproConfig(**knobs)), [group(policy, reference, rewards)])[0]
     assert all(values.dtype == torch.float32 for values in credit.advantages)
     return [values.double().numpy() for values in credit.advantages], credit.metrics
 

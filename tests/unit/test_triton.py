@@ -19,8 +19,8 @@ from oracle import entropic
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
 from openrlhf_shear.config.spans import SpanCut  # noqa: E402
-from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn  # noqa: E402
-from openrlhf_shear.transport import SinkhornPairs, Spans, search_spans  # noqa: E402
+from openrlhf_shear.kernels.triton_sinkhorn import TritonBatch, TritonSinkhorn  # noqa: E402
+from openrlhf_shear.transport import SinkhornPairs, Spans, search_groups, search_spans  # noqa: E402
 from openrlhf_shear.transport.sinkhorn import log_domain_potentials  # noqa: E402
 from openrlhf_shear.transport.tiles import Tile, tiles  # noqa: E402
 
@@ -68,7 +68,7 @@ def run_again(*words: str, **variables: str) -> str:
 
 @compiled
 def test_in_the_interpreter():
-    assert run_again(TRITON_INTERPRET="1").startswith("15 passed")
+    assert run_again(TRITON_INTERPRET="1").startswith("19 passed")
 
 
 @compiled
@@ -164,8 +164,66 @@ def test_dual_bounds_are_those_of_the_reference(epsilon):
 
 
 @interpreted
+@pytest.mark.parametrize(("dtype", "stride"), [(torch.float32, 15), (torch.float64, 15), (torch.float16, 1)])
+def test_one_pass_makes_costs_and_their_sums(dtype, stride):
+    """Against float64, with tokens that are equal or nearly so; at a stride of 1, sums are not made with the costs."""
+    epsilon, scale = 0.02, 3.0
+    both = [x.to(dtype) for x in clouds("prefix", (37, 5, 40, 11))]
+    both[2][30:33] = both[0][3] + 1e-3 * torch.randn(3, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
+    a, b = (Spans.pack(side, SpanCut(20, stride), scale) for side in (both[:2], both[2:]))
+    tile = replace(next(tiles(a, b, 2**28)), max_bytes=2**13)  # several runs of rows
+    batch = TritonBatch([tile], epsilon)
+    exact = (a.tokens.double()[:, None] - b.tokens.double()).square().sum(2).sqrt() / scale
+    # Of the norms, about 1: a squared distance of 1e-4 or more has an error of 2e-7, a smaller one is computed again.
+    torch.testing.assert_close(tile.cost.double(), exact, rtol=1e-6, atol=2e-5 / scale)
+    assert (tile.cost[exact == 0] == 0).all() and (exact == 0).sum() > 10
+    near = (exact > 0) & (exact * scale < 0.012)
+    assert near.sum() >= 3
+    torch.testing.assert_close(tile.cost[near].double(), exact[near], rtol=1e-5, atol=0)
+    logs = batch._first_logs().view(len(b), len(a.tokens))
+    for k, block in enumerate(b.blocks(exact.T)):
+        torch.testing.assert_close(logs[k].double(), (-block / epsilon).logsumexp(0), rtol=1e-5, atol=4e-4)
+
+
+@interpreted
+def test_tiles_that_share_launches_get_what_each_gets_alone():
+    epsilon = 0.05
+    of_tiles = [
+        make_tile("random"),
+        make_tile("prefix", window=12, stride=6, lengths=((13,), (9,))),
+        make_tile("clustered", window=5, stride=5, lengths=((4,), (11,))),
+    ]
+    batch, alone = TritonBatch(of_tiles, epsilon), [TritonSinkhorn(replace(tile), epsilon) for tile in of_tiles]
+    expected = torch.cat([each.bounds().flatten() for each in alone])
+    torch.testing.assert_close(batch.bounds(), expected, rtol=0, atol=1e-6)  # blocks differ, and so do roundings
+    shapes, firsts = [(len(tile.a), len(tile.b)) for tile in of_tiles], torch.zeros(2, dtype=torch.int64)
+    pairs, solved = [], []
+    for tile, each, shape in zip(of_tiles, alone, shapes, strict=True):
+        pairs.append(tile.all_pairs() + firsts)
+        solved.append(each.solve(tile.all_pairs()))
+        firsts = firsts + torch.tensor(shape)
+    found = batch.solve(torch.cat(pairs))
+    torch.testing.assert_close(found.value, torch.cat([each.value for each in solved]), rtol=0, atol=1e-3 * epsilon)
+    assert found.converged.all()
+    f, g = (torch.randn(int(n), 20, generator=torch.Generator().manual_seed(0)) for n in firsts)
+    given = zip(alone, f.split([a for a, _ in shapes]), g.split([b for _, b in shapes]), strict=True)
+    expected = [
+        each.bounds(*(x[:, :w] for x, w in zip(own, each._alone._longest, strict=True))) for each, *own in given
+    ]
+    torch.testing.assert_close(batch.bounds(f, g), torch.cat([x.flatten() for x in expected]), rtol=0, atol=1e-6)
+    groups = [(tile.a, tile.b) for tile in of_tiles]
+    raced = search_groups(groups, None, lambda tiles: TritonBatch(tiles, epsilon), "min", epsilon, 2**28)
+    for search, (a, b), values, shape in zip(raced, groups, solved, shapes, strict=True):
+        values = values.value.view(shape)
+        torch.testing.assert_close(search.correct, values.amin(1), rtol=0, atol=1e-3 * epsilon)
+        torch.testing.assert_close(search.incorrect, values.amin(0), rtol=0, atol=1e-3 * epsilon)
+        assert len(search.sides[0].nearest) == len(a) and search.sides[0].nearest.max() < len(b)
+
+
+@interpreted
 def test_pairs_that_are_not_finite_are_solved_again_by_torch(monkeypatch):
     tile = make_tile()
+    solver = TritonSinkhorn(tile, 0.05)
     tile.cost[25, 3] = torch.nan  # in spans 1 of a and 0 of b
     asked, solve = [], SinkhornPairs.solve
 
@@ -176,7 +234,7 @@ def test_pairs_that_are_not_finite_are_solved_again_by_torch(monkeypatch):
 
     monkeypatch.setattr(SinkhornPairs, "solve", spy)
     pairs, limits = tile.all_pairs(), torch.full((12,), 9.0)
-    result = TritonSinkhorn(tile, 0.05).solve(pairs, limits, 2e-3, 500)
+    result = solver.solve(pairs, limits, 2e-3, 500)
     ((again, their_limits, tolerance, max_iterations),) = asked
     assert again.tolist() == [[1, 0]] and their_limits.tolist() == [9.0] and (tolerance, max_iterations) == (2e-3, 500)
     assert result.converged.all()

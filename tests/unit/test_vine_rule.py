@@ -14,7 +14,7 @@ from lab_cases import PROMPT
 
 from openrlhf_shear.config.rule_knobs import VineConfig
 from openrlhf_shear.credit import RolloutGroup
-from openrlhf_shear.credit.checks import checked_credit, checked_over_batch
+from openrlhf_shear.credit.checks import checked_credits, checked_over_batch
 from openrlhf_shear.credit.rules.vine import VineRule
 from openrlhf_shear.lab import inputs
 from openrlhf_shear.tasks.arithmetic.problems import parse_problem
@@ -65,7 +65,7 @@ def oracle(texts, rewards, every, samples) -> list[list[float]]:
 @pytest.mark.parametrize(("every", "samples"), [(1, 9), (2, 3), (3, 1), (32, 9)])
 def test_advantages_match_the_oracle(every, samples):
     given = group(TEXTS, REWARDS)
-    credit = checked_credit(VineRule(VineConfig(every, samples)), given)
+    (credit,) = checked_credits(VineRule(VineConfig(every, samples)), [given])
     for found, expected in zip(credit.advantages, oracle(TEXTS, REWARDS, every, samples), strict=True):
         assert found.dtype == torch.float32
         np.testing.assert_allclose(found.double().numpy(), expected, rtol=0, atol=2 * U)

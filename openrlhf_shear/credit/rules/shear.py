@@ -8,7 +8,7 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup, medians
-from openrlhf_shear.credit.shear import search_part, shear_weights
+from openrlhf_shear.credit.shear import ShearResult, search_part, shear_groups, shear_weights
 from openrlhf_shear.transport import SpanSearch
 
 
@@ -24,6 +24,16 @@ class ShearRule(CreditRule):
 
     def credit(self, group: RolloutGroup) -> Credit:
         result = shear_weights(group.hidden_states, group.correct, self.config, self.search, group.parts)
+        return self._credit(result)
+
+    def credits(self, groups: Sequence[RolloutGroup]) -> list[Credit]:
+        """Return the credit of each group; on CUDA their searches share kernels. A subclass's `credit` is respected."""
+        if type(self).credit is not ShearRule.credit:
+            return super().credits(groups)
+        states, parts = [(group.hidden_states, group.correct) for group in groups], [group.parts for group in groups]
+        return [self._credit(result) for result in shear_groups(states, self.config, self.search, parts)]
+
+    def _credit(self, result: ShearResult) -> Credit:
         metrics = {
             "opposed": float(result.opposed),
             "mean_norm": result.mean_norm,
