@@ -4,7 +4,8 @@
     python hostile_neighbours.py --order before --output hostile_neighbours.json    # two minutes
 
 Order "beside": each row grades one kind of hostile program again and again, in jails that it shares with 50 honest
-grades of several kinds. The first row has no hostile program. "lost" counts rollouts that failed: there is no verdict on the program.
+grades of several kinds. The first row has no hostile program. "lost" counts rollouts that failed: there is no verdict
+on the program.
 
 Order "before": each row of `warm_attacks.py` is graded in a warm jail, and then an honest program. It also counts the
 escapes of `shear-check-rewards escapes`, and measures programs a second. --output keeps the other order's rows.
@@ -173,7 +174,7 @@ _DO = {"beside": beside, "before": before}
 
 def markdown(found: dict) -> Iterator[str]:
     """Yield the tables of `before` as docs/security.md has them: a row for each goal, and a row for each attack."""
-    goals = {row["goal"]: [one for one in found["rows"] if one["goal"] == row["goal"]] for row in found["rows"]}
+    goals = {row["goal"]: [other for other in found["rows"] if other["goal"] == row["goal"]] for row in found["rows"]}
     yield from ("| goal | attacks | held | then a new jail |", "| --- " * 4 + "|")
     for goal, rows in goals.items():
         yield f"| {goal} | {len(rows)} | {sum(r['held'] for r in rows)} | {sum(r['jail'] == 'new' for r in rows)} |"

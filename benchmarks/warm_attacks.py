@@ -1,7 +1,7 @@
 """Attacks on jails that serve one grade after another: programs by hand, for `hostile_neighbours.py` and its test.
 
-The goal of an attack is state that the next grade finds, a verdict that the program did not earn, a result that it must
-not read, or a jail in which the next honest answer fails. `{SECRET}` in a label is a text that no program can guess.
+An attack leaves state for the next grade, forges a verdict, reads expected results, or makes the next honest answer
+fail. `{SECRET}` in a label is a text that no program can guess.
 """
 
 from dataclasses import dataclass, field
@@ -153,7 +153,7 @@ ATTACKS = {
         "os.listdir('/tmp')", "os.stat('/tmp').st_atime_ns > os.stat('/tmp').st_ctime_ns"
     ),
     "a process that outlives its parent": _leaves(_STAYS, "False", LATE, ERROR, seconds=1.0),
-    "a process of its own": _leaves("tried(os.fork)\ntried(os.posix_spawn, sys.executable, ['x'], {})", "False"),
+    "a new process": _leaves("tried(os.fork)\ntried(os.posix_spawn, sys.executable, ['x'], {})", "False"),
     "a process by a plain call": _leaves(
         "for flags in (17, 0x8011, 0x4111): libc.syscall(56, flags, 0, 0, 0, 0)", "False"
     ),

@@ -25,14 +25,16 @@ def attacked(names: Iterable[str]) -> Iterator[dict]:
     grades the honest answer is the "same", or "new" because the attack wrote files or broke it.
     """
     with CodeWorkers(1) as workers:
-        _graded(workers, *_honest("False", _STDIN))
         for name in names:
             attack = ATTACKS[name]
+            if not _jails(workers):
+                _graded(workers, *_honest("False", _STDIN))
             label, secret = _labelled(attack)
             if attack.past:
                 _grade_secret(workers, secret)
             before = _jails(workers)
             verdict = _graded(workers, attack.program, label, attack.seconds)
+            jail = "same" if before == _jails(workers) else "new"
             after = _graded(workers, *_honest(attack.looks, attack.label))
             ended = verdict.correct is False and verdict.why in attack.ends
             yield {
@@ -40,7 +42,7 @@ def attacked(names: Iterable[str]) -> Iterator[dict]:
                 "goal": attack.goal,
                 "verdict": verdict.why or "passed",
                 "next": after.why or "passed",
-                "jail": "same" if before and before == _jails(workers) else "new",
+                "jail": jail,
                 "held": ended and after.correct is True,
                 "details": [verdict.detail, after.detail],
             }
