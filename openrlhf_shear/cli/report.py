@@ -16,8 +16,9 @@ the reason.
   python -m openrlhf_shear.cli.report runs/grpo-* runs/shear-* --output report
   python -m openrlhf_shear.cli.report runs/* --output report --select last
 
-It writes index.html (open it in any browser; it needs no other file), table_TASK.md, .csv and .tex (the paper's form,
-needs booktabs and xcolor), and each figure as .png, .svg and its numbers as .csv. Values are percent.
+It writes index.html (open it in any browser; it needs no other file), first_and_last.md and .csv (the first and last
+values of each run), table_TASK.md, .csv and .tex (the paper's form, needs booktabs and xcolor), and each figure as
+.png, .svg and its numbers as .csv. Values are percent.
 """
 
 
@@ -56,6 +57,7 @@ def _print(report, written: list[Path]) -> None:
     from openrlhf_shear.evaluation.comparison.tables import rests_on
     from openrlhf_shear.report.tables import print_tables
 
+    print_tables([report.progress] if report.progress else [])
     print_tables(table for scores in report.tables for table in rests_on(scores))
     for run in report.runs:
         for note in run.notes:

@@ -6,12 +6,13 @@ from pathlib import Path
 from openrlhf_shear.line import frame
 
 EPILOG = """\
-FILE holds rollouts with their weights and spans. Two commands write such files:
+RUN is the folder of a run, whose steps are all shown, or a single file. Two commands write such files:
 
   training   --credit.dump_rollouts_every 20 of openrlhf_shear.cli.train_ppo_ray
              writes CKPT_PATH/rollouts/stepNNNNNN.parquet, every 20th step
   diagnosis  python -m openrlhf_shear.cli.diagnose ... --output DIR writes DIR/rollouts.parquet
 
+  python -m openrlhf_shear.cli.rollout_page ckpt --output rollouts.html
   python -m openrlhf_shear.cli.rollout_page ckpt/rollouts/step000040.parquet --output step40.html
   python -m openrlhf_shear.cli.rollout_page diagnosis/rollouts.parquet --output page.html --limit 20 --title "MATH"
 
@@ -21,10 +22,12 @@ the policy's output as text and never runs it. Press ? on the page for its keys.
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="a parquet file of rollouts")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or a parquet file of rollouts")
     parser.add_argument("--output", required=True, type=Path, metavar="PAGE.html", help="where to write the page")
-    parser.add_argument("--limit", type=_count, metavar="N", help="show only the first N groups (default: all)")
-    parser.add_argument("--title", help="heading of the page (default: the file's step and model)")
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="show only the first N groups of a step (default: all)"
+    )
+    parser.add_argument("--title", help="heading of the page (default: steps and model)")
 
 
 @frame.command(_flags, __doc__, EPILOG)
@@ -33,12 +36,12 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
     # Imported late, so that --help and errors in the flags are quick.
     from openrlhf_shear.rollouts.page import make_page
-    from openrlhf_shear.rollouts.record import read_rollouts
+    from openrlhf_shear.rollouts.steps import read_steps
 
-    rollouts, settings = read_rollouts(args.file)
-    if not rollouts:
-        raise ValueError(f"{args.file} holds no rollouts, so there is nothing to show; use a file with rollouts")
-    page = make_page(rollouts, settings, args.title, args.limit).encode()
+    run = read_steps(args.run)
+    if not run.rollouts:
+        raise ValueError(f"{args.run} holds no rollouts, so there is nothing to show; use a file with rollouts")
+    page = make_page(run.rollouts, run.settings, args.title, args.limit, run.steps).encode()
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_bytes(page)

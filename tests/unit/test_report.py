@@ -316,7 +316,7 @@ def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
         *("Training curves", "Rollout reward", "Training time relative to GRPO")
     ]
     assert (method, seeds) == ("SHEAR", 3) and std == 0 and overhead == pytest.approx(100 * (12 / 11 - 1))
-    assert len(report.omitted) == 15 and "differ in distance alone" in report.omitted[7].reason
+    assert len(report.omitted) == 19 and "differ in distance alone" in report.omitted[11].reason
 
 
 def test_the_curves_of_training(tmp_path):

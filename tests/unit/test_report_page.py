@@ -16,7 +16,7 @@ def run(method, seed, gain, **changes):
     scores = {step: 0.3 + (gain + seed / 100) * (step > 0) + step / 200 for step in (0, 5, 10)}
     steps = tuple(Evaluation(step, {"aime24": at, "amc23": at + 0.2}, at + 0.1) for step, at in scores.items())
     made = {"folder": f"{method}{seed}", "credit": None, "seconds_per_step": 10.0 + gain}
-    return evaluated(method=method, seed=seed, evaluations=steps, **{**made, **changes})
+    return evaluated(method=method, seed=seed, **{"evaluations": steps, **made, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,46 @@ def test_it_loads_without_errors_or_requests(browser, page):
     widths = browser.execute_script("return [...document.images].map(image => image.naturalWidth)")
     assert len(widths) == len(report.pictures) > 2 and min(widths) > 0
     assert browser.execute_script("return document.querySelectorAll('table.results tbody th[scope=row]').length") == 4
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two runs without benchmarks, one with a long path."""
+    steps = range(1, 13)
+    curves = {
+        "train/rollout/reward_mean": [(step, step / 20) for step in steps],
+        "train/shear/mixed_groups": [(step, 1 - step / 20) for step in steps],
+        "train/policy_loss": [(step, step / 1000) for step in steps],
+        "train/actor_grad_norm": [(step, 0.5) for step in steps],
+        "eval/eval_heldout_pass1": [(0, 0.25), (12, 0.5)],
+    }
+    notes = ("no evaluation on benchmarks (eval/suite/... in the log, or results.json)",)
+    runs = [
+        run("shear", seed, 0.0, evaluations=(), curves=curves, notes=notes, folder=f"{'long-name/' * 9}{seed}")
+        for seed in range(2)
+    ]
+    report = make_report(runs)
+    return report, write_report(report, tmp_path_factory.mktemp("trained"))[-1]
+
+
+def test_a_page_begins_with_what_its_runs_hold(browser, trained):
+    report, path = trained
+    load(browser, path, 1280)
+    assert report.progress.rows[0][1:] == (12, "0.150 → 0.500", "25.0 → 50.0", "85 → 50", "0.5 → 0.5")
+    headings = browser.execute_script("return [...document.querySelectorAll('h2')].map(n => n.textContent)")
+    assert headings == ["First and last", "Figures", "Runs", "Left out"]
+    figures = browser.execute_script("return [...document.querySelectorAll('figure h3')].map(n => n.textContent)")
+    assert figures == ["Held-out accuracy", "Rollout reward", "Mixed groups", "Loss", "Gradient"]
+    folded = browser.find_element("css selector", "#omitted + details")
+    assert not folded.get_attribute("open") and "evaluation on benchmarks" in folded.get_attribute("textContent")
+    names = {file.name for file in path.parent.iterdir()}
+    assert {"first_and_last.md", "first_and_last.csv", "loss_math_qwen2.5_math_7b.png"} <= names
+
+
+def test_no_table_of_a_desk_is_wider_than_the_page(browser, trained):
+    load(browser, trained[1], 1280)
+    wide = "return [...document.querySelectorAll('.scroll')].filter(n => n.scrollWidth > n.clientWidth).length"
+    assert browser.execute_script(wide) == 0
 
 
 @pytest.mark.parametrize("width", [1200, 390])

@@ -90,6 +90,40 @@ def made_by_command(tmp_path, *flags):
     return (tmp_path / "new" / "page.html").read_text()
 
 
+def test_a_run_shows_all_its_steps_and_the_limit_counts_groups_of_a_step(tmp_path, capsys):
+    for step in (1, 20, 40):
+        path = tmp_path / f"run/ckpt/rollouts/step{step:06d}.parquet"
+        write_rollouts(path, arithmetic_groups(3), SETTINGS | {"step": step, "model": "/data/policies/small"})
+    page = tmp_path / "page.html"
+    rollout_page.main([str(tmp_path / "run"), "--output", str(page), "--limit", "2"])
+    text = page.read_text()
+    assert "<h1>Rollouts of steps 1 to 40, small</h1>" in text and "3 more groups of the file left out" in text
+    index = json.loads(re.search(r'id="index">(.*?)</script>', text)[1])
+    assert [group["step"] for group in index["groups"]] == [1, 1, 20, 20, 40, 40]
+    assert index["groups"][2]["name"] == "problem-000 of step 20"
+    assert 'id="step"' in text and 'id="step"' not in made_by_command(tmp_path)
+
+
+def test_folders_that_are_no_run_are_refused_in_a_line(tmp_path, capsys):
+    def refused(folder):
+        return refusal(capsys, [folder, "--output", tmp_path / "page.html"], rollout_page.main)
+
+    (tmp_path / "empty").mkdir()
+    assert "--credit.dump_rollouts_every" in refused(tmp_path / "empty")
+    for name in ("a", "b"):
+        write_rollouts(tmp_path / "two" / name / "step000001.parquet", arithmetic_groups(1), SETTINGS)
+    assert "several runs; name a run" in refused(tmp_path / "two")
+    write_rollouts(tmp_path / "two/a/step000002.parquet", arithmetic_groups(1), SETTINGS | {"window": 8})
+    assert "differ in their window" in refused(tmp_path / "two/a")
+
+
+def test_weights_and_the_legend_of_errors_are_named_only_if_they_are_there():
+    page = make_page(arithmetic_groups(), SETTINGS)
+    assert "a bar marks the first error" in page
+    unknown = [replace(rollout, first_error=None) for rollout in arithmetic_groups()]
+    assert "a bar marks" not in make_page(unknown, SETTINGS)
+
+
 def test_the_command_prints_where_the_page_is_and_its_size(tmp_path, capsys):
     text = made_by_command(tmp_path)
     assert capsys.readouterr().out == f"{tmp_path / 'new' / 'page.html'}: {len(text.encode()) / 1e6:.2f} MB\n"

@@ -1,11 +1,12 @@
 """The rollout page in headless Chromium shows the rollouts' values, by pointer and by keyboard."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from browsing import each, js, load, loads_alone, press, text
-from rollout_rows import ATTACKS, SETTINGS, WINDOW, long_groups, odd_groups
+from rollout_rows import ATTACKS, SETTINGS, WINDOW, arithmetic_groups, group, long_groups, odd_groups
 
 from openrlhf_shear.rollouts.page import data, make_page
 
@@ -92,6 +93,48 @@ def test_light_and_dark_at_the_width_of_a_desk_and_a_phone(browser, page, width)
         "light": ["rgb(255, 255, 255)", "rgb(229, 131, 42)"],
         "dark": ["rgb(21, 24, 29)", "rgb(138, 79, 12)"],
     }
+
+
+def test_a_phone_shows_a_response_before_the_facts_and_the_list(browser, page):
+    places = ["#asked", ".card .tokens", "#strips", "#side", "#about"]
+    tops = "document.querySelector(arguments[0]).getBoundingClientRect().top"
+
+    def order(width):
+        opened(browser, page, width=width)
+        js(browser, "window.scrollTo(0, 0)")
+        return sorted(places, key=lambda place: js(browser, tops, place))
+
+    assert order(390) == places
+    assert js(browser, f"{tops} + scrollY", ".card .tokens") < 900, "on the first screen"
+    assert order(1280)[0] == "#about" and order(1280)[-1] == ".card .tokens"
+
+
+def test_a_step_narrows_the_list(browser, tmp_path):
+    path, (first, second) = tmp_path / "page.html", [arithmetic_groups(1, seed=seed) for seed in (0, 1)]
+    second = [replace(rollout, group="other") for rollout in second]
+    steps = {first[0].group: 1, "other": 20}
+    path.write_text(make_page([*first, *second], SETTINGS, steps=steps), encoding="utf-8")
+    load(browser, path)
+    labels = each(browser, "#step option", "n.textContent")
+    right = [sum(rollout.correct for rollout in part) for part in (first, second)]
+    assert labels == ["all", f"1: {right[0]} of 8 correct", f"20: {right[1]} of 8 correct"]
+    Select(browser.find_element("id", "step")).select_by_value("20")
+    assert text(browser, "#found") == "8 of 16 rollouts"
+    assert all("other" in row for row in each(browser, ".row", "n.textContent"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"), [("shear", "the token's weight ω, which"), ("ours", "the token's weight, which")]
+)
+def test_a_weight_is_named_once_and_the_words_of_an_axis_fit(browser, tmp_path, rule, words):
+    rollouts = group("few", [list("ab"), list("cd")], [True, False])
+    path = tmp_path / "page.html"
+    path.write_text(make_page(rollouts, SETTINGS | {"rule": rule}), encoding="utf-8")
+    load(browser, path)
+    assert words in text(browser, "#legend-text")
+    needed = js(browser, "(() => { const pen = $('heat').getContext('2d'); pen.font = FONT; "
+                         "return MARGIN.left + pen.measureText(acrossWords()).width })()")  # fmt: skip
+    assert 180 < needed <= js(browser, "parseFloat($('heat').style.width)")
 
 
 def test_hostile_text_is_shown_and_not_run(browser, page):
@@ -338,6 +381,7 @@ def test_strips_show_a_group_at_a_glance_and_lead_to_its_tokens(browser, page):
     strips = browser.find_elements("css selector", "#strips button")
     assert [strip.text for strip in strips] == [f"{r.sample} {'✓' if r.correct else '✗'}" for r in ROLLOUTS[8:16]]
     canvas = strips[6].find_element("tag name", "canvas")
+    js(browser, "arguments[0].scrollIntoView({block: 'center'})", canvas)  # the dock covers the end of the screen
     canvas.click()  # its middle
     at = js(browser, "document.activeElement.token")
     assert abs(at - len(rollout.tokens) / 2) <= 1

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from openrlhf_shear.evaluation.comparison.cells import Select, choose, sections
 from openrlhf_shear.evaluation.comparison.pictures import make_pictures
+from openrlhf_shear.evaluation.comparison.progress import progress
 from openrlhf_shear.evaluation.comparison.runs import Run
 from openrlhf_shear.evaluation.comparison.tables import Scores, latex, make_scores, markdown, rests_on, to_csv
 from openrlhf_shear.report import figures
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission, picture_files, write_files
 from openrlhf_shear.report.page import render, sorting
+from openrlhf_shear.report.tables import MARKUP, Table, csv_text
 
 SELECTIONS = {
     "best": "Each seed stands with the checkpoint whose benchmark average is the best of its evaluated steps "
@@ -26,6 +28,7 @@ class RunsReport:
     """The tables and pictures of the runs, ready to be written."""
 
     runs: tuple[Run, ...]
+    progress: Table | None  # first and last values of each trained run
     tables: list[Scores]
     pictures: list[Picture]
     omitted: list[Omission]
@@ -43,22 +46,25 @@ def make_report(runs: Iterable[Run], select: Select = "best") -> RunsReport:
     """
     runs = tuple(runs)
     grouped = sections(runs)
-    return RunsReport(runs, make_scores(grouped, select), *make_pictures(grouped, select), select)
+    return RunsReport(runs, progress(runs), make_scores(grouped, select), *make_pictures(grouped, select), select)
 
 
-def write_report(report: RunsReport, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
+def write_report(report: RunsReport, folder: str | Path, drawing: Callable[[list], Iterable] = iter) -> list[Path]:
     """Write every table (.md, .csv, .tex) and picture (.png, .svg, .csv) and `index.html`; return their paths.
 
-    `progress` takes the list of pictures and yields them, e.g. under a progress bar.
+    `drawing` takes the list of pictures and yields them, e.g. under a progress bar.
     """
 
     def files() -> Iterator[tuple[str, str | bytes]]:
+        if table := report.progress:
+            yield "first_and_last.md", f"{table.to_markdown(MARKUP)}\n"
+            yield "first_and_last.csv", csv_text(table.header, table.rows)
         for i, scores in enumerate(report.tables, 1):
             stem = f"table_{scores.task}" if scores.task.isidentifier() else f"table_{i}"
             for ending, form in (("md", markdown), ("csv", to_csv), ("tex", latex)):
                 yield f"{stem}.{ending}", form(scores)
         embedded = []
-        for picture in progress(report.pictures):
+        for picture in drawing(report.pictures):
             yield from picture_files(picture)
             embedded.append(_embed(picture))
         yield "index.html", _page(report, embedded)
@@ -92,6 +98,7 @@ def _page(report: RunsReport, embedded: list[dict]) -> str:
         script=sorting(),
         heading=f"Report over {count} run{'s' if count > 1 else ''}",
         selection=SELECTIONS.get(report.select, f"Each seed stands with its evaluation at step {report.select}."),
+        progress=report.progress,
         tables=[(scores, rests_on(scores)) for scores in report.tables],
         pictures=embedded,
         omitted=report.omitted,

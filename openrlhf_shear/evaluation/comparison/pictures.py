@@ -24,7 +24,11 @@ from openrlhf_shear.report.findings import Omission
 REFERENCE_KL = "train/kl"
 # heading, unit, the end of its TensorBoard tag, and why it may be missing
 LOGGED = (
+    ("Held-out accuracy", "Accuracy (%)", "_pass1", "; --eval.dataset logs it"),
     ("Rollout reward", "Rollout reward", "train/rollout/reward_mean", ""),
+    ("Mixed groups", "Share of the groups (%)", "/mixed_groups", ""),
+    ("Loss", "Loss of the policy", "train/policy_loss", ""),
+    ("Gradient", "Norm of the gradient", "train/actor_grad_norm", ""),
     ("Response length", "Tokens of a response", "train/rollout/response_length_mean", ""),
     ("KL to the reference", "KL (nats a token)", REFERENCE_KL, "; it is 0 without a reference (--algo.kl.init_coef 0)"),
     ("KL of the update", "KL (nats a token)", "train/ppo_kl", ""),
@@ -110,20 +114,21 @@ def _curves(
     Shared steps avoid a jump where a seed ends. Variants with fewer than two such steps are left out; without any
     variant there is no picture.
     """
-    curves = []
+    curves, several = [], False
     for label, ink, variant in lines:
         seeds = [points for points in series(section, variant) if points]
         steps = sorted(set.intersection(*map(set, seeds))) if seeds else []
         if len(steps) > 1:
+            several |= len(seeds) > 1
             label = f"{label} (1 seed)" if len(seeds) == 1 else label
             curves.append(Curve(label, ink, {step: stat(points[step] for points in seeds) for step in steps}))
+    spread = " Line: mean over seeds; band: ±1 sample std. Steps that not all of a method's seeds have are left out."
     if curves:
         yield _picture(
             section,
             name,
             heading,
-            f"{unit} over training. Line: mean over seeds; band: ±1 sample std. "
-            "Steps that not all of a method's seeds have are left out.",
+            f"{unit} over training.{spread if several else ''}",
             ("setting", "step", "mean", "std"),
             tuple((curve.label, step, *numbers(value)[:2]) for curve in curves for step, value in curve.points.items()),
             partial(plot_curves, curves=curves, names=("Training step", unit)),

@@ -2,6 +2,7 @@
 const $ = id => document.getElementById(id);
 const parse = id => JSON.parse($(id).textContent);
 const {symbol: SYMBOL, levels: LEVELS, colours: COLOURS} = parse("words");
+const NAME = SYMBOL === "weight" ? SYMBOL : `weight ${SYMBOL}`;
 const INDEX = parse("index");
 const NAMES = {true: "✓ correct", false: "✗ incorrect", null: "? no reward"};
 const NO_VALUE = 65535;  // a cell of a heatmap that is not finite

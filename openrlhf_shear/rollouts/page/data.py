@@ -8,7 +8,8 @@ half a step, 1/131068 of that range.
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,17 @@ def css() -> str:
     return root(LIGHT) + "@media (prefers-color-scheme: dark) { " + root(DARK) + "}\n" + classes
 
 
-def group_rollouts(rollouts: Sequence[Rollout], limit: int | None = None) -> list[list[Rollout]]:
-    """Return the rollouts of each group, by `sample`; groups in the order of the file, at most `limit` of them."""
-    groups = list(by_group(rollouts).values())[:limit]
-    return [sorted(group, key=lambda rollout: rollout.sample) for group in groups]
+def group_rollouts(
+    rollouts: Sequence[Rollout], limit: int | None = None, steps: Mapping[str, int] | None = None
+) -> list[list[Rollout]]:
+    """Return the rollouts of each group, by `sample`; groups in the order given, at most `limit` of a step."""
+    kept, counts = [], Counter()
+    for name, group in by_group(rollouts).items():
+        step = (steps or {}).get(name)
+        counts[step] += 1
+        if limit is None or counts[step] <= limit:
+            kept.append(sorted(group, key=lambda rollout: rollout.sample))
+    return kept
 
 
 def shading(rollout: Rollout) -> np.ndarray | None:
@@ -56,7 +64,9 @@ def shading(rollout: Rollout) -> np.ndarray | None:
     return None
 
 
-def index(groups: Sequence[Sequence[Rollout]], window: int | None) -> dict[str, Any]:
+def index(
+    groups: Sequence[Sequence[Rollout]], window: int | None, steps: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Return what the list shows, filters and sorts by, as JSON values: `window`, `groups` and `rows`.
 
     A row has the rollout's group and place in it, then its facts. `low`, `mean`, `high` and the standard deviation
@@ -64,7 +74,10 @@ def index(groups: Sequence[Sequence[Rollout]], window: int | None) -> dict[str, 
     """
     return {
         "window": window,
-        "groups": [{"name": group[0].group, "mixed": is_mixed(group)} for group in groups],
+        "groups": [
+            {"name": group[0].group, "mixed": is_mixed(group), "step": (steps or {}).get(group[0].group)}
+            for group in groups
+        ],
         "rows": [
             {"group": g, "place": place, **_facts(rollout)}
             for g, group in enumerate(groups)

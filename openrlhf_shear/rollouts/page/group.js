@@ -58,7 +58,7 @@ function showCards() {
 
 function showLegend() {
   const {group, range} = current, kinds = new Set(group.rollouts.map(rollout => rollout.shade));
-  const words = kinds.has("weights") ? `Background: the token's weight ${SYMBOL}, which multiplies its advantage.`
+  const words = kinds.has("weights") ? `Background: the token's ${NAME}, which multiplies its advantage.`
     : kinds.has("advantages") ? "This rule gives no weights. Background: the size of the token's own advantage."
     : group.mixed ? "This rule gives no weights: tokens are not shaded."
     : "No weights were made, since the group is not mixed: every token counts alike, and none is shaded.";

@@ -1,5 +1,6 @@
 // The distances between the spans of two rollouts, drawn; a cursor moves over the cells by pointer or arrow keys.
 const MARGIN = {left: 40, top: 6, bottom: 34, right: 8};  // CSS pixels, for the axes
+const FONT = "11px system-ui, sans-serif";
 let heat = null;  // {a, b, map, range, row, column, cell, width, height}
 
 const heatRange = group => {
@@ -40,10 +41,12 @@ function drawHeat() {
   const room = Math.min($("heat-box").clientWidth, 310) - MARGIN.left - MARGIN.right;
   heat.cell = Math.max(2, Math.min(24, Math.floor(room / Math.max(columns, rows))));
   const width = columns * heat.cell + MARGIN.left + MARGIN.right, height = rows * heat.cell + MARGIN.top + MARGIN.bottom;
-  const shown = Math.max(width, 180);  // room for the words of the axis
+  const pen = canvas.getContext("2d");
+  pen.font = FONT;
+  const shown = Math.max(width, MARGIN.left + Math.ceil(pen.measureText(acrossWords()).width) + MARGIN.right);
   Object.assign(canvas, {width: shown * ratio, height: height * ratio});
   Object.assign(canvas.style, {width: `${shown}px`, height: `${height}px`});
-  const pen = canvas.getContext("2d"), colours = Array.from({length: COLOURS}, (_, i) => style.getPropertyValue(`--w${i}`));
+  const colours = Array.from({length: COLOURS}, (_, i) => style.getPropertyValue(`--w${i}`));
   pen.scale(ratio, ratio);
   const left = column => MARGIN.left + column * heat.cell, top = row => MARGIN.top + row * heat.cell;
   for (let row = 0; row < rows; row++) for (let column = 0; column < columns; column++) {
@@ -60,10 +63,12 @@ function drawHeat() {
   pen.strokeRect(left(heat.column) - 1, top(heat.row) - 1, heat.cell + 2, heat.cell + 2);
 }
 
+const acrossWords = () => `→ rollout ${heat.b.sample}, token of the span's start`;
+
 function axes(pen, left, top, colour) {
   const {a, b, map, cell} = heat, rows = map.rows.length, columns = map.columns.length;
   pen.fillStyle = colour;
-  pen.font = "11px system-ui, sans-serif";
+  pen.font = FONT;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
   for (const row of rows * cell < 40 ? [0] : [0, rows - 1])
@@ -75,7 +80,7 @@ function axes(pen, left, top, colour) {
     pen.fillText(span(b, map.columns[columns - 1]).start, left(columns), top(rows) + 10);
   }
   pen.textAlign = "left";
-  pen.fillText(`→ rollout ${b.sample}, token of the span's start`, left(0), top(rows) + 25);
+  pen.fillText(acrossWords(), left(0), top(rows) + 25);
   pen.save();
   pen.translate(10, top(0));
   pen.rotate(-Math.PI / 2);

@@ -64,7 +64,26 @@ function addressed() {
   return of.find(row => String(row.sample) === asked.get("r")) ?? of[0];
 }
 
+// A phone shows a response first: the prompt, the responses, then the other views, the list and the facts.
+function arrange(phone) {
+  const [main, columns] = [$("main"), document.querySelector(".columns")], top = main.querySelector(".top");
+  const heading = document.querySelector("h1");
+  if (phone) {
+    top.before($("asked"), $("responses"));
+    main.after($("side"));
+    columns.after($("about"));
+  } else {
+    $("views").prepend($("asked"));
+    top.after($("responses"));
+    main.before($("side"));
+    heading.after($("about"));
+  }
+}
+
 function start() {
+  const narrow = matchMedia("(max-width: 61.99rem)");
+  arrange(narrow.matches);
+  narrow.addEventListener("change", () => arrange(narrow.matches));
   startList();
   startCards();
   startHeatmap();

@@ -12,6 +12,7 @@ function groupTexts(g) {
 }
 
 function matches(row) {
+  if ($("step") && ![String(INDEX.groups[row.group].step), "all"].includes($("step").value)) return false;
   const outcome = $("outcome").value, words = $("search").value.trim().toLowerCase();
   if (outcome !== "all" && String(row.correct) !== outcome) return false;
   if ($("mixed").checked && !INDEX.groups[row.group].mixed) return false;
@@ -82,8 +83,19 @@ function listKeys(event) {
   buttons[to].focus();
 }
 
+// Each step with its correct rollouts, so that the list shows how the run went.
+function stepOptions() {
+  const counts = new Map();
+  for (const row of INDEX.rows) {
+    const {step} = INDEX.groups[row.group], [right, all] = counts.get(step) ?? [0, 0];
+    counts.set(step, [right + (row.correct === true), all + (row.correct !== null)]);
+  }
+  return [...counts].map(([step, [right, all]]) => make("option", {value: step}, `${step}: ${right} of ${all} correct`));
+}
+
 function startList() {
-  for (const id of ["outcome", "mixed"]) $(id).addEventListener("change", narrow);
+  $("step")?.append(...stepOptions());
+  for (const id of ["outcome", "mixed", "step"]) $(id)?.addEventListener("change", narrow);
   $("sort").addEventListener("change", () => {
     direct($("sort").value === "group" ? "↑" : "↓");
     narrow();

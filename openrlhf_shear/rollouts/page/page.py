@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,23 @@ SHEAR = "shear"
 
 
 def make_page(
-    rollouts: Sequence[Rollout], settings: Mapping[str, Any], title: str | None = None, limit: int | None = None
+    rollouts: Sequence[Rollout],
+    settings: Mapping[str, Any],
+    title: str | None = None,
+    limit: int | None = None,
+    steps: Mapping[str, int] | None = None,
 ) -> str:
     """Return the page's HTML; all text of rollouts and settings in it is escaped.
 
     Args:
         rollouts: at least one.
         settings: of these rollouts, as `write_rollouts` keeps them.
-        title: the heading (default: made of the step and the model).
-        limit: the most groups to show (default: all).
+        title: the heading (default: made of the steps and the model).
+        limit: the most groups to show of a step (default: all).
+        steps: the step of each group, if the rollouts are of several steps.
     """
-    groups = data.group_rollouts(rollouts, limit)
+    steps = steps or {}
+    groups = data.group_rollouts(rollouts, limit, steps)
     window = settings.get("window")
     window = window if isinstance(window, int) and window > 0 else None
     rule, estimator = settings.get("rule"), settings.get("estimator")
@@ -37,7 +43,7 @@ def make_page(
         _asset("page.html"),
         style=data.css() + _asset("page.css"),
         script='"use strict";\n' + "".join(_asset(f"{name}.js") for name in SCRIPTS),
-        heading=title or _heading(settings),
+        heading=title or _heading(settings, sorted({*steps.values()})),
         rule=titled([estimator])[0] if isinstance(estimator, str) and ":" in estimator else rule,
         has_spans=any(rollout.span_starts for rollout in shown),
         has_distances=any(rollout.heatmaps for rollout in shown),
@@ -47,7 +53,9 @@ def make_page(
         facts=summary(groups),
         settings={name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
         left_out=len({rollout.group for rollout in rollouts}) - len(groups),
-        index=data.to_json(data.index(groups, window)),
+        has_steps=len({*steps.values()}) > 1,
+        has_errors=any(rollout.first_error is not None for rollout in shown),
+        index=data.to_json(data.index(groups, window, steps)),
         blocks=[data.to_json(data.block(group)) for group in groups],
     )
 
@@ -56,10 +64,21 @@ def _asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def _heading(settings: Mapping[str, Any]) -> str:
+def _heading(settings: Mapping[str, Any], steps: Sequence[int]) -> str:
     step, model = settings.get("step"), settings.get("model")
     heading = "Rollouts" if step is None else f"Rollouts of step {step}"
-    return heading if model is None else f"{heading}, {model}"
+    if steps:
+        heading = f"Rollouts of steps {steps[0]} to {steps[-1]}"
+    return heading if model is None else f"{heading}, {model_name(str(model))}"
+
+
+def model_name(model: str) -> str:
+    """Return the name of a model: the last part of a path or hub id. The settings have all of it.
+
+    >>> model_name("Qwen/Qwen2.5-Math-7B"), model_name("/data/policies/small/"), model_name("arithmetic policy")
+    ('Qwen2.5-Math-7B', 'small', 'arithmetic policy')
+    """
+    return PurePath(model).name or model
 
 
 def summary(groups: Sequence[Sequence[Rollout]]) -> list[tuple[str, str]]:

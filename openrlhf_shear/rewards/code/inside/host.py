@@ -98,12 +98,14 @@ def _alone() -> bool:
     return False
 
 
-def _touched() -> int:
-    """Return the time of the last change in /tmp, the only folder that can be written to.
+def _touched() -> tuple[int, int]:
+    """Return the times of the last change in /tmp, and of the last look into it; only this folder can be written to.
 
-    A change makes, removes, renames or sets anything. No program can set this time.
+    A change makes, removes, renames or sets anything. No program can set the first time. The next program could read
+    the second.
     """
-    return os.stat("/tmp").st_ctime_ns
+    folder = os.stat("/tmp")
+    return folder.st_ctime_ns, folder.st_atime_ns
 
 
 if __name__ == "__main__":
