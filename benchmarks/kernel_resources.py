@@ -56,7 +56,8 @@ _SCHEDULERS, _SPECIAL, _EXCHANGE, _WARP = 4, 16, 32, 32  # of a multiprocessor; 
 _RESERVED = 1024  # bytes of shared memory that CUDA takes of each program
 
 _TYPES = dict.fromkeys(["pairs", "rows_table", "columns_table", "table", "others", "parts", "rows"], "*i64")
-_TYPES |= dict.fromkeys(["columns", "ends", "iterations", "status_out"], "*i64") | {"means": "*fp64"}
+_TYPES |= dict.fromkeys(["columns", "ends", "iterations", "status_out"], "*i64")
+_TYPES |= dict.fromkeys(["means", "x_norms", "y_norms"], "*fp64")
 _TYPES |= dict.fromkeys(["x", "y"], "*bf16")
 _TYPES |= dict.fromkeys(["epsilon", "tolerance", "scale", "cancellation"], "fp32")
 _TYPES |= dict.fromkeys(

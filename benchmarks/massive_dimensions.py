@@ -85,8 +85,9 @@ def clusters(length: int) -> list[torch.Tensor]:
 def check(name: str, states: list[torch.Tensor]) -> dict:
     """Compare the metric's spread with that of all costs, and its time with the rule's."""
     result = shear_weights(states, outcomes(states))
-    sides = [[h for h, right in zip(states, outcomes(states), strict=True) if right is side] for side in (True, False)]
-    everything = token_costs(*map(torch.cat, sides), result.mean_norm, 2**28).double().std(correction=0).item()
+    rights = outcomes(states)
+    sides = [torch.cat([h for h, right in zip(states, rights, strict=True) if right is side]) for side in (True, False)]
+    everything = token_costs(*sides, result.mean_norm, 2**28).double().std(correction=0).item()
     spread = cost_spread(*sides, result.mean_norm)
     jobs = {
         "metric": lambda: cost_spread(*sides, result.mean_norm),

@@ -82,7 +82,7 @@ def count(groups: int) -> dict:
             state.is_there = True
     counted = OnDevice()
     run_grid, to, cpu = GridExecutor.__call__, torch.Tensor.to, torch.Tensor.cpu
-    solve = triton_sinkhorn.TritonBatch._solve
+    solve, solving = triton_sinkhorn.TritonBatch._solve, []
 
     def launched(self, *args, **kwargs):
         counted.launches[self.fn.__name__] += 1
@@ -90,7 +90,7 @@ def count(groups: int) -> dict:
             return run_grid(self, *args, **kwargs)
 
     def moved(tensor, *args, **kwargs):
-        if not (args and isinstance(args[0], torch.device)) or is_there(tensor):
+        if solving or not (args and isinstance(args[0], torch.device)) or is_there(tensor):
             return to(tensor, *args, **kwargs)
         counted.launches["copy to the device"] += 1
         there = tensor.clone()
@@ -107,6 +107,7 @@ def count(groups: int) -> dict:
 
     def solved(batch, pairs, limits, *how):
         counted.launches["solve_pairs"] += 1
+        solving.append(True)
         with _disable_current_modes():
             first, values = [0, 0], []
             result = None
@@ -120,6 +121,7 @@ def count(groups: int) -> dict:
             result = type(made[0]).cat(made)
             order = torch.cat([which for which, _ in values]).argsort()
             result = type(result)(*(value[order] for value in vars(result).values()))
+        solving.clear()
         for value in vars(result).values():
             value.is_there = True
         flagged = torch.zeros_like(result.dropped)

@@ -34,15 +34,18 @@ def weighed(
     started = time.perf_counter()
     credits = checked_credits(rule, groups)
     # The copies wait for the device, so that the time includes its work.
-    tensors = [
-        {name: tuple(values.float().cpu() for values in rows) for name, rows in credit.tensors().items()}
-        for credit in credits
-    ]
+    tensors = [{name: _on_cpu(rows) for name, rows in credit.tensors().items()} for credit in credits]
     seconds = (time.perf_counter() - started) / max(1, len(groups))
     return [
         (GroupCredit(tuple(own), group.rewards, group.correct, credit.metrics, seconds, **made), credit)
         for group, own, credit, made in zip(groups, rollouts, credits, tensors, strict=True)
     ]
+
+
+def _on_cpu(rows: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    if any(values.device != rows[0].device for values in rows):
+        return tuple(values.float().cpu() for values in rows)
+    return torch.cat([values.float() for values in rows]).cpu().split([len(values) for values in rows])
 
 
 def token_advantages(

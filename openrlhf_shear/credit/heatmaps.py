@@ -98,7 +98,7 @@ def _measure(
     sides = result.sides if result.opposed else (measured[:1], measured[1:])
     epsilon = result.epsilon
     if epsilon is None:
-        states = ([hidden_states[i] for i in side] for side in sides)
+        states = (torch.cat([hidden_states[i] for i in side]) for side in sides)
         spread = 0.0 if config.epsilon_spread is None else cost_spread(*states, result.mean_norm)
         epsilon = config.epsilon_in_norms(result.mean_norm, spread)
     sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)

@@ -27,6 +27,7 @@ from openrlhf_shear.transport import (
     Spans,
     SpanSearch,
     cost_spread,
+    cost_spreads,
     joined,
     make_distance,
     make_together,
@@ -145,7 +146,7 @@ def _weighed(group: "_Group", nearest: SpanSearch | None, config: ShearConfig) -
     hidden_states, sides = group.hidden_states, group.sides
     starts = [span_starts(len(h), config) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32) for s in starts]
-    weights = [torch.ones(len(h)) for h in hidden_states]
+    weights = [torch.ones(len(h), dtype=torch.float32) for h in hidden_states]
     nearest_rollouts, nearest_spans = ([torch.full((len(s),), -1) for s in starts] for _ in range(2))
     solved_fraction = unconverged_fraction = 0.0
     if nearest is not None:
@@ -196,6 +197,10 @@ def search_part(
 def _searched(groups: Sequence["_Group"], config: ShearConfig, search: SearchConfig) -> list[SpanSearch]:
     """Search mixed groups of one epsilon."""
     sides, (first, *others) = [group.spans() for group in groups], groups
+    if config.distance in ENTROPIC:
+        tokens = [(right.tokens, wrong.tokens, right.scale) for right, wrong in sides]
+        for group, spread in zip(groups, cost_spreads(tokens), strict=True):
+            group.spread = spread  # where its tokens are side by side anyway
     backend, epsilon = first.backend(search), first.epsilon
     distance = make_distance(config.distance, epsilon, *sides[0], backend)
     together = make_together(config.distance, epsilon, backend) if others else None
@@ -228,12 +233,12 @@ def _prepared(groups, config: ShearConfig) -> list["_Group"]:
         correct = [outcome.item() if hasattr(outcome, "item") else outcome for outcome in correct]
         _check(hidden_states, correct)
         found.append((hidden_states, correct))
-    norms = torch.stack([_norm_sum(h) for hidden_states, _ in found for h in hidden_states]).tolist()
-    made = []
-    for hidden_states, correct in found:
-        made.append(_Group(hidden_states, correct, norms[: len(hidden_states)], config))
-        norms = norms[len(hidden_states) :]
-    return made
+    lengths = [[len(h) for h in hidden_states] for hidden_states, _ in found]
+    norms = torch.cat([_token_norms(hidden_states) for hidden_states, _ in found]).cpu().split(list(map(sum, lengths)))
+    return [
+        _Group(hidden_states, correct, [part.sum().item() for part in of_group.split(counts)], config)
+        for (hidden_states, correct), of_group, counts in zip(found, norms, lengths, strict=True)
+    ]
 
 
 class _Group:
@@ -255,7 +260,7 @@ class _Group:
     @cached_property
     def spread(self) -> float:
         """Standard deviation of the costs between tokens of the two sides, of a mixed group, in units of nbar."""
-        return cost_spread(*([self.hidden_states[i] for i in side] for side in self.sides), self.mean_norm)
+        return cost_spread(*(spans.tokens for spans in self.spans()), self.mean_norm)
 
     @cached_property
     def epsilon(self) -> float:
@@ -344,8 +349,9 @@ def _owners(side: Sequence[int], starts: Sequence[torch.Tensor]) -> tuple[torch.
     return torch.tensor(side).repeat_interleave(torch.tensor(counts)), torch.cat([torch.arange(n) for n in counts])
 
 
-def _norm_sum(h: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the token norms, () float64; it is not finite exactly if a hidden state is not."""
-    rows = len(h) if h.is_cuda else _ROWS_AT_A_TIME  # elsewhere, all rows in float64 would be in memory
-    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).sum() for part in h.split(max(1, rows))]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+def _token_norms(hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the norms of all tokens, rollout after rollout, (T,) float64; not finite where a hidden state is not."""
+    if hidden_states[0].is_cuda or sum(map(len, hidden_states)) <= _ROWS_AT_A_TIME:
+        return torch.linalg.vector_norm(torch.cat([*hidden_states]), dim=1, dtype=torch.float64)
+    parts = (part for h in hidden_states for part in h.split(_ROWS_AT_A_TIME))  # which become float64
+    return torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])

@@ -13,14 +13,15 @@ from openrlhf_shear.kernels.triton_tables import ACROSS, ACROSS_AT, load_fact
 
 @triton.jit(do_not_specialize=["count", "width", "height"])
 def finish_costs(
-    products, count, width, x, y, x_squared, y_squared, ends, scale, epsilon, cancellation, cost, logs, height,
+    products, count, width, x, y, x_norms, y_norms, ends, scale, epsilon, cancellation, cost, logs, height,
     HIDDEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, LOGS: tl.constexpr,
 ):  # fmt: skip
     """Fill `cost` (count, width) float32 with `||x_i - y_j|| / scale`, from `products` (count, width), `x_i . y_j`.
 
     Program (block, r) takes the columns [ends[r], ends[r + 1]). With LOGS it also fills its row of `logs` (R, height)
     with `log sum_j exp(-C_ij / eps)` over these columns. Squared distances below `cancellation` of the squared norms
-    are computed again from the tokens x (count, HIDDEN) and y (width, HIDDEN), in the dtype of the products.
+    are computed again from the tokens x (count, HIDDEN) and y (width, HIDDEN), in the dtype of the products. Norms are
+    float64.
     """
     i, r = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     first = tl.load(ends + r)
@@ -28,10 +29,11 @@ def finish_costs(
     own, other = i < count, j < last
     there = own[:, None] & other[None, :]
     places = i[:, None].to(tl.int64) * width + j[None, :]
-    norms = (
-        tl.load(x_squared + i, mask=own, other=1.0)[:, None] + tl.load(y_squared + j, mask=other, other=1.0)[None, :]
-    )
-    squared = norms - 2 * tl.load(products + places, mask=there, other=0.0)
+    product = tl.load(products + places, mask=there, other=0.0)
+    of_rows, of_columns = tl.load(x_norms + i, mask=own, other=1.0), tl.load(y_norms + j, mask=other, other=1.0)
+    of_rows, of_columns = (of_rows * of_rows).to(product.dtype), (of_columns * of_columns).to(product.dtype)
+    norms = of_rows[:, None] + of_columns[None, :]
+    squared = norms - 2 * product
     near = there & (squared <= cancellation * norms)
     if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
         exact = tl.zeros_like(squared)

@@ -51,7 +51,7 @@ class TritonBatch:
             self._table([(spans.starts, spans.sizes) for spans in side], columns)
             for side, columns in zip(sides, (False, True), strict=True)
         )
-        self._cost = torch.empty(sum(a * b for a, b in self._shapes), device=self._device)
+        self._cost = torch.empty(sum(a * b for a, b in self._shapes), dtype=torch.float32, device=self._device)
         self._make_costs()
 
     def solve(
@@ -139,7 +139,7 @@ class TritonBatch:
     def _finish_costs(self, tile: Tile, ends: torch.Tensor, logs: torch.Tensor, with_logs: bool, block: int) -> None:
         x, y, ends = Tokens(tile.a.tokens), Tokens(tile.b.tokens), ends.to(self._device)
         height, width = tile.cost.shape
-        step = max(1, tile.max_bytes // 2 // (x.squared.element_size() * width))
+        step = max(1, tile.max_bytes // 2 // (8 * width))
         tokens, other_tokens = x.tokens.contiguous(), y.tokens.contiguous()
         hidden = tokens.shape[1]
         for first in range(0, height, step):
@@ -148,7 +148,7 @@ class TritonBatch:
                 made = products(x.factor[rows], y.factor)
             with _on(self._device):
                 triton_costs.finish_costs[(triton.cdiv(len(made), _COST_ROWS), len(ends) - 1)](
-                    made, len(made), width, tokens[rows], other_tokens, x.squared[rows], y.squared, ends,
+                    made, len(made), width, tokens[rows], other_tokens, x.norms[rows], y.norms, ends,
                     tile.a.scale, self.epsilon, x.cancellation, tile.cost[rows], logs[first:], height,
                     HIDDEN=hidden, BLOCK_N=_COST_ROWS, BLOCK_M=block, LOGS=with_logs,
                     BLOCK_D=max(1, _NEAR_ENTRIES // (_COST_ROWS * block)),

@@ -8,7 +8,7 @@ from openrlhf_shear.transport.geometry import Spans, span_starts
 from openrlhf_shear.transport.search import SpanSearch, joined, search_groups, search_spans
 from openrlhf_shear.transport.sinkhorn import SinkhornResult, sinkhorn_distance, solve_sinkhorn
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs
-from openrlhf_shear.transport.spread import cost_spread
+from openrlhf_shear.transport.spread import cost_spread, cost_spreads
 from openrlhf_shear.transport.tiles import search_bytes
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SpanSearch",
     "Spans",
     "cost_spread",
+    "cost_spreads",
     "joined",
     "make_distance",
     "make_together",

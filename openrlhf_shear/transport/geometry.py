@@ -130,13 +130,21 @@ def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes:
 
 
 class Tokens:
-    """Tokens (n, d) as given, as a factor of matrix products, and their squared norms in the dtype of the products."""
+    """Tokens (n, d) as given, and as a factor of matrix products."""
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens, self.factor = tokens, tokens.to(_product_dtype(tokens))
-        norms = torch.linalg.vector_norm(self.factor, dim=1, dtype=torch.float64)
-        self.squared = norms.square().to(_result_dtype(self.factor.dtype))
-        self.cancellation = _CANCELLATION[self.squared.dtype]
+        self.cancellation = _CANCELLATION[_result_dtype(self.factor.dtype)]
+
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        """Norms of the tokens, (n,) float64."""
+        return torch.linalg.vector_norm(self.factor, dim=1, dtype=torch.float64)
+
+    @cached_property
+    def squared(self) -> torch.Tensor:
+        """Squared norms (n,), in the dtype of the products."""
+        return self.norms.square().to(_result_dtype(self.factor.dtype))
 
     @cached_property
     def largest(self) -> float:

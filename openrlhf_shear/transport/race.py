@@ -54,11 +54,11 @@ class Race:
         self.distance, self.slack, self.tiles = distance, slack, tiles
         self.rows, self.columns = _spans_of_pairs(tiles)
         count, device = len(self.rows), self.rows.device
-        self.lower_bound = torch.full((count,), -torch.inf, device=device)
+        self.lower_bound = torch.full((count,), -torch.inf, dtype=torch.float32, device=device)
         self.solved, self.converged = torch.zeros((2, count), dtype=torch.bool, device=device)
         self.iterations = torch.zeros(count, dtype=torch.int32, device=device)
         counts = (sum(len(tile.a) for tile in tiles), sum(len(tile.b) for tile in tiles))
-        self.best_a, self.best_b = best or tuple(torch.full((k,), torch.inf, device=device) for k in counts)
+        self.best_a, self.best_b = best or tuple(none_yet(k, device) for k in counts)
 
     def run(self) -> None:
         if self.distance.exact_bounds:
@@ -113,6 +113,11 @@ class Race:
         self.best_a.scatter_reduce_(0, rows, candidates, "amin")
         self.best_b.scatter_reduce_(0, columns, candidates, "amin")
         return result
+
+
+def none_yet(count: int, device: torch.device) -> torch.Tensor:
+    """Return the best distances of spans without a solved pair, (count,) float32."""
+    return torch.full((count,), torch.inf, dtype=torch.float32, device=device)
 
 
 def least(values: torch.Tensor, spans: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

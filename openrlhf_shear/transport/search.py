@@ -18,7 +18,7 @@ import torch
 
 from openrlhf_shear.config.rule_knobs import AGGREGATES
 from openrlhf_shear.transport.geometry import Spans
-from openrlhf_shear.transport.race import PairDistance, Race, least
+from openrlhf_shear.transport.race import PairDistance, Race, least, none_yet
 from openrlhf_shear.transport.tiles import Tile, batches, search_bytes
 
 _SOFTMIN_ERROR = 1e-3  # as a fraction of the temperature, from the pairs that softmin leaves at their lower bound
@@ -146,7 +146,7 @@ def search_groups(
             ((index, tile),) = batch
             shape = [len(side) for side in groups[index]]
             slack = _slack(aggregate, temperature, max(shape)) if prune else math.inf
-            of_group = best.setdefault(index, [torch.full((k,), torch.inf, device=device) for k in shape])
+            of_group = best.setdefault(index, [none_yet(k, device) for k in shape])
             race = Race(tiles, distance(tile), slack, (of_group[0][tile.rows], of_group[1][tile.columns]))
         else:
             race = Race(tiles, together(tiles), 0.0 if prune else math.inf)

@@ -174,7 +174,7 @@ class AtOnce(ShearRule):
 @pytest.mark.parametrize("works", [True, False])
 def test_the_groups_that_wait_on_a_rank_are_weighed_at_once(works):
     rule, alone = AtOnce(), GroupCollector(Counting())
-    home, other = GroupCollector(rule), GroupCollector(UniformRule())
+    home, other = GroupCollector(rule), GroupCollector(AtOnce())
     for g in range(4):
         for collector in (other, alone) if g == 3 else (home, alone):
             add(collector, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])

@@ -353,9 +353,12 @@ def test_groups_at_once_get_the_weights_of_each(knobs, monkeypatch):
     monkeypatch.setattr(shear, "choose_backend", lambda *_: Shared)
     parts = [None, None, [search_part(*given[2], config, SearchConfig(), k, 2) for k in range(2)], None, None]
     for found in (shear_groups(given, config), shear_groups(given, config, parts=parts)):
-        for result, expected in zip(found, alone, strict=True):
+        for i, (result, expected) in enumerate(zip(found, alone, strict=True)):
             for name in ("weights", "span_starts", "nearest_rollouts", "nearest_spans"):
-                assert all(map(torch.equal, getattr(result, name), getattr(expected, name)))
+                if i != 2:  # parts solve other pairs: as in `test_a_search_in_parts_is_the_whole_search`
+                    assert all(map(torch.equal, getattr(result, name), getattr(expected, name)))
+            for weights, other in zip(result.weights, expected.weights, strict=True):
+                torch.testing.assert_close(weights, other, rtol=1e-6, atol=2e-3 * 0.015)
             for name in ("mean_norm", "nonfinite", "sides", "epsilon", "cost_spread"):
                 assert getattr(result, name) == getattr(expected, name)
     sizes = [size for size, _ in batches]
@@ -366,10 +369,9 @@ def test_groups_at_once_share_the_memory_of_a_search(monkeypatch):
     batches = []
     monkeypatch.setattr(NumbaSinkhorn, "together", staticmethod(lambda tiles, epsilon: 1 / 0))
     monkeypatch.setattr(shear, "_searched", lambda groups, *_: batches.append(len(groups)) or [None] * len(groups))
-    states = group(lengths=(50, 50, 50, 50))
-    size = sum(h.nbytes for h in states)
-    shear_groups([(states, MIXED)] * 5, search=SearchConfig(max_cost_bytes=max(2**20, 8 * size)))
-    assert sum(batches) == 5 and max(batches) == max(2**20, 8 * size) // 4 // size
+    states = clouds("random", (50, 50, 50, 50), d=512)  # 409,600 bytes
+    shear_groups([(states, MIXED)] * 5, search=SearchConfig(max_cost_bytes=2**22))
+    assert batches == [2, 2, 1]
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
