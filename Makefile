@@ -5,11 +5,12 @@
 #   make test-faults   the rows of the fault bench that make test leaves out
 #   make check-gradients   some minutes: the gradient that is applied beside one float32 pass (docs/correctness.md)
 # and    make docs    the site of docs/, in runs/docs
+#   make package    sdist and wheel, checked, and installed in an empty environment of every Python (scripts/package.sh)
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast test-faults check-gradients test-trl test-verl lint lock docs setup setup-tests
+.PHONY: run run-smollm2 test test-fast test-faults check-gradients test-trl test-verl lint lock docs package setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -45,6 +46,9 @@ lint: setup
 
 lock:
 	scripts/lock.sh
+
+package:
+	scripts/package.sh
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("README.md", "CONTRIBUTING.md", "docs", "benchmarks", "examples", "openrlhf_shear", "scripts", "tests")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+PLACES = (*PAGES, "docs", "benchmarks", "examples", "openrlhf_shear", "scripts", "tests")
 MOST_WORDS = 30
 RIDDLES = (  # what stands for a plain word, with _ for white space; the fix depends on the sentence
     r"what_becomes_of",

@@ -16,7 +16,8 @@ def test_every_page_and_module_is_read():
     """What it finds there is for `make test`, which runs it, as `make lint` does."""
     files = [file for place in prose.PLACES for file in prose.files_of(ROOT / place)]
     below = {file for place in prose.PLACES for ending in ("md", "py") for file in (ROOT / place).rglob(f"*.{ending}")}
-    assert set(files) == below | {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}, "nothing is left out"
+    assert set(files) == below | {ROOT / page for page in prose.PAGES}, "nothing is left out"
+    assert {*prose.PAGES, "CHANGELOG.md"} == {file.name for file in ROOT.glob("*.md")}
 
 
 @pytest.mark.parametrize(
