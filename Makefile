@@ -24,7 +24,7 @@ run-smollm2: setup
 	examples/scripts/train_shear_smollm2.sh
 
 test: setup-tests
-	ruff check . && ruff format --check . && python scripts/prose.py
+	ruff check . && ruff format --check . && python scripts/prose.py && python -m mypy
 	python -m pytest tests/unit tests/ways -n 2 --dist worksteal --durations 15
 	python -m pytest tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
@@ -42,7 +42,7 @@ test-trl test-verl: test-%:
 	.venv-$*/bin/python -m pytest tests/$* tests/ways $(if $(filter trl,$*),-n 2 --dist worksteal)
 
 lint: setup
-	ruff check --fix . && ruff format . && python scripts/prose.py
+	ruff check --fix . && ruff format . && python scripts/prose.py && python -m mypy
 
 lock:
 	scripts/lock.sh

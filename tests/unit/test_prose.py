@@ -25,6 +25,7 @@ def test_every_page_and_module_is_read():
     [
         ("a.md", f"{LONG}.", ["31 words"]),
         ("a.md", f"Short. Two of them, `{LONG}`.\n\n    {LONG}\n\n```\n{LONG}\n```\n", []),
+        ("a.md", "::: a.b.c.d.e.f\n" * 6, []),
         ("a.md", f"- {LONG[:-5]}\n- {LONG[:-5]}\n", []),
         ("a.md", f"| a | b |\n| --- | --- |\n| {LONG} | x |\n", ["31 words"]),
         ("a.md", f"<!-- printed by a script -->\n| a |\n| --- |\n| {LONG} |\n\n{LONG}\n", ["31 words"]),
