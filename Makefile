@@ -5,11 +5,12 @@
 #   make test-faults   the rows of the fault bench that make test leaves out
 #   make check-gradients   some minutes: the gradient that is applied beside one float32 pass (docs/correctness.md)
 # and    make docs    the site of docs/, in runs/docs
+#   make package    sdist and wheel, checked, and installed in an empty environment of every Python (scripts/package.sh)
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast test-faults check-gradients test-trl test-verl lint lock docs setup setup-tests
+.PHONY: run run-smollm2 test test-fast test-faults check-gradients test-trl test-verl lint lock docs package setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -23,7 +24,7 @@ run-smollm2: setup
 	examples/scripts/train_shear_smollm2.sh
 
 test: setup-tests
-	ruff check . && ruff format --check . && python scripts/prose.py
+	ruff check . && ruff format --check . && python scripts/prose.py && python -m mypy
 	python -m pytest tests/unit tests/ways -n 2 --dist worksteal --durations 15
 	python -m pytest tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
@@ -41,10 +42,13 @@ test-trl test-verl: test-%:
 	.venv-$*/bin/python -m pytest tests/$* tests/ways $(if $(filter trl,$*),-n 2 --dist worksteal)
 
 lint: setup
-	ruff check --fix . && ruff format . && python scripts/prose.py
+	ruff check --fix . && ruff format . && python scripts/prose.py && python -m mypy
 
 lock:
 	scripts/lock.sh
+
+package:
+	scripts/package.sh
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict

@@ -1,4 +1,4 @@
-"""SHEAR for real clusters: span-level credit assignment from hidden states, as a thin fork of OpenRLHF."""
+"""Credit rules for the tokens of a rollout: SHEAR, from hidden states, and others, as a thin fork of OpenRLHF."""
 
 from openrlhf_shear import moved
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("README.md", "CONTRIBUTING.md", "docs", "benchmarks", "examples", "openrlhf_shear", "scripts", "tests")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+PLACES = (*PAGES, "docs", "benchmarks", "examples", "openrlhf_shear", "scripts", "tests")
 MOST_WORDS = 30
 RIDDLES = (  # what stands for a plain word, with _ for white space; the fix depends on the sentence
     r"what_becomes_of",
@@ -41,7 +42,7 @@ RIDDLES = (  # what stands for a plain word, with _ for white space; the fix dep
 _RIDDLE = re.compile("|".join(f"(?:{riddle})" for riddle in RIDDLES).replace("_", r"\s+"), re.IGNORECASE)
 _END = re.compile(r"(?<=[.!?])[)\"'*_`]*\s+|:\s*\n|\n\s*\n|\n\s*(?:[-*>]|\d+\.)\s")
 _WORD = re.compile(r"[^\W\d_][\w'’-]*|\d[\w.,%]*")
-_CODE = re.compile(r"```.*?(?:```|\Z)|<!--.*?-->|^ {4}[^\n]*$|^\s*<[^>]*>\s*$", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"```.*?(?:```|\Z)|<!--.*?-->|^ {4}[^\n]*$|^::: [^\n]*$|^\s*<[^>]*>\s*$", re.DOTALL | re.MULTILINE)
 _PRINTED = re.compile(r"<!-- printed by [^>]*-->\n+(?:\|[^\n]*\n)+")  # a table that a script prints
 _INLINE = (re.compile(r"``?[^`]*``?"), re.compile(r"!?\[([^\]]*)\]\([^)]*\)"), re.compile(r"\$[^$\n]*\$"))
 

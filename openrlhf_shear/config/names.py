@@ -12,7 +12,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.rules import RULES, BuiltIn
@@ -150,7 +150,7 @@ def _title(rule: str) -> str:
     return ", ".join([place.partition(":")[2], *(knob.replace("=", " ", 1) for knob in knobs)])
 
 
-def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:
+def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> Any:
     """Make an object of the class of knobs `kind`; a field's value is that of `knobs`, else `values`, else its default.
 
     Raises ValueError: a value has another type than its field, or is out of range.

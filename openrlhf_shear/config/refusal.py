@@ -77,7 +77,10 @@ class Findings:
         """Note the findings of a check, until it ends or raises."""
         with self.caught():
             for finding in findings:
-                (self.told if isinstance(finding, Told) else self.refusals).append(finding)
+                if isinstance(finding, Told):
+                    self.told.append(finding)
+                else:
+                    self.refusals.append(finding)
 
     @contextmanager
     def caught(self) -> Iterator[None]:

@@ -63,6 +63,8 @@ class Secret(str):
     (namespace(key='***'), ['http://***@c', 'http://d'])
     """
 
+    shown: str
+
     def __new__(cls, text: str, shown: str = _HIDDEN):
         made = super().__new__(cls, text)
         made.shown = shown

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from openrlhf_shear.config.knobs import knob, require_all
 from openrlhf_shear.config.names import RuleName, configured, parse_rule
@@ -98,7 +99,7 @@ class CreditSpec:
     """Specification of a run's credit rule, from which every worker makes the rule (`credit.registry.load_rule`)."""
 
     estimator: str  # as in `config.names`; of a built-in rule, the name alone
-    config: object | None = None  # knobs of a built-in rule, of the class `config` of its entry; None for the defaults
+    config: Any = None  # knobs of a built-in rule, of the class `config` of its entry; None for the defaults
     search: SearchConfig = field(default_factory=SearchConfig)
     outcome: OutcomeConfig = field(default_factory=OutcomeConfig)
     prm: PrmConfig = field(default_factory=PrmConfig)

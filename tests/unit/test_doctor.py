@@ -1,5 +1,6 @@
 """The doctor: each check of a machine says what is wrong when its fault is planted, and what to do about it."""
 
+import ast
 import json
 import os
 import re
@@ -33,8 +34,10 @@ def assert_says(result, status: str, *parts: str) -> None:
     assert bool(result.remedy) == (status != "ok")
 
 
-def test_the_python_asked_for_is_that_of_the_package():
-    assert f'requires-python = "{versions.PYTHON}"' in (ROOT / "pyproject.toml").read_text()
+def test_the_python_asked_for_is_that_of_the_locks():
+    asked = re.search(r"^PYTHONS = (.*)$", (ROOT / "tests/unit/test_locks.py").read_text(), re.M)[1]
+    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert tuple(python for python in named if python in SpecifierSet(versions.PYTHON)) == ast.literal_eval(asked)
     assert_says(versions.python_version((3, 12, 4)), "ok", "3.12.4")
     assert_says(versions.python_version((3, 10, 1)), "fail", "3.10.1", ">=3.11,<3.13")
 

@@ -204,10 +204,10 @@ def test_memory_grows_with_its_parts(line):
     assert every["backward"]["activations"] > 10 * before["backward"]["activations"]
 
 
-def test_the_readmes_command_fits(line, monkeypatch):
+def test_the_command_of_the_recipes_fits(line, monkeypatch):
     monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check is not inputs.code])
-    readme = (ROOT / "README.md").read_text()
-    shown = re.search(r"ray job submit .*?-- shear-train (.*?)```", readme, re.S)[1]
+    recipes = (ROOT / "docs/recipes.md").read_text()
+    shown = re.search(r"ray job submit .*?-- shear-train (.*?)```", recipes, re.S)[1]
     words = shlex.split(shown.replace("\\\n", ""))
     places = [value for flag, value in pairwise(words) if flag in ("--data.prompt_dataset", "--ckpt.path")]
     assert [Path(place).is_absolute() for place in places] == [True, True]

@@ -16,7 +16,8 @@ def test_every_page_and_module_is_read():
     """What it finds there is for `make test`, which runs it, as `make lint` does."""
     files = [file for place in prose.PLACES for file in prose.files_of(ROOT / place)]
     below = {file for place in prose.PLACES for ending in ("md", "py") for file in (ROOT / place).rglob(f"*.{ending}")}
-    assert set(files) == below | {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}, "nothing is left out"
+    assert set(files) == below | {ROOT / page for page in prose.PAGES}, "nothing is left out"
+    assert {*prose.PAGES, "CHANGELOG.md"} == {file.name for file in ROOT.glob("*.md")}
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ def test_every_page_and_module_is_read():
     [
         ("a.md", f"{LONG}.", ["31 words"]),
         ("a.md", f"Short. Two of them, `{LONG}`.\n\n    {LONG}\n\n```\n{LONG}\n```\n", []),
+        ("a.md", "::: a.b.c.d.e.f\n" * 6, []),
         ("a.md", f"- {LONG[:-5]}\n- {LONG[:-5]}\n", []),
         ("a.md", f"| a | b |\n| --- | --- |\n| {LONG} | x |\n", ["31 words"]),
         ("a.md", f"<!-- printed by a script -->\n| a |\n| --- |\n| {LONG} |\n\n{LONG}\n", ["31 words"]),
