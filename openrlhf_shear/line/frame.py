@@ -20,7 +20,7 @@ from typing import NoReturn, get_args, get_type_hints
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import LineError, Refusal
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import legacy
+from openrlhf_shear.line import foreign, legacy
 from openrlhf_shear.line.prog import prog as called
 from openrlhf_shear.rewards.jail import JailError
 
@@ -99,11 +99,21 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
             if shorter == words:
                 raise LineError(*refused) from error
             words = shorter
+    for flag, word in _given_to_switches(parser, words):
+        refused.append(Refusal(flag, "takes no value", repr(word), f"--{flag} alone, or leave it out"))
+        unknown.remove(word)
     for word in unknown:
         if word.startswith("--") or not refused or not unknown[0].startswith("--"):
             flag = word.partition("=")[0].removeprefix("--")
             refused.append(Refusal(flag, f"is no flag{_meant(parser, f'unrecognized arguments: {word}')}; see --help"))
     return args, refused
+
+
+def _given_to_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (flag, word) for each word behind a flag that takes no value."""
+    switches = {name for name, action in parser._option_string_actions.items() if action.nargs == 0}
+    pairs = zip(words, words[1:], strict=False)
+    return [(flag.removeprefix("--"), word) for flag, word in pairs if flag in switches and not word.startswith("--")]
 
 
 def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -132,10 +142,13 @@ def _meant(parser: argparse.ArgumentParser, message: str) -> str:
     (' (did you mean --help?)', ' (did you mean max?)')
     """
     if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-        return did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2]))
+        known = re.findall(r"[^', ]+", choice[2])
+        here = foreign.known_as(choice[1], known)
+        return f" ({choice[1]} is {here} here)" if here else did_you_mean(choice[1], known)
     if flag := re.match(r"unrecognized arguments: --([^= ]+)", message):
         known = [name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")]
-        ends = [name for name in known if name.endswith(f".{flag[1]}")]
+        near = foreign.NEAR.get(name := flag[1].replace("-", "_"))
+        ends = [near] if near in known else [each for each in known if each.endswith(f".{name}")]
         return f" (did you mean --{ends[0]}?)" if ends else did_you_mean(flag[1], known, " (did you mean --{}?)")
     return ""
 
