@@ -44,7 +44,7 @@ def translate(argv: Sequence[str], findings: Findings) -> list[str]:
             line.append(f"--{new}{equals}{value}")
         elif is_flag and name in REMEDIES:
             trainer, use = REMEDIES[name]
-            findings.refusals.append(Refusal(name, f"is {trainer}'s flag", value or name, use))
+            findings.refusals.append(Refusal(name, f"is {trainer}'s flag, and has no equal here", use=use))
         elif not (refused and not word.startswith("--")):
             line.append(word)
         refused = (is_flag and name in REMEDIES) or (refused and not word.startswith("--"))

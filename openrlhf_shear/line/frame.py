@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn, get_args, get_type_hints
 
@@ -112,8 +113,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
 def _given_to_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[tuple[str, str]]:
     """Return (flag, word) for each word behind a flag that takes no value."""
     switches = {name for name, action in parser._option_string_actions.items() if action.nargs == 0}
-    pairs = zip(words, words[1:], strict=False)
-    return [(flag.removeprefix("--"), word) for flag, word in pairs if flag in switches and not word.startswith("--")]
+    pairs = [pair for pair in pairwise(words) if pair[0] in switches and not pair[1].startswith("--")]
+    return [(flag.removeprefix("--"), word) for flag, word in pairs]
 
 
 def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> list[str]:

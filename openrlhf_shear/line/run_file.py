@@ -26,9 +26,7 @@ _OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
 _NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
 
 
-def expand(
-    argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[Refusal] | None = None
-) -> list[str]:
+def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[Refusal] | None = None) -> list[str]:
     """Return `argv` with the flags of its `--config` files in front, so that flags on the command line win.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator
 
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, refusal, refuse
-from openrlhf_shear.data.files import DataError, no_label
+from openrlhf_shear.data.files import DataError, no_label, value_at
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.line.values import Values
 from openrlhf_shear.preflight.prompts import Prompts, room
@@ -58,11 +58,11 @@ def _data_set(
             columns.update(dict.fromkeys(row))
             if len(rows) >= values["data.max_samples"]:
                 continue
-            prompt = row.get(values["data.input_key"])
+            prompt = value_at(row, values["data.input_key"])
             if problem := prompts.asked.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
             if "data.label_key" in keys:
-                given = row.get(keys["data.label_key"])
+                given = value_at(row, keys["data.label_key"])
                 label = label if rows else given
                 if problem := _no_label(values, given):
                     lacking["data.label_key"].append(f"{where} {problem}")
@@ -75,7 +75,7 @@ def _data_set(
         refuse(flag, "has no rows", name, "a data set with at least one row")
     wrong = []
     for key, column in keys.items():
-        if column not in columns:
+        if not {column, column.partition(".")[0]} & set(columns):
             remedy = f"--{key} with one of its columns{did_you_mean(column, columns)}: {', '.join(columns)}"
             wrong.append(refusal(key, f"is not a column of {name} (--{flag})", column, remedy))
     for key, problems in lacking.items():
