@@ -19,7 +19,7 @@ from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import long_search, traits
 from openrlhf_shear.train import upstream
-from openrlhf_shear.train.start import attempts, fingerprint, machine, signals
+from openrlhf_shear.train.start import attempts, fingerprint, finished, machine, signals
 from openrlhf_shear.train.start.console import Console
 from openrlhf_shear.train.start.outcome import RunEndedError
 from openrlhf_shear.train.start.story import say
@@ -220,12 +220,16 @@ def _print_json(line: Line | None, findings: Findings, parser: argparse.Argument
     return 0 if line else 2
 
 
+@frame.until_the_reader_leaves()
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if {"--dry_run", "--json"} <= {*argv}:
         raise SystemExit(_print_json(*examine(argv)))
     line = read(argv)
     first = attempts.is_first()
+    if first and (said := finished.nothing_left(vars(line.args))):
+        print(said)
+        return
     if first:
         memory_check.show(vars(line.args))
     if line.args.dry_run:
@@ -247,6 +251,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             from openrlhf_shear.train.start.launch import launch
 
             launch(args)
+        finished.mark(vars(args))
     except RunEndedError as error:
         say(f"the run ended: {error}")
         raise SystemExit(error.code) from None

@@ -10,9 +10,12 @@ A command is its flags and a function of the parsed arguments; `command` joins t
 
 import argparse
 import json
+import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import Field
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +27,29 @@ from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.line import foreign, legacy
 from openrlhf_shear.line.prog import prog as called
 from openrlhf_shear.rewards.jail import JailError
+
+
+@contextmanager
+def until_the_reader_leaves() -> Iterator[None]:
+    """End the program without a word if the reader of its output leaves (`| head -3`), with a shell's exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        if not _is_closed():  # another pipe broke
+            raise
+        sys.exit(128 + signal.SIGPIPE)
+    finally:
+        _is_closed()
+
+
+def _is_closed() -> bool:
+    """Flush stdout; if nobody reads it, drop what is left, or Python would complain of it at its exit."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 class Shortfall(Exception):
@@ -60,6 +86,7 @@ def command(
             flags(parser)
             return plainly(parser)
 
+        @until_the_reader_leaves()
         def main(argv: Sequence[str] | None = None) -> None:
             parser = new_parser()
             args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
@@ -67,6 +94,8 @@ def command(
                 work(args)
             except KeyboardInterrupt:
                 parser.exit(130, f"{prog}: {interrupted}\n")
+            except BrokenPipeError:
+                raise
             except (Shortfall, JailError) as error:
                 sys.exit(f"{prog}: error: {error}")
             except (ValueError, OSError, *refused) as error:

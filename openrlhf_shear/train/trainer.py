@@ -212,7 +212,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
         if states["episode"] >= self.args.train.num_episodes:
-            say(f"nothing left to do: the run finished at step {step}; raise --train.num_episodes to continue")
+            model, more = f"its model goes to {self.args.ckpt.output_dir}", "raise --train.num_episodes to continue"
+            say(f"nothing left to train: the run finished at step {step}, and {model}; {more}")
         else:
             place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
             say(f"resuming after step {step}: {place}")

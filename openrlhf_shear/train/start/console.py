@@ -18,6 +18,8 @@ _ACTOR = re.compile(r"^\((\w+) pid=\d+(?:, ip=[^)]*)?\)\s*")  # Ray's prefix of 
 # Format of OpenRLHF's loggers and ours; vLLM's is `WARNING 07-10 15:12:12 [file.py:12] text`.
 _PROBLEM = re.compile(r"^(WARNING|ERROR) \d\d-\d\d [\d:]+ \w+\.py:\d+\] (.*)")
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b.*")
+_STEP = re.compile(rf"{re.escape(MARK)} *\d+/\d+  ")  # a line of `story.Story.step`
+_COUNTED = re.compile(r" \d+/\d+$")
 _LAST = 400  # last lines that are searched for the cause of a failure
 _CLOSING_SECONDS = 10.0
 
@@ -42,6 +44,8 @@ class Console:
         self._told = False  # how the run ended
         self._reader: threading.Thread | None = None
         self._live = _Live() if sys.stdout.isatty() else None
+        self._doing = ""  # without a terminal: the last activity shown; activities are shown until the first step
+        self._stepped = False
 
     def follow(self, lines: Iterable[str]) -> None:
         """Read the lines in a thread, until there are no more."""
@@ -65,8 +69,7 @@ class Console:
         for raw in lines:
             line = _ACTOR.sub("", _COLOR.sub("", raw.rstrip("\n")))
             if line.startswith(NOW):
-                if self._live:
-                    self._live.show(line.removeprefix(NOW).strip())
+                self._show_activity(line.removeprefix(NOW).strip())
                 continue
             with suppress(OSError):  # a full disk: reading goes on, because the run blocks without a reader
                 self._file.write(raw if raw.endswith("\n") else raw + "\n")
@@ -74,9 +77,20 @@ class Console:
             problem = _PROBLEM.match(line)
             if line.startswith(MARK):
                 self._told |= line.startswith(f"{MARK} the run ended")
+                self._stepped |= bool(_STEP.match(line))
                 self._show(line.removeprefix(MARK).strip())
             elif problem:
                 self._show(f"{problem[1].lower()}: {problem[2]}")
+
+    def _show_activity(self, doing: str) -> None:
+        """Show what the run is doing: in a terminal always, elsewhere a line for each start-up stage."""
+        if self._live:
+            self._live.show(doing)
+            return
+        words = _COUNTED.sub("", doing)
+        if not self._stepped and words != self._doing:
+            self._doing = words
+            self._show(f"{words} ...")
 
     def _show(self, text: str) -> None:
         with suppress(OSError):  # the terminal was closed
