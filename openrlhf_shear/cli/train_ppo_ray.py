@@ -13,11 +13,12 @@ from openrlhf_shear.config.refusal import Findings, LineError, Refusal, Told
 from openrlhf_shear.config.spec import CREDIT
 from openrlhf_shear.line import foreign, frame, keys, legacy, placement, run_file
 from openrlhf_shear.line.flags import KNOBS, OF_SEARCHES, PRM_RULES, PROG, add_flags, spec_of
-from openrlhf_shear.line.values import ESTIMATOR
+from openrlhf_shear.line.values import ESTIMATOR, REWARD
 from openrlhf_shear.preflight import checks, rules
 from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import long_search, traits
+from openrlhf_shear.rewards.settings import NAMED
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.start import attempts, fingerprint, finished, machine, signals
 from openrlhf_shear.train.start.console import Console
@@ -98,6 +99,7 @@ def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Fi
     args, refused = frame.parse(parser, words)
     findings.refusals += refused
     values = vars(args)
+    values[REWARD] = NAMED.get(values[REWARD], values[REWARD])
     whole += _place(args, run_file.flags_of(words), findings)
     given = _give_alias_flags(args, of_aliases)
     given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]

@@ -4,11 +4,12 @@ from collections.abc import Generator, Iterator
 
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, refusal, refuse
-from openrlhf_shear.data.files import DataError, no_label, value_at
+from openrlhf_shear.data.files import DataError, no_label, one_line, value_at
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.line.values import Values
 from openrlhf_shear.preflight.prompts import Prompts, room
 from openrlhf_shear.preflight.rewards import try_reward
+from openrlhf_shear.rewards.code.tests import tests_of
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.grade import tidy_golds
 from openrlhf_shear.rewards.settings import BUILT_IN
@@ -100,8 +101,13 @@ def _no_label(values: Values, label: object) -> str | None:
         return problem
     if values["reward.remote_url"] in BUILT_IN and label in ("", [], {}):
         return "is empty"
-    if values["reward.remote_url"] == "code" and not isinstance(label, str | dict):
-        return f"is no tests but {label!r:.80}"
+    if values["reward.remote_url"] == "code":
+        if not isinstance(label, str | dict):
+            return f"is no tests but {label!r:.80}"
+        try:
+            tests_of(label)
+        except ValueError as error:
+            return f"is no tests ({one_line(error)})"
     if values["reward.remote_url"] == "math":
         try:
             tidy_golds(golds_of(label))
