@@ -166,8 +166,11 @@ def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, s
 def _give_alias_flags(args: argparse.Namespace, of_aliases: Sequence[tuple[str, str, str]]) -> list[str]:
     """Append the knobs of the estimator's alias to its name; return the flags of other aliases."""
     idle, knobs = [], {}
+    rule, *parts = split(getattr(args, ESTIMATOR), "/")
     for alias, knob, value in of_aliases:
-        if getattr(args, ESTIMATOR).partition("/")[0] == alias:
+        if rule == alias:
+            if any(part.partition("=")[0] == knob for part in parts):
+                raise LineError(_both(getattr(args, ESTIMATOR), f"--{alias}.{knob}", knob))
             knobs[knob] = value  # the last value wins
         else:
             idle.append(f"--{alias}.{knob}")
@@ -182,7 +185,11 @@ def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) 
         knob = part.partition("=")[0]
         twice = [word for word in given if word.partition("=")[0] == f"--{rule}.{knob}"]
         if twice:
-            raise LineError(Refusal("", f"{ESTIMATOR} {estimator} and {twice[0]} both set {knob}; use one of them"))
+            raise LineError(_both(estimator, twice[0], knob))
+
+
+def _both(estimator: str, word: str, knob: str) -> Refusal:
+    return Refusal("", f"{ESTIMATOR} {estimator} and {word} both set {knob}; use one of them")
 
 
 def _idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> Iterator[Told]:

@@ -145,8 +145,8 @@ def _opened(name: str, data_dir: str | None, whole: bool):
         try:
             with cache_alone():
                 return datasets.load_dataset(name, data_dir=data_dir)
-        except Exception as error:
-            raise OSError(problem) from error
+        except Exception:
+            raise OSError(problem) from None  # the refusal of the cache says less
     return datasets.load_dataset(name, data_dir=data_dir, streaming=not whole)
 
 
