@@ -20,12 +20,6 @@ class Advantages:
     def note(self, rewards: Sequence[float | None]) -> str:
         """Count a step; return a warning after every `QUIET_STEPS` steps in a row without a mixed group, else "".
 
-        >>> counter = Advantages(2)
-        >>> counter.note([0.0, 0.0, 1.0, 0.0]), counter.note([0.0] * 4)
-        ('', '')
-        >>> counter.note([0.0] * 4)
-        'all 4 rewards are 0: nothing is learned; 0 of the last 8 rollouts had an advantage'
-
         Args:
             rewards: the rewards of a step's rollouts, groups one after the other; None for a reward that failed.
         """
