@@ -1,9 +1,8 @@
 """Whether the model hub can be reached, asked once in a process: its own client retries for half a minute."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 
 from openrlhf_shear.data.files import one_line
 
@@ -33,15 +32,10 @@ def unreachable() -> str:
     return said[0]
 
 
-@contextmanager
-def cache_alone() -> Iterator[None]:
-    """Let `datasets` look into its cache only."""
+def has_cached(name: str) -> bool:
+    """Return whether `datasets` or the hub's client has a data set in its cache."""
     import datasets
     from huggingface_hub import constants
 
-    kept = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = kept
+    prepared = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
+    return prepared.is_dir() or Path(constants.HF_HUB_CACHE, f"datasets--{name.replace('/', '--')}").is_dir()

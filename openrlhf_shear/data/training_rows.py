@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 from openrlhf_shear.data.files import DataError, csv_rows, json_rows, looks_local, near_path, one_line
-from openrlhf_shear.data.hub import cache_alone, unreachable
+from openrlhf_shear.data.hub import has_cached, unreachable
 
 FILE_KINDS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 _PLAIN = {".json": json_rows, ".jsonl": json_rows, ".csv": csv_rows}  # texts, read without `datasets`
@@ -141,12 +141,10 @@ def _opened(name: str, data_dir: str | None, whole: bool):
     if _is_saved(name):
         return datasets.load_from_disk(name)
     problem = "" if os.path.isdir(name) or "://" in name else unreachable()
-    if problem:  # use the cache, if any
-        try:
-            with cache_alone():
-                return datasets.load_dataset(name, data_dir=data_dir)
-        except Exception:
-            raise OSError(problem) from None  # the refusal of the cache says less
+    if problem and not has_cached(name):
+        raise OSError(problem)
+    if problem:
+        return datasets.load_dataset(name, data_dir=data_dir)
     return datasets.load_dataset(name, data_dir=data_dir, streaming=not whole)
 
 

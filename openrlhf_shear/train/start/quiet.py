@@ -6,7 +6,7 @@ Warnings, errors and the progress stay on the screen; results are printed after 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from openrlhf_shear.train.start.console import Console
@@ -28,21 +28,18 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
     console = Console(log, sys.argv, screen, bars=True)
     read, write = os.pipe()
     kept = [os.dup(number) for number in (1, 2)]
-    streams = sys.stdout, sys.stderr
-    for stream in streams:
+    for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for number in (1, 2):
         os.dup2(write, number)
     os.close(write)
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w", buffering=1, errors="replace") for number in (1, 2))
+    talk = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     console.follow(os.fdopen(read, errors="replace"))
     try:
-        with _own_ray():
+        with redirect_stdout(talk), redirect_stderr(talk), _own_ray():
             yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.close()
-        sys.stdout, sys.stderr = streams
+        talk.close()
         for number, before in zip((1, 2), kept, strict=True):
             os.dup2(before, number)
             os.close(before)
