@@ -266,7 +266,9 @@ ROWS: dict[str, Row] = {
     "nan_weight": broken("a NaN weight", "at load", prepare=_nan_weight),
     "reward_syntax": graded_by("is no Python", "def reward_func(queries, prompts, labels:\n"),
     "reward_raises": graded_by("always raises", SIGNATURE + "    raise KeyError('no')\n"),
-    "reward_signature": graded_by("is TRL's", "def reward_func(prompts, completions, **kwargs):\n    return [0.0]\n"),
+    "reward_signature": graded_by(
+        "is verl's", "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
+    ),
     "reward_nan": graded_by("gives NaN", SIGNATURE + "    return {'rewards': float('nan')}\n"),
     "reward_hangs": graded_by("hangs", "import time\n" + SIGNATURE + "    time.sleep(3600)\n"),
     "reward_server_gone": broken(

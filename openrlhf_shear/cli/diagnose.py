@@ -24,7 +24,7 @@ what it does:
   4 reads the policy's hidden states, and measures the distance of each prefix's last --window tokens to the nearest
     span of a rollout with the other outcome
   5 writes rollouts.parquet and prefixes.parquet, and analyses them (results.json, results.md, figures/)
-  6 prints a verdict, then each number with its 95% bootstrap interval over problems and the paper's value
+  6 prints each number with its 95% bootstrap interval over problems and the paper's value, and last a verdict
 
 examples:
   {prog} --model Qwen/Qwen2.5-Math-7B --dataset math500 --engines 8 --actor-ranks 8 --output runs/diagnosis
@@ -111,13 +111,16 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     from openrlhf_shear.kernels.backends import check_device
     from openrlhf_shear.sampling.store import Store
     from openrlhf_shear.train.diagnosis import Cluster
+    from openrlhf_shear.train.start.quiet import quiet
 
     check_device(search.backend, "cpu")  # the search runs on CPU cores of the Ray cluster
 
     cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)
     asked = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    for path in diagnose(asked, args.output, cluster, tokenizer, flags.grading(args)):
+    with quiet(args.output / "logs" / "diagnose.log", args.verbose):
+        written = list(diagnose(asked, args.output, cluster, tokenizer, flags.grading(args)))
+    for path in written:
         print(path)
     for store in (Store(args.output / SAMPLED), Store(args.output / COMPLETED)):
         score(store, store.generations())  # writes results.json, as in an evaluation

@@ -1,6 +1,8 @@
 """Evaluate a model on benchmarks with vLLM: avg@k, pass@k and maj@k. It keeps every completion with its verdict."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from openrlhf_shear.cli import sampling_flags as flags
@@ -8,7 +10,7 @@ from openrlhf_shear.evaluation.run import evaluate, print_table, regrade
 from openrlhf_shear.line import frame
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES
 from openrlhf_shear.sampling.plan import Plan
-from openrlhf_shear.sampling.sampler import EngineSettings
+from openrlhf_shear.sampling.sampler import EngineSettings, Sampler
 from openrlhf_shear.sampling.store import Store
 
 EPILOG = """\
@@ -65,7 +67,7 @@ def main(args: argparse.Namespace) -> None:
     if bool(args.benchmarks) == bool(args.suite):
         raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
     plan = flags.plan(args, flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1), args.k)
-    scores = evaluate(plan, Store(args.output), lambda: _started(plan, engines), flags.grading(args))
+    scores = evaluate(plan, Store(args.output), lambda: _started(plan, engines, args), flags.grading(args))
     print_table(scores)
     print(args.output / "results.json")
     failed = sum(sum(row["failed"].values()) for row in scores["benchmarks"].values())
@@ -74,11 +76,17 @@ def main(args: argparse.Namespace) -> None:
         raise frame.Shortfall(f"{failed} completions have no verdict and count nowhere; {again}")
 
 
-def _started(plan: Plan, engines: EngineSettings):
-    from openrlhf_shear.train.sampling.engine_sampler import started_engines
-    from openrlhf_shear.train.start.launch import connect
+@contextmanager
+def _started(plan: Plan, engines: EngineSettings, args: argparse.Namespace) -> Iterator[Sampler]:
+    """Start engines, whose output goes to OUTPUT/logs/evaluate.log."""
+    from openrlhf_shear.train.start.quiet import quiet
 
-    return started_engines(plan, engines, lambda: connect(engines.device, engines.gpus))
+    with quiet(args.output / "logs" / "evaluate.log", args.verbose):
+        from openrlhf_shear.train.sampling.engine_sampler import started_engines
+        from openrlhf_shear.train.start.launch import connect
+
+        with started_engines(plan, engines, lambda: connect(engines.device, engines.gpus)) as sampler:
+            yield sampler
 
 
 if __name__ == "__main__":

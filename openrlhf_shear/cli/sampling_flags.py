@@ -7,7 +7,7 @@ from pathlib import Path
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.inputs import check_model
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS, NAMED
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.sampler import EngineSettings, Sampling
@@ -36,7 +36,7 @@ def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
         ValueError: there is no such benchmark or file.
     """
     if names.endswith(KINDS):
-        return [custom(Path(names), args.task, args.prompt_key, args.label_key, k)]
+        return [custom(Path(names), NAMED.get(args.task, args.task), args.prompt_key, args.label_key, k)]
     return parse_names(names)
 
 
@@ -78,7 +78,7 @@ def _check_template(args: argparse.Namespace) -> None:
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("your file")
-    about = "grader: math, code, or a .py file with reward_func (default: math)"
+    about = "grader: math, code, last_number, arithmetic, or a .py file with reward_func (default: math)"
     group.add_argument("--task", default="math", help=about)
     about = "column of the problem, which is a text or a chat (default: prompt)"
     group.add_argument("--prompt-key", default="prompt", help=about)
@@ -105,8 +105,12 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpu-memory-utilization", type=float, default=0.9, help=about)
     about = "most tokens of prompt and answer together (default: the model's limit)"
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help=about)
-    group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs: starts sooner, samples slower")
+    group.add_argument(
+        "--enforce-eager", action="store_true", help="no CUDA graphs: starts sooner, samples slower; always so on a CPU"
+    )
     group.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
+    about = "show all output of Ray and vLLM; without it this output goes only to OUTPUT/logs"
+    group.add_argument("--verbose", action="store_true", help=about)
     about = "hardware of the engines; auto: cuda if there is a GPU, else cpu (default: auto)"
     group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=about)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, SERVER_SECONDS
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, BUILT_IN, NAMED, SERVER_SECONDS
 from openrlhf_shear.rewards.tokens import read_token
 
 CLIENT_SECONDS = 180  # timeout of OpenRLHF's own client
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> None:
     from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
     limits = (args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
-    pool = RewardPool(RewardSettings(args.reward, *limits, answer_format=args.answer_format))
+    pool = RewardPool(RewardSettings(NAMED.get(args.reward, args.reward), *limits, answer_format=args.answer_format))
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
         web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS)
@@ -110,8 +110,10 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.reward not in ("math", "code") and not (args.reward.endswith(".py") and Path(args.reward).is_file()):
-        raise ValueError(f"--reward must be math, code or an existing .py file: got {args.reward!r}")
+    known = args.reward in (*BUILT_IN, *NAMED) or (args.reward.endswith(".py") and Path(args.reward).is_file())
+    if not known:
+        names = ", ".join((*BUILT_IN, *NAMED))
+        raise ValueError(f"--reward must be {names} or an existing .py file: got {args.reward!r}")
     for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024), ("max_body_mb", MAX_BODY_MB)):
         value = getattr(args, name)
         if not value > 0:

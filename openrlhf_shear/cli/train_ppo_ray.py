@@ -11,15 +11,16 @@ from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES, split, written
 from openrlhf_shear.config.refusal import Findings, LineError, Refusal, Told
 from openrlhf_shear.config.spec import CREDIT
-from openrlhf_shear.line import frame, keys, legacy, placement, run_file
+from openrlhf_shear.line import foreign, frame, keys, legacy, placement, run_file
 from openrlhf_shear.line.flags import KNOBS, OF_SEARCHES, PRM_RULES, PROG, add_flags, spec_of
-from openrlhf_shear.line.values import ESTIMATOR
+from openrlhf_shear.line.values import ESTIMATOR, REWARD
 from openrlhf_shear.preflight import checks, rules
 from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import long_search, traits
+from openrlhf_shear.rewards.settings import NAMED
 from openrlhf_shear.train import upstream
-from openrlhf_shear.train.start import attempts, fingerprint, machine, signals
+from openrlhf_shear.train.start import attempts, fingerprint, finished, machine, signals
 from openrlhf_shear.train.start.console import Console
 from openrlhf_shear.train.start.outcome import RunEndedError
 from openrlhf_shear.train.start.story import say
@@ -92,11 +93,13 @@ def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.Argume
 
 def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Findings) -> Line:
     """Find everything that is wrong. A step that lacks its input ends this, by a `LineError` or after a refusal."""
-    whole = legacy.translate(run_file.expand(argv, parser), findings.told.append)
+    expanded = run_file.expand(argv, parser, findings.refusals)
+    whole = legacy.translate(foreign.translate(expanded, findings), findings.told.append)
     words, of_aliases = _take_alias_flags(whole)
     args, refused = frame.parse(parser, words)
     findings.refusals += refused
     values = vars(args)
+    values[REWARD] = NAMED.get(values[REWARD], values[REWARD])
     whole += _place(args, run_file.flags_of(words), findings)
     given = _give_alias_flags(args, of_aliases)
     given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
@@ -163,8 +166,11 @@ def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, s
 def _give_alias_flags(args: argparse.Namespace, of_aliases: Sequence[tuple[str, str, str]]) -> list[str]:
     """Append the knobs of the estimator's alias to its name; return the flags of other aliases."""
     idle, knobs = [], {}
+    rule, *parts = split(getattr(args, ESTIMATOR), "/")
     for alias, knob, value in of_aliases:
-        if getattr(args, ESTIMATOR).partition("/")[0] == alias:
+        if rule == alias:
+            if any(part.partition("=")[0] == knob for part in parts):
+                raise LineError(_both(getattr(args, ESTIMATOR), f"--{alias}.{knob}", knob))
             knobs[knob] = value  # the last value wins
         else:
             idle.append(f"--{alias}.{knob}")
@@ -179,7 +185,11 @@ def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) 
         knob = part.partition("=")[0]
         twice = [word for word in given if word.partition("=")[0] == f"--{rule}.{knob}"]
         if twice:
-            raise LineError(Refusal("", f"{ESTIMATOR} {estimator} and {twice[0]} both set {knob}; use one of them"))
+            raise LineError(_both(estimator, twice[0], knob))
+
+
+def _both(estimator: str, word: str, knob: str) -> Refusal:
+    return Refusal("", f"{ESTIMATOR} {estimator} and {word} both set {knob}; use one of them")
 
 
 def _idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> Iterator[Told]:
@@ -219,12 +229,16 @@ def _print_json(line: Line | None, findings: Findings, parser: argparse.Argument
     return 0 if line else 2
 
 
+@frame.until_the_reader_leaves()
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if {"--dry_run", "--json"} <= {*argv}:
         raise SystemExit(_print_json(*examine(argv)))
     line = read(argv)
     first = attempts.is_first()
+    if first and (said := finished.nothing_left(vars(line.args))):
+        print(said)
+        return
     if first:
         memory_check.show(vars(line.args))
     if line.args.dry_run:
@@ -246,6 +260,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             from openrlhf_shear.train.start.launch import launch
 
             launch(args)
+        finished.mark(vars(args))
     except RunEndedError as error:
         say(f"the run ended: {error}")
         raise SystemExit(error.code) from None

@@ -12,7 +12,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.rules import RULES, BuiltIn
@@ -158,13 +158,31 @@ def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object
     hints, given = get_type_hints(kind), {}
     for name in (each.name for each in fields(kind) if each.name in knobs):
         value = literal(knobs[name])
-        if hints[name] is int and type(value) is not int:
-            raise ValueError(f"{name} must be a whole number: got {knobs[name]!r}")
+        if problem := wrong_type(hints[name], value):
+            raise ValueError(f"{name} must be {problem}: got {knobs[name]!r}")
         given[name] = float(value) if hints[name] is float and type(value) is int else value
     try:
         return kind(**{**values, **given})
     except TypeError as error:
         raise ValueError(str(error)) from error
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
+
+
+def wrong_type(hint: object, value: object) -> str:
+    """Return what a value should be by its type hint; "" if it is, or if the hint is of another kind.
+
+    >>> wrong_type(int, 4.5), wrong_type(float, 4), wrong_type(float | None, "abc"), wrong_type(list, 1)
+    ('a whole number', '', 'a number, or None', '')
+    """
+    kinds = set(get_args(hint) or (hint,))
+    if not kinds <= {*_KINDS, type(None)}:
+        return ""
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return ""
+    wanted = " or ".join(_KINDS[kind] for kind in _KINDS if kind in kinds)
+    return f"{wanted}, or None" if type(None) in kinds else wanted
 
 
 def literal(text: str) -> object:

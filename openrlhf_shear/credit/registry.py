@@ -1,11 +1,13 @@
 """Credit rules by name: a built-in rule, or a user's `my_package.my_module:MyRule/KNOB=VALUE/...`."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping
+from typing import get_type_hints
 
 from openrlhf_shear.config import RULES, CreditSpec
-from openrlhf_shear.config.names import RuleName
+from openrlhf_shear.config.names import RuleName, wrong_type
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.credit.rule import LAB_ALONE, NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
@@ -70,11 +72,31 @@ def _outside(place: str, arguments: Mapping[str, object], where: str) -> Rule:
         raise ValueError(f"{where}: {module_name} has {got}; {remedy}")
     if isinstance(needs := rule_class.needs, str):
         raise ValueError(f"{where}: {class_name}.needs must be a set of names: got {needs!r}; use {{{needs!r}}}")
+    if problem := _wrong_argument(rule_class, arguments):
+        raise ValueError(f"{where}: {class_name} {problem}")
     try:
         return rule_class(**arguments)
     except Exception as error:
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ValueError(f"{where}: {class_name}({given}) raised {type(error).__name__}: {error}; {remedy}") from error
+
+
+def _wrong_argument(rule_class: type, arguments: Mapping[str, object]) -> str:
+    """Return why a class does not take the arguments: an unknown name, or a type other than its hint; else ""."""
+    try:
+        parameters = inspect.signature(rule_class).parameters
+        hints = get_type_hints(rule_class.__init__)
+    except (TypeError, ValueError, NameError):
+        return ""
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return ""
+    for name, value in arguments.items():
+        if name not in parameters:
+            known = f"has {', '.join(parameters)}" if parameters else "has no knobs"
+            return f"has no knob {name}{did_you_mean(name, parameters)}; it {known}"
+        if problem := wrong_type(hints.get(name), value):
+            return f"needs {problem} for {name}: got {value!r}"
+    return ""
 
 
 def _class(place: str) -> object:

@@ -1,5 +1,6 @@
 """Rows of a data set, as dicts. Plain files are read without `datasets`, which would give every column one type."""
 
+import ast
 import codecs
 import contextlib
 import csv
@@ -9,18 +10,46 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO
 
 from openrlhf_shear.config.near import did_you_mean
 
+_TO_UTF8 = "`iconv -f latin1 -t utf-8` to convert it, or its encoding in place of latin1"
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
 
 class DataError(ValueError):
     """A data set that cannot be used; the message says why."""
+
+
+def value_at(row: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a column, or of a field in it, which a key with dots names; None if there is none.
+
+    >>> value_at({"reward_model": {"ground_truth": "34"}}, "reward_model.ground_truth"), value_at({"a.b": 1}, "a.b")
+    ('34', 1)
+    """
+    if key in row:
+        return row[key]
+    value: Any = row
+    for part in key.split("."):
+        value = object_of(value)
+        value = None if value is None else value.get(part)
+    return value
+
+
+def object_of(value: object) -> dict | None:
+    """Return an object, given as a dict or as a JSON or Python text; None for any other value."""
+    if isinstance(value, str):
+        for read in (json.loads, ast.literal_eval):
+            try:
+                value = read(value)
+                break
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+    return value if isinstance(value, dict) else None
 
 
 def looks_local(name: str) -> bool:
@@ -101,7 +130,7 @@ def json_rows(path: str) -> Iterator[tuple[str, dict]]:
                     raise DataError(f"{path}: {at} must be an object: got {got}; use {{...}} for each row")
                 yield at, row
     except _NoJsonError as error:
-        raise DataError(f"{path}: {error}; use a list, or one object a line") from error
+        raise DataError(f"{path}: {error}; use {error.remedy}") from error
     except (OSError, EOFError) as error:  # e.g. a broken gzip file
         raise DataError(f"{path} cannot be read: {error}") from error
 
@@ -126,7 +155,9 @@ def csv_rows(path: str) -> Iterator[tuple[str, dict]]:
                     )
                 if values:
                     yield f"line {lines.line_num}", dict(zip(names, (value or None for value in values), strict=True))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason}); use {_TO_UTF8}") from error
+    except (OSError, EOFError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
@@ -158,7 +189,11 @@ def _foreign(value: object) -> str | None:
 
 
 class _NoJsonError(ValueError):
-    pass
+    remedy = "a list, or one object a line"
+
+
+class _NoUtf8Error(_NoJsonError):
+    remedy = _TO_UTF8
 
 
 def _json_values(file: BinaryIO) -> Iterator[tuple[str, Any]]:
@@ -212,7 +247,7 @@ def _placed(text: bytes, line: int) -> Iterator[None]:
         raise _NoJsonError(f"{place}: {error.msg} at column {error.colno}") from error
     except UnicodeDecodeError as error:
         at = line + text.count(b"\n", 0, error.start)
-        raise _NoJsonError(f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}") from error
+        raise _NoUtf8Error(f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}") from error
     except RecursionError as error:
         raise _NoJsonError(f"line {line} is not JSON: it nests too deep") from error
 

@@ -5,11 +5,15 @@ start (the BOS of Llama 3 and Gemma), as in pretraining. The start is part of th
 rollout pages see what the policy reads. Token ids are always made without further special tokens.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Turns = Sequence[dict[str, Any]]  # chat messages
+
+
+_WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")  # messages as JSON, or as Python shows them
 
 
 class TwoStartsError(ValueError):
@@ -28,13 +32,17 @@ class PromptFormat:
 
     def problem(self, prompt: object) -> str | None:
         """Say why a row's value is no prompt; None if it is a prompt."""
-        if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
+        if isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt):
+            if said := _no_messages(prompt):
+                return said
             if not self.chat:
                 return "is a list of messages, which needs --data.apply_chat_template"
         elif not isinstance(prompt, str):
             return "is null" if prompt is None else f"is no text but {type(prompt).__name__}"
         elif not prompt.strip():
             return "is empty"
+        elif _WRITTEN.match(prompt):
+            return "is messages written as a text; use the list itself (json.loads), or the text of the last message"
         try:
             "".join(_texts(prompt)).encode()
         except UnicodeEncodeError:
@@ -75,6 +83,18 @@ CHAT = PromptFormat(chat=True)
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the token ids of a text of `PromptFormat.text`, as the rollout engine makes them."""
     return list(_inner(tokenizer)(text, add_special_tokens=False)["input_ids"])
+
+
+def _no_messages(turns: Turns) -> str | None:
+    """Say why dicts are no messages; None if they are."""
+    for number, turn in enumerate(turns, 1):
+        if "content" in turn:
+            continue
+        if {"from", "value"} <= turn.keys():
+            return "is ShareGPT's conversation (from, value); use messages with role and content"
+        calls = " but tool_calls, which no prompt needs" if "tool_calls" in turn else f" but {', '.join(turn)}"
+        return f'has message {number} without content{calls}; use messages with role and content ("" for no text)'
+    return None
 
 
 def _texts(prompt: str | Turns) -> list[str]:

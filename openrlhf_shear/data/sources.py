@@ -1,11 +1,11 @@
 """Data sets to train on. A `Source` names the columns of prompt and label, and reads the label."""
 
-import ast
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openrlhf_shear.data.files import object_of, value_at
 from openrlhf_shear.rewards.labels import golds_of, is_ordered
 
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -54,21 +54,6 @@ class Source:
         if self.levels and _level(row.get(self.level_key)) not in self.levels:
             raise Dropped("other_level", f"{self.level_key} is {row.get(self.level_key)!r}")
         return ReadProblem(prompt_text(value_at(row, self.prompt_key)), *self.label(value_at(row, self.label_key)))
-
-
-def value_at(row: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a column, or of a field in it, which a key with dots names; None if there is none.
-
-    >>> value_at({"reward_model": {"ground_truth": "34"}}, "reward_model.ground_truth"), value_at({"a.b": 1}, "a.b")
-    ('34', 1)
-    """
-    if key in row:
-        return row[key]
-    value: Any = row
-    for part in key.split("."):
-        value = _object(value)
-        value = None if value is None else value.get(part)
-    return value
 
 
 def _level(value: object) -> int | None:
@@ -128,7 +113,7 @@ def ground_truth(reward_model: object) -> tuple[str, str]:
     """Return the tests in an Eurus row's `reward_model`; drop, as "bad_tests", a row without tests."""
     if not isinstance(reward_model, dict) or not reward_model.get("ground_truth"):
         raise Dropped("bad_tests", "reward_model has no ground_truth")
-    return tests(_object(reward_model["ground_truth"]))
+    return tests(object_of(reward_model["ground_truth"]))
 
 
 def label(value: object) -> tuple[str, str]:
@@ -139,7 +124,7 @@ def label(value: object) -> tuple[str, str]:
     Raises Dropped: "no_answer" for a value that `golds_of` refuses; "bad_tests" for an object without known tests.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
-        written = _object(value)
+        written = object_of(value)
         if written is not None and "ordered" not in written:
             return tests(written)
         value = value if written is None else written
@@ -165,18 +150,6 @@ def tests(given: dict | None) -> tuple[str, str]:
         return text, kinds[type(tests_of(text))]
     except (TypeError, ValueError) as error:
         raise Dropped("bad_tests", str(error)) from error
-
-
-def _object(value: object) -> dict | None:
-    """Return an object, given as a dict or as a JSON or Python text; None for any other value."""
-    if isinstance(value, str):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                value = read(value)
-                break
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-    return value if isinstance(value, dict) else None
 
 
 MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 from openrlhf_shear.data.files import DataError, csv_rows, json_rows, looks_local, near_path, one_line
+from openrlhf_shear.data.hub import has_cached, unreachable
 
 FILE_KINDS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 _PLAIN = {".json": json_rows, ".jsonl": json_rows, ".csv": csv_rows}  # texts, read without `datasets`
@@ -139,12 +140,12 @@ def _opened(name: str, data_dir: str | None, whole: bool):
 
     if _is_saved(name):
         return datasets.load_from_disk(name)
-    try:
-        return datasets.load_dataset(name, data_dir=data_dir, streaming=not whole)
-    except OSError:
-        if os.path.isdir(name) or whole:
-            raise
-        return datasets.load_dataset(name, data_dir=data_dir)  # the hub cannot be reached: use the cache, if any
+    problem = "" if os.path.isdir(name) or "://" in name else unreachable()
+    if problem and not has_cached(name):
+        raise OSError(problem)
+    if problem:
+        return datasets.load_dataset(name, data_dir=data_dir)
+    return datasets.load_dataset(name, data_dir=data_dir, streaming=not whole)
 
 
 def _numbered(data, name: str, split: str, whole: bool) -> Iterator[tuple[str, dict]]:

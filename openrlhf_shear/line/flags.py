@@ -123,7 +123,9 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == "reward.remote_url")
     action.help = (
         "Source of rewards. math: compares the answer in the last \\boxed{} with the label. code: runs the response's "
-        "program on the label's tests, in a jail. FILE.py: calls its reward_func(queries, prompts, labels), in "
+        "program on the label's tests, in a jail. last_number: compares the last number of the response with that of "
+        "the label. arithmetic: the reward of the built-in task. FILE.py: calls its reward_func(queries, prompts, "
+        "labels), or a function of TRL's form, in "
         "processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote reward protocol, "
         "e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
     )

@@ -10,19 +10,46 @@ A command is its flags and a function of the parsed arguments; `command` joins t
 
 import argparse
 import json
+import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import Field
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn, get_args, get_type_hints
 
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import LineError, Refusal
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import legacy
+from openrlhf_shear.line import foreign, legacy
 from openrlhf_shear.line.prog import prog as called
 from openrlhf_shear.rewards.jail import JailError
+
+
+@contextmanager
+def until_the_reader_leaves() -> Iterator[None]:
+    """End the program without a word if the reader of its output leaves (`| head -3`), with a shell's exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        if not _is_closed():  # another pipe broke
+            raise
+        sys.exit(128 + signal.SIGPIPE)
+    finally:
+        _is_closed()
+
+
+def _is_closed() -> bool:
+    """Flush stdout; if nobody reads it, drop what is left, or Python would complain of it at its exit."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 class Shortfall(Exception):
@@ -59,6 +86,7 @@ def command(
             flags(parser)
             return plainly(parser)
 
+        @until_the_reader_leaves()
         def main(argv: Sequence[str] | None = None) -> None:
             parser = new_parser()
             args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
@@ -66,6 +94,8 @@ def command(
                 work(args)
             except KeyboardInterrupt:
                 parser.exit(130, f"{prog}: {interrupted}\n")
+            except BrokenPipeError:
+                raise
             except (Shortfall, JailError) as error:
                 sys.exit(f"{prog}: error: {error}")
             except (ValueError, OSError, *refused) as error:
@@ -99,11 +129,21 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
             if shorter == words:
                 raise LineError(*refused) from error
             words = shorter
+    for flag, word in _given_to_switches(parser, words):
+        refused.append(Refusal(flag, "takes no value", repr(word), f"--{flag} alone, or leave it out"))
+        unknown.remove(word)
     for word in unknown:
         if word.startswith("--") or not refused or not unknown[0].startswith("--"):
             flag = word.partition("=")[0].removeprefix("--")
             refused.append(Refusal(flag, f"is no flag{_meant(parser, f'unrecognized arguments: {word}')}; see --help"))
     return args, refused
+
+
+def _given_to_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (flag, word) for each word behind a flag that takes no value."""
+    switches = {name for name, action in parser._option_string_actions.items() if action.nargs == 0}
+    pairs = [pair for pair in pairwise(words) if pair[0] in switches and not pair[1].startswith("--")]
+    return [(flag.removeprefix("--"), word) for flag, word in pairs]
 
 
 def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -132,10 +172,13 @@ def _meant(parser: argparse.ArgumentParser, message: str) -> str:
     (' (did you mean --help?)', ' (did you mean max?)')
     """
     if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-        return did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2]))
+        known = re.findall(r"[^', ]+", choice[2])
+        here = foreign.known_as(choice[1], known)
+        return f" ({choice[1]} is {here} here)" if here else did_you_mean(choice[1], known)
     if flag := re.match(r"unrecognized arguments: --([^= ]+)", message):
         known = [name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")]
-        ends = [name for name in known if name.endswith(f".{flag[1]}")]
+        near = foreign.NEAR.get(name := flag[1].replace("-", "_"))
+        ends = [near] if near in known else [each for each in known if each.endswith(f".{name}")]
         return f" (did you mean --{ends[0]}?)" if ends else did_you_mean(flag[1], known, " (did you mean --{}?)")
     return ""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from openrlhf_shear.config.refusal import LineError, Refusal
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.line import legacy
 
@@ -25,36 +26,78 @@ _OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
 _NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
 
 
-def expand(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[Refusal] | None = None) -> list[str]:
     """Return `argv` with the flags of its `--config` files in front, so that flags on the command line win.
 
+    Args:
+        refusals: takes all keys that are no flags or stand there twice, and values of another kind; None raises them.
+
     Raises:
-        ValueError: a file is missing, is not a YAML mapping, or has a key that is not a flag.
+        ValueError: a file is missing, or is not a YAML mapping.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", nargs="+", action="extend", default=[])
     found, rest = finder.parse_known_args(list(argv))
     values: dict[str, object] = {}
+    words: list[str] = []
+    wrong: list[Refusal] = [] if refusals is None else refusals
     for name in found.config:  # later files win
-        values |= {key: (name, value) for key, value in _flat(_read(name))}
-    return [word for key, (name, value) in values.items() for word in _words(key, value, name, parser)] + rest
+        content = _read(name, wrong)
+        values |= {key: (name, value) for key, value in _flat(content)}
+    for key, (name, value) in values.items():
+        try:
+            words += _words(key, value, name, parser)
+        except ValueError as error:
+            wrong.append(Refusal("", str(error)))
+    if wrong and refusals is None:
+        raise LineError(*wrong)
+    return words + rest
 
 
 def presets_there() -> list[str]:
     return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
 
-def _read(name: str) -> dict:
+def _read(name: str, wrong: list[Refusal]) -> dict:
+    """Return the content of a file; add the keys that it has twice, of which YAML keeps the last, to `wrong`."""
     file = PRESETS / f"{name}.yaml" if name in presets_there() else Path(name)
     if not file.exists() or file.is_dir():
         raise ValueError(f"--config {name} is not there; use a YAML file, or one of {', '.join(presets_there())}")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        twice = _twice(yaml.compose(text, yaml.SafeLoader))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:
         raise ValueError(f"--config {name} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ValueError(f"--config {name} must hold KEY: VALUE lines: got {type(content).__name__}")
+    for key, first, second in twice:
+        wrong.append(Refusal("", f"--config {name}: {key} is there twice, in lines {first} and {second}; keep one"))
     return content
+
+
+def _twice(node: yaml.Node) -> list[tuple[str, int, int]]:
+    """Return (key, line, line) for every key that a file has twice, nested or dotted."""
+    lines: dict[str, int] = {}
+    found: list[tuple[str, int, int]] = []
+
+    def look(mapping: yaml.Node, above: str) -> None:
+        here: set[str] = set()
+        for key, value in mapping.value:
+            name, line = f"{above}{key.value}", key.start_mark.line + 1
+            nested = isinstance(value, yaml.MappingNode)
+            if name in here or (not nested and name in lines):
+                found.append((name, lines[name], line))
+            elif nested:
+                look(value, f"{name}.")
+            here.add(name)
+            lines.setdefault(name, line)
+
+    if isinstance(node, yaml.MappingNode):
+        look(node, "")
+    return found
 
 
 def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:

@@ -8,6 +8,8 @@ Values = dict[str, Any]
 INSTALL = "use scripts/install_cluster.sh, or on a CPU machine scripts/setup_cpu.sh (docs/install.md)"
 FORCE = "--force_openrlhf_version"
 ESTIMATOR = "algo.advantage.estimator"
+OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare rollouts of a prompt
+REWARD = "reward.remote_url"
 
 
 def graded(values: Values) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.refusal import Finding, Findings, Refusal, Told, refusal
 from openrlhf_shear.doctor.machine import ADDRESSES
-from openrlhf_shear.line.values import ESTIMATOR, Values, graded
+from openrlhf_shear.line.values import ESTIMATOR, OF_GROUPS, Values, graded
 from openrlhf_shear.preflight.adapters import adapters
 from openrlhf_shear.preflight.inputs import code, models, suite
 from openrlhf_shear.preflight.layout import batches, parallel, placement
@@ -23,9 +23,6 @@ from openrlhf_shear.preflight.rules import dump, modes, rule
 from openrlhf_shear.preflight.sockets import socket_problem
 from openrlhf_shear.preflight.stack import stack
 from openrlhf_shear.rewards.limits import address_limit
-
-# OpenRLHF's estimators that compare the rollouts of a prompt.
-_OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 
 def check(values: Values, findings: Findings) -> None:
@@ -70,7 +67,7 @@ def _addresses(values: Values) -> Iterator[Finding]:
 
 def _groups(values: Values) -> Iterator[Finding]:
     estimator, size = values[ESTIMATOR], values["rollout.n_samples_per_prompt"]
-    if size == 1 and (is_rule(estimator) or estimator in _OF_GROUPS):
+    if size == 1 and (is_rule(estimator) or estimator in OF_GROUPS):
         problem = f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt"
         yield refusal("rollout.n_samples_per_prompt", problem, size, "e.g. 8")
 
@@ -97,11 +94,24 @@ def _modes(values: Values) -> Iterator[Finding]:
         yield refusal("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
 
 
+_HIGH_RATE = 1e-3  # of Adam; the usual rates are 1e-6, and 1e-5 to 1e-4 with LoRA
+
+
+def _rates(values: Values) -> Iterator[Finding]:
+    models = ("actor", "critic") if values[ESTIMATOR] == "gae" else ("actor",)
+    for flag in (f"{model}.adam.lr" for model in models):
+        if values[flag] > _HIGH_RATE:
+            told = f"--{flag} {values[flag]:g} is so high that most models break in the first step"
+            yield Told(f"{told}; use e.g. 1e-6, or 1e-5 with LoRA")
+
+
 def _evaluation(values: Values) -> Iterator[Finding]:
     if values["eval.before_train"] and not (values["eval.dataset"] or values["eval.suite"]):
         yield refusal("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
     if values["eval.suite"] and values["eval.steps"] < 1 and not values["eval.before_train"]:
         yield refusal("eval.steps", "must be at least 1 for --eval.suite", values["eval.steps"], "e.g. 5")
+    if values["eval.steps"] > 0 and not (values["eval.dataset"] or values["eval.suite"]):
+        yield Told("--eval.steps has no effect without --eval.dataset or --eval.suite; use one of them")
     if values["eval.dataset"] and values["eval.temperature"] == 0 and values["eval.n_samples_per_prompt"] > 1:
         count = values["eval.n_samples_per_prompt"]
         told = f"--eval.temperature 0 makes the {count} rollouts of an evaluation prompt alike"
@@ -145,7 +155,20 @@ def _engine_policy(values: Values) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
-    *(_needed, _sockets, _addresses, stack, ranges, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
+    *(
+        _needed,
+        _sockets,
+        _addresses,
+        stack,
+        ranges,
+        _groups,
+        modes,
+        _modes,
+        _rates,
+        _evaluation,
+        _correction,
+        _engine_policy,
+    ),
     *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openrlhf_shear.config.refusal import Finding, Refusal, caught, refusal, refuse
+from openrlhf_shear.data import hub
 from openrlhf_shear.data.files import DataError, looks_local, near_path
 from openrlhf_shear.line.values import ESTIMATOR, Values, graded
 from openrlhf_shear.memory.model_shape import config_of
@@ -123,8 +124,9 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        # The cache first: without a connection, hf_hub_download asks the hub six times before it tries the cache.
         cached = try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str) and (problem := hub.unreachable()):
+            raise OSError(problem)
         return cached if isinstance(cached, str) else hf_hub_download(name, "config.json")
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,11 +1,18 @@
-"""Checks of a run's output folders: writable, and without another run's checkpoints."""
+"""Checks of a run's output folders: writable, and without another run's checkpoints or model."""
 
+import fcntl
 import os
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Finding, refusal
+from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.line.values import Values
+
+LOCK = ".lock"  # in --ckpt.path, locked by the trainer while it lives
+LOCK_SECONDS = 10.0  # the last processes of a killed run may hold its lock for a while
+_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def run_folder(values: Values) -> Path:
@@ -19,16 +26,57 @@ def folders(values: Values) -> Iterator[Finding]:
         if given:
             folder = Path(given).absolute()
             place = next(path for path in (folder, *folder.parents) if path.exists())
-            if not (place.is_dir() and os.access(place, os.W_OK)):
-                problem = f"cannot be written to: {place} is not a folder, or is read-only"
-                yield refusal(flag, problem, given, "another folder")
+            if problem := _not_writable(place):
+                yield refusal(flag, f"cannot be written to: {problem}", given, "another folder")
+    if Path(values["ckpt.path"]).absolute() == Path(values["ckpt.output_dir"]).absolute():
+        told = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
+        yield Told(f"{told}; use e.g. RUN/ckpt and RUN/model")
+
+
+def _not_writable(place: Path) -> str:
+    """Return why nothing can be made in an existing folder, by making a folder there; "" if it can."""
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        return f"{place} is not a folder, or is read-only"
+    try:  # os.access says yes to root in /proc, /sys and on a disk without inodes
+        os.rmdir(tempfile.mkdtemp(prefix=".shear-", dir=place))
+    except OSError as error:
+        return f"nothing can be made in {place} ({os.strerror(error.errno)})"
+    return ""
 
 
 def checkpoints(values: Values) -> Iterator[Finding]:
-    """Refuse a fresh run in a folder with another run's checkpoints: a later resume could load those."""
+    """Refuse to write into the folders of another run: of one that still writes, or one that has finished."""
     kept = sorted(path.name for path in Path(values["ckpt.path"], "_actor").glob("*global_step*"))
-    if kept and values["ckpt.save_steps"] > 0 and not values["ckpt.load_enable"]:
+    if _is_busy(Path(values["ckpt.path"]), 0.0 if values["dry_run"] else LOCK_SECONDS):
+        yield refusal("ckpt.path", "is the folder of a run that still writes", values["ckpt.path"], "another folder")
+    elif kept and values["ckpt.save_steps"] > 0 and not values["ckpt.load_enable"]:
         remedy = "--ckpt.load_enable to resume that run, or another folder"
         yield refusal(
             "ckpt.path", f"has checkpoints of another run ({', '.join(kept[:3])})", values["ckpt.path"], remedy
         )
+    elif has_model(values) and not kept:
+        problem = "has a model already, of a run without checkpoints, and this run would replace it"
+        yield refusal("ckpt.output_dir", problem, values["ckpt.output_dir"], "another folder, or move that model away")
+
+
+def has_model(values: Values) -> bool:
+    """Return whether --ckpt.output_dir has a model's configuration and weights."""
+    folder = Path(values["ckpt.output_dir"])
+    return (folder / "config.json").is_file() and any(any(folder.glob(name)) for name in _WEIGHTS)
+
+
+def _is_busy(folder: Path, patience: float) -> bool:
+    """Return whether a run holds the lock of its checkpoints' folder, still after `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with (folder / LOCK).open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back as the file is closed
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return True
+            time.sleep(0.5)
+            continue
+        except OSError:  # there is none, or a file system without locks: the trainer tells
+            pass
+        return False

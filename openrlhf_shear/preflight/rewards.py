@@ -1,7 +1,9 @@
 """Checks of the reward: does it exist, can it run, and do its settings make sense?"""
 
+import asyncio
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from openrlhf_shear.config.names import is_rule
@@ -15,13 +17,15 @@ from openrlhf_shear.rewards.function_workers import FunctionWorkers, LateError
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.limits import named_limit
 from openrlhf_shear.rewards.tokens import read_token
-from openrlhf_shear.rewards.verdict import Failure
+from openrlhf_shear.rewards.verdict import Failure, Verdict
 
 _FLAG = "reward.remote_url"
+_KINDS = ", ".join((*settings.BUILT_IN, *settings.NAMED))
 _RESPONSE = "I do not know."  # response of the test call to a reward function
 TRY_SECONDS = 20.0  # time limit to import the file, and again to answer
 _REMEDIES = {
     Failure.TIMEOUT: "; --reward.timeout SECONDS allows more",
+    Failure.WORKER_DIED: "; look for sys.exit in it",
     Failure.NO_DICT: '; use return {"rewards": NUMBER}',
 }
 _GPU_WORDS = ("CUDA", "NVIDIA")  # of torch, in the error of a file that needs a GPU: this process shows it none
@@ -71,7 +75,7 @@ def graders(values: Values, url: str) -> Iterator[Finding]:
         except ValueError as error:
             yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
-        yield refusal(_FLAG, "is no reward", url, "math, code, the path of a .py file, or http:// addresses")
+        yield refusal(_FLAG, "is no reward", url, f"{_KINDS}, the path of a .py file, or http:// addresses")
     elif not os.path.isfile(url):
         yield refusal(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
 
@@ -116,6 +120,10 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
     Refuse a file whose `reward_func` gives no reward. `row` names the prompt's row in messages.
     """
     file = values[_FLAG] or ""
+    if file.startswith(("http://", "https://")):
+        if values["dry_run"]:  # a server may start together with a run
+            yield from _ask_servers(values, row, prompt, label)
+        return
     if not file.endswith(".py"):
         return
     seconds = max(TRY_SECONDS, values["reward.timeout"])
@@ -127,18 +135,55 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
             yield Refusal(_FLAG, f"{_short(str(error))}{_remedy(late, str(error))}")
             return
         verdict = workers.grade(prompt + _RESPONSE, prompt, label)
+        of_label = workers.grade(f"{prompt}{label}", prompt, label) if verdict.failure is None else verdict
     if verdict.failure is not None:
         told = _short(f"{verdict.why} ({verdict.detail})")
         unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
         asked = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
         yield Refusal(_FLAG, f"{asked}: {told}{unlabelled}{_remedy(verdict.failure, told)}")
         return
+    yield from _tell_scores(values, file, verdict.score, label, of_label)
     yield from _question_threshold(values, file, verdict.score)
     yield from _question_range(values, file, verdict.score)
     for name in verdict.extra_logs:
         if renamed(name) != name:
             told = f"extra_logs of {file} has {name}, which is a metric of training"
             yield Told(f"{told}; it is logged as {renamed(name)}")
+
+
+def _ask_servers(values: Values, row: str, prompt: str, label: object) -> Iterator[Finding]:
+    """Ask each server once, and refuse those that give no reward."""
+    from openrlhf_shear.rewards.client import RewardClient  # late: aiohttp
+
+    async def asked(url: str) -> Verdict:
+        client = RewardClient(url, min(values["reward.timeout"] or TRY_SECONDS, TRY_SECONDS), 0, token)
+        try:
+            return await client.grade(prompt + _RESPONSE, prompt, label)
+        finally:
+            await client.close()
+
+    try:
+        token = read_token(values["reward.token_file"])
+    except ValueError:  # `_token` tells
+        return
+    for url in values[_FLAG].split(","):
+        verdict = asyncio.run(asked(url))
+        if verdict.failure is not None:
+            told = _short(f"{verdict.why} ({verdict.detail})")
+            remedy = "a running server (cli.serve_reward), and its token in --reward.token_file"
+            yield Refusal(_FLAG, f"a server gives no reward for {row}: {told}", use=remedy)
+
+
+def _tell_scores(values: Values, file: str, score: float, label: object, of_label: Verdict) -> Iterator[Told]:
+    """Tell a dry run's two scores and the label's type; warn of labels that no comparison with a text can match."""
+    kind, name = type(label).__name__, Path(file).name
+    got = f"{of_label.score:g}" if of_label.failure is None else f"no score ({of_label.why})"
+    shown = repr(label)[:40]
+    scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got} to the label {shown} as response; labels are {kind}"
+    if kind in ("int", "float") and of_label.score == score < values["credit.correct_threshold"]:
+        yield Told(f"{scores}, and response == label is never true; use str(label), or a column of texts")
+    elif values["dry_run"] and label != "":
+        yield Told(scores, "Info")
 
 
 def _question_threshold(values: Values, file: str, score: float) -> Iterator[Told]:

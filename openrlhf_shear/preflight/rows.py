@@ -4,11 +4,12 @@ from collections.abc import Generator, Iterator
 
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, refusal, refuse
-from openrlhf_shear.data.files import DataError, no_label
+from openrlhf_shear.data.files import DataError, no_label, one_line, value_at
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.line.values import Values
 from openrlhf_shear.preflight.prompts import Prompts, room
 from openrlhf_shear.preflight.rewards import try_reward
+from openrlhf_shear.rewards.code.tests import tests_of
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.grade import tidy_golds
 from openrlhf_shear.rewards.settings import BUILT_IN
@@ -58,11 +59,11 @@ def _data_set(
             columns.update(dict.fromkeys(row))
             if len(rows) >= values["data.max_samples"]:
                 continue
-            prompt = row.get(values["data.input_key"])
+            prompt = value_at(row, values["data.input_key"])
             if problem := prompts.asked.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
             if "data.label_key" in keys:
-                given = row.get(keys["data.label_key"])
+                given = value_at(row, keys["data.label_key"])
                 label = label if rows else given
                 if problem := _no_label(values, given):
                     lacking["data.label_key"].append(f"{where} {problem}")
@@ -75,7 +76,7 @@ def _data_set(
         refuse(flag, "has no rows", name, "a data set with at least one row")
     wrong = []
     for key, column in keys.items():
-        if column not in columns:
+        if not {column, column.partition(".")[0]} & set(columns):
             remedy = f"--{key} with one of its columns{did_you_mean(column, columns)}: {', '.join(columns)}"
             wrong.append(refusal(key, f"is not a column of {name} (--{flag})", column, remedy))
     for key, problems in lacking.items():
@@ -100,8 +101,13 @@ def _no_label(values: Values, label: object) -> str | None:
         return problem
     if values["reward.remote_url"] in BUILT_IN and label in ("", [], {}):
         return "is empty"
-    if values["reward.remote_url"] == "code" and not isinstance(label, str | dict):
-        return f"is no tests but {label!r:.80}"
+    if values["reward.remote_url"] == "code":
+        if not isinstance(label, str | dict):
+            return f"is no tests but {label!r:.80}"
+        try:
+            tests_of(label)
+        except ValueError as error:
+            return f"is no tests ({one_line(error)})"
     if values["reward.remote_url"] == "math":
         try:
             tidy_golds(golds_of(label))

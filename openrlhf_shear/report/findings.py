@@ -82,9 +82,10 @@ def write_files(folder: str | Path, files: Iterable[tuple[str, str | bytes]]) ->
 
 
 def print_findings(findings: Results) -> None:
-    """Print the verdict, the tables and all notes to stdout."""
-    print(*findings.verdict, sep="\n", end="\n\n" if findings.verdict else "")
+    """Print the tables, all notes, and last the verdict to stdout."""
     print_tables(findings.tables, [*findings.notes, *_missing(findings)], lines=True)
+    if findings.verdict:
+        print("", *findings.verdict, sep="\n")
 
 
 def plain(value: object) -> object:

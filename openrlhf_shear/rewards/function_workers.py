@@ -22,7 +22,7 @@ from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import ClosedError, Crew
 from openrlhf_shear.rewards.jail.inside import wire
 from openrlhf_shear.rewards.jobs import CalledOffError, called_off
-from openrlhf_shear.rewards.signature import problem_of
+from openrlhf_shear.rewards.signature import problem_of, reward_function
 from openrlhf_shear.rewards.verdict import Failure, Verdict, as_answer, read_reward
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -238,7 +238,7 @@ def main(path: str, descriptor: int) -> None:
     answer(0, problem and f"{path} {problem}")
     if problem:
         return
-    function = module.reward_func
+    function = reward_function(module)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             number, query, prompt, label = pipe.recv()

@@ -3,8 +3,14 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 BUILT_IN = ("math", "code")
+_PACKAGE = Path(__file__).parents[1]
+NAMED = {  # reward files of this package, by the names that flags take
+    "arithmetic": str(_PACKAGE / "tasks" / "arithmetic" / "arithmetic.py"),
+    "last_number": str(_PACKAGE / "rewards" / "last_number.py"),
+}
 DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # for a maths grade, for a test of a program
 FUNCTION_SECONDS = 60.0  # for a call of a user's file
 SERVER_SECONDS = 60.0  # for a call of a reward server

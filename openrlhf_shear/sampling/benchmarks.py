@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from openrlhf_shear.config.near import did_you_mean
-from openrlhf_shear.data.files import no_label
+from openrlhf_shear.data.files import no_label, value_at
 from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, boxed, hashed, label, prompt_text, tests
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling import livecodebench, prompts
@@ -168,13 +168,18 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
         raise ValueError(f"k must be at least 1 completion a question: got {k}; use e.g. 4")
     file = Path(path).name
     return Benchmark(
-        *(f"custom-{file.partition('.')[0]}", file, None, (str(path),), (prompt_key, label_key)),
+        *(f"custom-{file.partition('.')[0]}", file, None, (str(path),), (_column(prompt_key), _column(label_key))),
         task=task,
         k=k,
-        prompt=lambda row: _turns(row[prompt_key]),
-        label=lambda row: label(row[label_key]) if task in BUILT_IN else _unchanged(row[label_key]),
+        prompt=lambda row: _turns(value_at(row, prompt_key)),
+        label=lambda row: label(value_at(row, label_key)) if task in BUILT_IN else _unchanged(value_at(row, label_key)),
         system=STEP_BY_STEP if task == "math" else None,
     )
+
+
+def _column(key: str) -> str:
+    """Return the columns of which a row needs one, as `Benchmark.columns` names them: a.b may be a field of a."""
+    return f"{key}|{key.partition('.')[0]}" if "." in key else key
 
 
 def _unchanged(value: object) -> tuple[object, str]:

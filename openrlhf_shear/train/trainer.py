@@ -15,7 +15,9 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
+from openrlhf_shear.line.values import OF_GROUPS
 from openrlhf_shear.rewards.settings import RewardSettings
+from openrlhf_shear.train.accounts.advantages import Advantages
 from openrlhf_shear.train.accounts.books import Books
 from openrlhf_shear.train.accounts.dump import RolloutDump
 from openrlhf_shear.train.accounts.evaluation import scores_of
@@ -52,6 +54,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     """
 
     reward: RewardSettings | None = None  # None if rewards come from a model
+    _advantages: Advantages | None = None  # None if more than the rewards of a group makes advantages
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
         self._refused = ""  # reason of a refusal, raised in `get_max_steps`: an error here kills the actor
@@ -80,6 +83,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._weighs = isinstance(self.experience_maker, CreditExperienceMaker)
         if self._weighs:
             self._dump = RolloutDump(self.args, self.experience_maker.rule.name, self.tokenizer)
+        if self._compares_rewards():
+            self._advantages = Advantages(self.args.rollout.n_samples_per_prompt)
         ahead = self.args.train.async_enable
         self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
         self._order_prompts()
@@ -95,6 +100,13 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._batches = BatchesAhead(*made, room=self.args.train.async_queue_size) if ahead else Batches(*made)
         self._books = Books(self.args, self._batches)
         self._saver = Saver(self.actor_model_group, self.critic_model_group, self._books)
+
+    def _compares_rewards(self) -> bool:
+        """Return whether a rollout has an advantage only if its group has different rewards of the grader."""
+        args = self.args
+        shaped = (args.reward.overlong_buffer_len, args.reward.stop_properly_penalty_coef)
+        own = self._weighs and getattr(self.experience_maker.rule, "makes_advantages", False)
+        return args.algo.advantage.estimator in OF_GROUPS and shaped == (None, None) and bool(self.reward) and not own
 
     def _order_prompts(self) -> None:
         dataset = self.prompts_dataloader.dataset
@@ -180,7 +192,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         finally:
             self._batches.close()
             self._tracking.close(self)
-            self._story.ended(self._states, self._books.moved, whole)
+            learned = self._advantages.shown() if self._advantages else ""
+            self._story.ended(self._states, self._books.moved, whole, learned)
         if step > states["global_step"] and not self._books.moved:
             logger.error(
                 "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
@@ -212,7 +225,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
         if states["episode"] >= self.args.train.num_episodes:
-            say(f"nothing left to do: the run finished at step {step}; raise --train.num_episodes to continue")
+            model, more = f"its model goes to {self.args.ckpt.output_dir}", "raise --train.num_episodes to continue"
+            say(f"nothing left to train: the run finished at step {step}, and {model}; {more}")
         else:
             place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
             say(f"resuming after step {step}: {place}")
@@ -240,6 +254,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def train_step(self, rollout_samples, global_step: int):
         """Run upstream's step on rollouts with a reward and finite values; without such rollouts no weight changes."""
+        if self._advantages and (told := self._advantages.note(_rewards_of(rollout_samples))):
+            logger.warning(f"step {global_step + 1}: {told}")
         dumps = self._weighs and self._dump.due(global_step + 1)
         if self._weighs:
             self.experience_maker.shows = dumps
@@ -398,3 +414,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return {name: getattr(self, name) for name in names} | {
             "latest_eval_metric_value": self._latest_eval_metric_value
         }
+
+
+def _rewards_of(samples: list) -> list[float | None]:
+    """Return the rewards of a step's rollouts, None for those that failed."""
+    return [None if is_failed(sample) else sample.rewards.item() for sample in samples]

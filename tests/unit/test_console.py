@@ -24,6 +24,7 @@ INFO 11-22 22:33:17 config.py:12] vLLM has many lines of this kind
 """
 SHOWN = [
     "resuming after step 3",
+    "sampling and grading, prompts ...",
     "warning: checkpoint passed over: global_step8 is cut",
     "error: no update: no rollout has a reward",
 ]

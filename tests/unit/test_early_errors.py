@@ -12,7 +12,7 @@ from command_lines import HEAVY, refusal, run_fresh
 from conftest import Tried
 
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.data.training_rows import training_rows
+from openrlhf_shear.data import hub, training_rows
 from openrlhf_shear.preflight import rows
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
@@ -132,6 +132,8 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
             raise JailError("no jail works here: bubblewrap is not installed")
 
     monkeypatch.setattr("openrlhf_shear.preflight.rewards.find_jail", no_jail)
+    tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
+    write_rows("prompts.jsonl", [{"question": "1 + 1?", "answer": tests if reward == "code" else "2"}])
     told = refusal(capsys, job(f"--reward.remote_url {reward} no:data.label_key"))
     assert f"data.label_key is needed: --reward.remote_url {reward}" in told
     told = refusal(capsys, job(f"--reward.remote_url {reward}"))
@@ -221,7 +223,9 @@ def test_a_chat_template_sees_every_message(job, capsys, prompts, said):
 
 def test_rows_are_read_once_and_all_of_them(job, monkeypatch):
     read = []
-    monkeypatch.setattr(rows, "training_rows", lambda name, *_: read.append(name) or training_rows(name, *_))
+    monkeypatch.setattr(
+        rows, "training_rows", lambda name, *_: read.append(name) or training_rows.training_rows(name, *_)
+    )
     parse(job("--eval.dataset prompts.jsonl --eval.before_train"))
     assert read == ["prompts.jsonl"]
 
@@ -248,6 +252,7 @@ def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
         raise FileNotFoundError("no connection\nand more")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    monkeypatch.setattr(hub, "unreachable", str)
     told = refusal(capsys, job("--actor.model_name_or_path no/such-model"))
     assert (
         "neither a folder here nor a model that can be reached on the hub (no connection): got 'no/such-model'" in told
@@ -259,6 +264,7 @@ def test_a_model_in_the_cache_or_on_the_hub_is_fine(job, monkeypatch):
     import huggingface_hub
 
     asked = []
+    monkeypatch.setattr(hub, "unreachable", str)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: asked.append((name, file)))
     parse(job("--actor.model_name_or_path some/model"))
     assert set(asked) == {("some/model", "config.json")}  # once it is there the cache answers
@@ -274,6 +280,7 @@ def test_a_data_set_that_cannot_be_reached(job, capsys, monkeypatch):
         raise ConnectionError("no connection\nand more")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(training_rows, "unreachable", str)
     told = refusal(capsys, job("--data.prompt_dataset no/such-data"))
     assert "data.prompt_dataset: no/such-data is neither a file or folder here nor a data set" in told
     assert "(no connection)" in told
@@ -289,6 +296,7 @@ def test_a_hub_data_set_is_streamed_and_checked(job, capsys, monkeypatch):
         return datasets.IterableDatasetDict({"train": rows.to_iterable_dataset()})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(training_rows, "unreachable", str)
     parse(job("--data.prompt_dataset some/data@main --data.label_key gold"))
     assert "one of its columns: question, gold" in refusal(capsys, job("--data.prompt_dataset some/data@main"))
     told = refusal(capsys, job("--data.prompt_dataset some/data@main --data.prompt_split test"))

@@ -67,8 +67,6 @@ FILES = {  # by name, what is wrong with them
     "single.py": "def reward_func(query): return {'rewards': 1}\n",
     "constant.py": "reward_func = 1\n",
     "leaving.py": "raise SystemExit\n",
-    "trl.py": "def reward_func(completions, **kwargs): return [1.0]\n",
-    "trl_named.py": "def accuracy(completions, answer, **kwargs): return [1.0]\n",
     "verl.py": "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0\n",
     "listing.py": "def reward_func(queries, prompts, labels): return [1.0]\n",
     "silent.py": "def reward_func(queries, prompts, labels): print(queries)\n",

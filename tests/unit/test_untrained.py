@@ -27,7 +27,7 @@ class Story:
 
     whole = None
 
-    def ended(self, states, moved, whole):
+    def ended(self, states, moved, whole, learned):
         self.whole = whole
 
 

@@ -1,5 +1,6 @@
 """Sampler of evaluations on vLLM engines: separate engines placed as in training, or a training run's engines."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -128,7 +129,7 @@ def started_engines(
         seed=plan.sampling.seed,
         full_determinism=False,
         enable_prefix_caching=True,
-        enforce_eager=engines.enforce_eager,
+        enforce_eager=engines.enforce_eager or os.environ.get("DS_ACCELERATOR") == "cpu",  # `cpu.backend` sets it
         max_model_len=room,
         shared_pg=placement_group,
         gpu_memory_utilization=engines.gpu_memory_utilization,

@@ -48,6 +48,10 @@ class GradientLostError(RunEndedError):
     code = REFUSED
 
 
+class ModelNotWrittenError(RunEndedError):
+    """End of a run whose trained model the disk refuses; another attempt may write it from the last checkpoint."""
+
+
 class StoppedError(RunEndedError):
     """End of a run because a signal asked it to stop."""
 

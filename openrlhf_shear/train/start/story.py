@@ -102,13 +102,14 @@ class Story:
         }
         say(f"evaluation at step {step}: {', '.join(f'{name} {value:.3f}' for name, value in shown.items())}")
 
-    def ended(self, states: dict, moved: bool, whole: bool) -> None:
+    def ended(self, states: dict, moved: bool, whole: bool, learned: str = "") -> None:
         """Print a summary at the end: the fate of the rollouts, the output folders, and the commands to go on.
 
         Args:
             states: the checkpoint states after the last step.
             moved: whether any weight has changed.
             whole: whether the run is complete.
+            learned: how many rollouts had an advantage (`accounts.advantages`), if that is known.
         """
         args, step = self._args, states["global_step"]
         done = 0 if self._first is None else step - self._first + 1
@@ -121,6 +122,8 @@ class Story:
             shown = ", ".join(f"{count} {reason}" for reason, count in lost.items() if count)
             trained = f"{accounts['trained']} trained of {accounts['dispatched']} sampled"
             lines.append(f"rollouts  {trained}{f' ({shown})' if shown else ''}")
+        if learned:
+            lines.append(f"learned   {learned}")
         if Path(args.ckpt.path, "_actor").is_dir():
             lines.append(f"resume    the same line with --ckpt.load_enable, from {args.ckpt.path}")
         else:

@@ -9,6 +9,7 @@ import transformers
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.logging_utils import init_logger
+from safetensors import SafetensorError
 
 from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
 from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector
@@ -18,7 +19,7 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.rollouts.columns import token_texts
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
-from openrlhf_shear.train.start.outcome import NotFiniteError, RefusedError
+from openrlhf_shear.train.start.outcome import ModelNotWrittenError, NotFiniteError, RefusedError
 from openrlhf_shear.train.update import checkpoints, lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC
@@ -165,6 +166,20 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         super().broadcast_to_vllm()
 
     # ── Checkpoints ──
+
+    def save_model(self) -> None:
+        """Save the trained model as upstream does.
+
+        Raises ModelNotWrittenError: the disk refuses it.
+        """
+        try:
+            super().save_model()
+        except (OSError, SafetensorError) as error:
+            ckpt = self.strategy.args.ckpt
+            again = "the same line with --ckpt.load_enable writes it from the last checkpoint"
+            remedy = f"make room, then {again}" if ckpt.save_steps > 0 else "no checkpoint was made (--ckpt.save_steps)"
+            told = f"the model could not be written to --ckpt.output_dir {ckpt.output_dir} ({error})"
+            raise ModelNotWrittenError(f"{told}; {remedy}") from error
 
     def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
         """Save a checkpoint as upstream does, but complete or not at all, with the moving average of the weights."""

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from openrlhf_shear.preflight.outputs import LOCK
 from openrlhf_shear.train.update.contents import BEST, COMPLETE, HF, files_in, listing, step_of, write
 
 PARTIAL = ".partial"
@@ -38,7 +39,7 @@ def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
         patience: seconds to wait, because the last processes of a killed attempt may still hold the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / ".lock").open("w")
+    file = (folder / LOCK).open("w")
     deadline = time.monotonic() + patience
     while True:
         try:
