@@ -5,6 +5,7 @@
 Needs torch, triton, numpy, rich, tqdm and transformers, and neither vllm nor ray nor deepspeed:
 
 - right: values of Triton's solves against Sinkhorn in float64, written here, on hard costs
+- together: weights of groups that are searched at once, against those of each group on the CPU; and the time saved
 - tuned: warps and registers of a solve for spans of 50 and 100 tokens; the fastest are kept for this architecture
 - fast: seconds for a million problems, all iterations solved, beside the chip's limits
 - memory: of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--credit.max_cost_bytes`
@@ -28,7 +29,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.config.spans import SpanCut
-from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.credit.shear import shear_groups, shear_weights
 from openrlhf_shear.kernels import tuning
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn
 from openrlhf_shear.transport import Spans, search_bytes
@@ -51,6 +52,7 @@ def main() -> None:
     choices = {} if args.keep_launch else tuned(device)
     if choices:
         print(f"kept for {tuning.architecture(device)} in {tuning.keep(tuning.architecture(device), choices)}")
+    rows += together(device)
     rows += [fast(device, window) for window in (50, 100)]
     rows += [memory(device, tokens, args.hidden) for tokens in (3_000, 8_000, 32_000)]
     if not args.no_share:
@@ -81,6 +83,34 @@ def right(device: torch.device) -> dict:
         values = TritonSinkhorn(tile, EPSILON).solve(pairs).value.double()
         worst = max(worst, float((values - sinkhorn(costs_of(a, b, pairs))).abs().max()))
     return _row("values, worst error [epsilon]", worst / EPSILON, f"<= {ACCURACY}", worst <= ACCURACY * EPSILON)
+
+
+def together(device: torch.device, groups: int = 16, tokens: int = 500, hidden: int = 512) -> list[dict]:
+    """Check bf16 groups of 8 rollouts at once: the largest error of a weight [epsilon], and the time one by one."""
+    generator = torch.Generator().manual_seed(0)
+    outcomes, config = [i % 2 == 0 for i in range(8)], ShearConfig()
+    given = [[torch.randn(tokens, hidden, generator=generator).bfloat16() for _ in outcomes] for _ in range(groups)]
+    there = [([h.to(device) for h in states], outcomes) for states in given]
+    found = shear_groups(there, config)
+    worst = 0.0
+    for states, result in list(zip(given, found, strict=True))[:2]:  # the CPU takes a second a group
+        expected = torch.cat(shear_weights(states, outcomes, config).weights)
+        worst = max(worst, float((torch.cat(result.weights).cpu() - expected).abs().max()))
+    jobs = {
+        "at once": lambda: shear_groups(there, config),
+        "one by one": lambda: [shear_weights(*each, config) for each in there],
+    }
+    best, _ = best_times(jobs, 3, device.type, 0.2, quiet=True)
+    ratio = best["one by one"] / best["at once"]
+    return [
+        _row(
+            "weights of groups at once, worst error [epsilon]",
+            worst / EPSILON,
+            f"<= {ACCURACY}",
+            worst <= ACCURACY * EPSILON,
+        ),
+        _row(f"{groups} groups at once, times as fast as one by one", ratio, ">= 1", ratio >= 1),
+    ]
 
 
 def costs_of(a: Spans, b: Spans, pairs: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,15 @@ def kept(tmp_path, monkeypatch):
     tuning.forget()
 
 
+def test_groups_at_once_are_compared_with_each_group(monkeypatch):
+    """On the CPU, where nothing is shared: the weights are equal, and no time is saved."""
+    monkeypatch.setattr(
+        gpu_check, "best_times", lambda jobs, *_, **__: ({n: len(job()) for n, job in jobs.items()}, {})
+    )
+    right, fast = gpu_check.together(torch.device("cpu"), groups=3, tokens=120, hidden=16)
+    assert right["measured"] == 0.0 and right["holds"] and fast["measured"] == 1.0 and fast["holds"]
+
+
 def test_the_oracle_is_the_value_of_the_reference_solver():
     a, b = gpu_check.sides(CPU, 7, 5)
     tile = next(tiles(a, b, 2**28))

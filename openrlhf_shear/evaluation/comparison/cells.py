@@ -157,7 +157,7 @@ def _checked(runs: list[Run]) -> tuple[Run, ...]:
         if run.seed in seen:
             raise ReportError(
                 f"{seen[run.seed].folder} and {run.folder} are both seed {run.seed} of {run.method} on {run.model}, "
-                f"{run.task}; leave one out, or say in run.json how they differ"
+                f"{run.task}; leave one out, or repeat one with another --train.seed"
             )
         seen[run.seed] = run
     return tuple(sorted(runs, key=lambda run: (run.seed is None, run.seed or 0)))
