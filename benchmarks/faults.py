@@ -43,6 +43,7 @@ from fault_ways import (
 from measure import environment, print_table, script_parser
 from safetensors.torch import load_file, save_file
 
+from openrlhf_shear.report.provenance import commit
 from openrlhf_shear.rollouts.record import read_rollouts
 
 ENGINE_CORE = "VLLM::EngineCore|spawn_main"  # the second where the environment is too small to hold a process title
@@ -256,7 +257,7 @@ def main() -> None:
         bench.folder.mkdir(parents=True, exist_ok=True)
         for name in args.rows:
             print(f"── {name}", flush=True)
-            kept["rows"][name] = asdict(ROWS[name](bench))
+            kept["rows"][name] = asdict(ROWS[name](bench)) | {"commit": commit()}
             print(json.dumps(kept["rows"][name]), flush=True)
             if args.output:
                 args.output.write_text(json.dumps(kept, indent=1) + "\n")

@@ -1,0 +1,64 @@
+"""A disk that fills while a checkpoint is written costs that checkpoint; no rank leaves the others at a barrier."""
+
+import subprocess
+import sys
+
+import pytest
+
+from openrlhf_shear.train.update import refused_files
+
+# A limit on the size of files refuses writes as a full disk does. DeepSpeed's own writer of files.
+FULL = """
+import resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from openrlhf_shear.train.update import refused_files
+
+zipped, folder = sys.argv[1] == "zip", Path(sys.argv[2])
+writer = TorchCheckpointEngine()
+writer.zipfile_serialization = zipped
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+reached = []
+
+def save_checkpoint(save_dir, tag, client_state, save_latest):
+    for size in (10, 10**6, 20):
+        engine.checkpoint_engine.save({"a": torch.zeros(size)}, f"{save_dir}/{tag}/{size}.pt")
+    reached.append("the barrier")
+
+engine = SimpleNamespace(checkpoint_engine=writer, save_checkpoint=save_checkpoint)
+extra = lambda aside: torch.save(torch.zeros(30), aside / "ema.pt")
+try:
+    refused_files.save(engine, folder, {}, extra)
+except OSError as error:
+    print(error)
+assert reached and engine.checkpoint_engine is writer
+assert all((folder / name).is_file() for name in ("10.pt", "20.pt", "ema.pt"))
+"""
+
+
+@pytest.mark.parametrize("form", ["zip", "older"])
+def test_a_refused_file_is_told_after_all_others_are_written(tmp_path, form):
+    folder = tmp_path / "global_step2.partial"
+    folder.mkdir()
+    done = subprocess.run([sys.executable, "-c", FULL, form, folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith(str(folder))]
+    assert told.startswith(f"{folder}/1000000.pt could not be written (") and told.endswith(" GB left")
+
+
+def test_an_error_of_something_else_is_raised(tmp_path):
+    with pytest.raises(RuntimeError, match="CUDA error"), refused_files.noted([], tmp_path / "a.pt"):
+        raise RuntimeError("CUDA error: out of memory")
+
+
+def test_what_was_written_of_a_refused_checkpoint_is_removed(tmp_path):
+    folder = tmp_path / "global_step2.partial"
+    folder.mkdir()
+    with pytest.raises(KeyError), refused_files.removed(folder, OSError):
+        raise KeyError
+    assert folder.is_dir()
+    with pytest.raises(OSError), refused_files.removed(folder, OSError):
+        raise OSError
+    assert not folder.exists()
