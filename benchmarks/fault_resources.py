@@ -136,7 +136,8 @@ def temporary_full(bench: Bench) -> Outcome:
         _kept_full(job, ballast, 1)
         code = job.finish(outcome)
         outcome.trials, outcome.seconds = 1, [time.monotonic() - started]
-        outcome.ends = f"goes on, exit {code}" if code == 0 else f"exit {code}: {_said(job, r'the run ended: (.*)')}"
+        told = _said(job, r"(the disk of Ray's temporary folder is full) \(RAY_TMPDIR")
+        outcome.ends = f"goes on: {told}, exit {code}"
         return bench.compare(outcome, job)
 
 
