@@ -18,7 +18,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Lossy:
     """Output stream that drops what a full disk refuses."""
 
-    dropped = False  # in this process, by any such stream
+    dropped, told = False, False  # in this process, by any such stream; whether `lost_output` has said so
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -58,8 +58,8 @@ def allow_lost_output() -> None:
 
 
 def lost_output() -> str:
-    """Return a warning if this process has dropped output since the last call; else ""."""
-    lost, Lossy.dropped = Lossy.dropped, False
+    """Return a warning if this process has dropped output and has not said so yet; else ""."""
+    lost, Lossy.told = Lossy.dropped and not Lossy.told, Lossy.told or Lossy.dropped
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     told = f"the disk of Ray's temporary folder is full (RAY_TMPDIR, {folder}): its processes' output is lost"
     return f"{told}; make room there" if lost else ""
