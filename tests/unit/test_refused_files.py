@@ -1,11 +1,15 @@
 """A disk that fills while a checkpoint is written costs that checkpoint; no rank leaves the others at a barrier."""
 
+import json
 import subprocess
 import sys
 
+import gradients
 import pytest
+from ranks import run_ranks
 
-from openrlhf_shear.train.update import refused_files
+from openrlhf_shear.tasks.arithmetic.problems import write_dataset
+from openrlhf_shear.train.update import checkpoints, refused_files
 
 # A limit on the size of files refuses writes as a full disk does. DeepSpeed's own writer of files.
 FULL = """
@@ -62,3 +66,18 @@ def test_what_was_written_of_a_refused_checkpoint_is_removed(tmp_path):
     with pytest.raises(OSError), refused_files.removed(folder, OSError):
         raise OSError
     assert not folder.exists()
+
+
+def test_the_full_disk_of_one_rank_is_told_by_all_ranks_and_the_next_save_works(tmp_path):
+    """The first rank would wait at DeepSpeed's barrier for ever."""
+    write_dataset(tmp_path / "train.jsonl", 16, seed=0)
+    line = gradients.line(gradients.Row("full", "--ds.zero_stage 2 --train.batch_size 4", ranks=2), tmp_path)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(gradients.measure.free_port())}
+    asked = {"line": [*line, "--ckpt.path", str(tmp_path / "ckpt")], "environment": where}
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    run_ranks("refused_rank", 2, tmp_path)
+    for rank in (0, 1):
+        said, kept = json.loads((tmp_path / f"said{rank}.json").read_text())
+        assert "rank_1_mp_rank_00_optim_states.pt could not be written (" in said, "the second rank's file"
+        assert not any(name.startswith("global_step1") for name in kept)
+    assert checkpoints.names(tmp_path / "ckpt" / "_actor") == ["global_step2"]
