@@ -104,7 +104,7 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
         "resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)",
         "curves    tensorboard --logdir RUN/tb",
         "report    python -m openrlhf_shear.cli.report RUN/tb --output DIR",
-        f"rollouts  python -m openrlhf_shear.cli.rollout_page {tmp_path}/ckpt/rollouts/STEP.parquet",
+        f"page      shear-rollouts {tmp_path}/ckpt --output rollouts.html",
     ]
     (tmp_path / "ckpt" / "_actor").mkdir(parents=True)
     story.ended({"global_step": 13}, True, True)

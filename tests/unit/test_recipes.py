@@ -42,6 +42,8 @@ SETTINGS = {
     "eval.temperature": 0.1,
 }
 
+LABELS = {"code": json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})}  # the others are numbers
+
 
 def script(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess:
     environment = {"PATH": os.environ["PATH"], **variables}
@@ -69,7 +71,7 @@ def parsed(tmp_path, monkeypatch):
     for task in ("math", "code"):
         for name in (task, f"{task}_eval"):
             (tmp_path / f"{name}.jsonl").write_text(
-                json.dumps({"prompt": [{"role": "user", "content": "1?"}], "label": "1"}) + "\n"
+                json.dumps({"prompt": [{"role": "user", "content": "1?"}], "label": LABELS.get(name, "1")}) + "\n"
             )
     elsewhere = (check_inputs.models, check_inputs.code, check_inputs.suite, memory_check.memory)
     spoken = SimpleNamespace(bos_token=None, apply_chat_template=lambda chat, **how: chat[0]["content"])

@@ -134,8 +134,7 @@ class Story:
             lines.append(f"curves    tensorboard --logdir {args.logger.tensorboard_dir}")
             lines.append(f"report    python -m openrlhf_shear.cli.report {args.logger.tensorboard_dir} --output DIR")
         if args.dump_rollouts_every:
-            page = "python -m openrlhf_shear.cli.rollout_page"
-            lines.append(f"rollouts  {page} {Path(args.ckpt.path, 'rollouts')}/STEP.parquet")
+            lines.append(f"page      shear-rollouts {args.ckpt.path} --output rollouts.html")
         say("\n".join(lines))
 
 
