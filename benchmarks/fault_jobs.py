@@ -71,26 +71,29 @@ class Job:
         self.folder, self.prompts, self._words = folder, prompts, words
         folder.mkdir(parents=True, exist_ok=True)
         write_dataset(folder / "train.jsonl", prompts, seed=0)
-        self._log = folder / "log.txt"
+        self.log_file = folder / "log.txt"
         self.process: subprocess.Popen | None = None
         self.address = "local"  # of its Ray cluster
         self.program = TRAIN  # arguments of Python
+        self.launcher: tuple[str, ...] = ()  # words before Python
+        self.environment: dict[str, str] = {}  # more variables
 
     def start(self, *words: str) -> None:
         reward = [] if "--reward.remote_url" in self._words else ["--reward.remote_url", str(REWARD)]
         command = [
-            *(sys.executable, *self.program, *WORDS, *reward),
+            *(*self.launcher, sys.executable, *self.program, *WORDS, *reward),
             *("--data.prompt_dataset", str(self.folder / "train.jsonl"), "--ckpt.path", str(self.folder / "ckpt")),
             *("--ckpt.output_dir", str(self.folder / "model"), "--logger.tensorboard_dir", str(self.folder / "tb")),
             *("--logger.wandb.run_name", "job", *self._words, *words),
         ]
         threads = {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": self.address, "TOKENIZERS_PARALLELISM": "false"}
-        with self._log.open("a") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | threads)
+        with self.log_file.open("a") as log:
+            environment = os.environ | threads | self.environment
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     @property
     def log(self) -> str:
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     @property
     def step(self) -> int:

@@ -126,7 +126,7 @@ def broken(
         job.program = program
         code = job.run(outcome, *(prepare(job) if prepare else ()))
         said = re.findall(r"(?:the run ended|^(?:.*: )?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
-        text = said[-1].replace(str(job.folder), "RUN") if said else ""
+        text = said[-1].replace(str(job.folder), "RUN").replace(str(bench.folder), "RUNS") if said else ""
         outcome.ends = f"exit {code}: {text if len(text) < 180 else text[:176] + ' ...'}"
         return outcome
 

@@ -10,11 +10,9 @@ state, ledger and every step's metrics. Rows with a random moment have `--trials
 it again after each.
 """
 
-import contextlib
 import ctypes
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -23,8 +21,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import fault_resources
 import psutil
-from fault_jobs import BATCH, METRIC, POLICY, Bench, Job, Outcome, kill
+from fault_jobs import BATCH, POLICY, Bench, Job, Outcome, kill
 from fault_ways import (
     TWO_RANKS,
     Row,
@@ -44,6 +43,7 @@ from fault_ways import (
 from measure import environment, print_table, script_parser
 from safetensors.torch import load_file, save_file
 
+from openrlhf_shear.report.provenance import commit
 from openrlhf_shear.rollouts.record import read_rollouts
 
 ENGINE_CORE = "VLLM::EngineCore|spawn_main"  # the second where the environment is too small to hold a process title
@@ -142,60 +142,6 @@ def _nan_weight(job: Job) -> tuple[str, ...]:
     return "--actor.model_name_or_path", str(policy)
 
 
-@contextlib.contextmanager
-def _small_disk(folder: Path) -> Iterator[Path | None]:
-    """Yield a file of 28 MB on a new file system of 40 MB in `folder`; None where mounting is not allowed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True).returncode
-    try:
-        if made == 0:
-            (folder / "ballast").write_bytes(bytes(28_000_000))
-        yield folder / "ballast" if made == 0 else None
-    finally:
-        if made == 0:
-            subprocess.run(["umount", "-l", folder], check=True)
-
-
-def disk_full(bench: Bench) -> Outcome:
-    """Fill the disk: a checkpoint is 9 MB, so only the first fits until the ballast is deleted."""
-    outcome = Outcome("a disk that is full", "at the second save")
-    job = bench.job(outcome.name, 5 * BATCH)
-    with _small_disk(job.folder / "ckpt") as ballast:
-        if not ballast:
-            outcome.ends = _NO_DISK
-            return outcome
-        started = time.monotonic()
-        job.start()
-        job.wait_for(lambda: "no checkpoint of step" in job.log)
-        ballast.unlink()
-        code = job.finish(outcome)
-        outcome.trials, outcome.seconds = 1, [time.monotonic() - started]
-        said = re.findall(r"no checkpoint of step \d+: ([^;]*)", job.log)
-        outcome.ends = f"goes on: {said[0].replace(str(job.folder), 'RUN') if said else 'NOTHING SAID'}, exit {code}"
-        return bench.compare(outcome, job)
-
-
-def curves_full(bench: Bench) -> Outcome:
-    """Fill TensorBoard's disk from the second step on: only the curves may be missing."""
-    outcome = Outcome("a disk under TensorBoard that is full", "after the first step")
-    job = bench.job(outcome.name, 5 * BATCH)
-    with _small_disk(job.folder / "tb") as ballast:
-        if not ballast:
-            outcome.ends = _NO_DISK
-            return outcome
-        job.start()
-        job.wait_for(lambda: job.step >= 1)
-        started = time.monotonic()
-        with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        code = job.finish(outcome)
-        outcome.trials, outcome.seconds = 1, [time.monotonic() - started]
-        said = re.findall(r"(TensorBoard failed: .*?) at step", job.log)
-        outcome.ends = f"goes on: {said[0] if said else 'NOTHING SAID'} ({len(said)} times), exit {code}"
-        return bench.compare(outcome, job, without=METRIC)
-
-
 def pool_killed(bench: Bench) -> Outcome:
     """Kill the pool in 1 of 16 rollouts, chosen by a digest of the response; the other rollouts must be graded."""
     outcome = Outcome("a reward file that kills the pool in 1 of 16", "from the start", trials=1)
@@ -229,7 +175,6 @@ def reward_func(queries, prompts, labels):
         os.kill(os.getppid(), signal.SIGKILL)
     return {"rewards": float(len(queries[0]) % 2)}
 """
-_NO_DISK = "not tried: no file system can be mounted here"
 TOKENS = ("--rollout.max_tokens_per_gpu", "600", "--train.max_tokens_per_gpu", "600")
 GRPO = ("--algo.advantage.estimator", "group_norm", "--credit.dump_rollouts_every", "0")
 ROWS: dict[str, Row] = {
@@ -275,8 +220,7 @@ ROWS: dict[str, Row] = {
         "a reward server that is gone", "from the start", "--reward.remote_url", "http://127.0.0.1:9/get_reward"
     ),
     "pool_killed": pool_killed,
-    "disk_full": disk_full,
-    "curves_full": curves_full,
+    **fault_resources.ROWS,
     "log_monitor": unheard("Ray's log monitor killed", lambda job: kill(*job.below("log_monitor.py"))),
     "gcs_stopped": unheard("Ray's GCS stopped for 30 s", stop_gcs),
     "old_weights": broken(
@@ -313,7 +257,7 @@ def main() -> None:
         bench.folder.mkdir(parents=True, exist_ok=True)
         for name in args.rows:
             print(f"── {name}", flush=True)
-            kept["rows"][name] = asdict(ROWS[name](bench))
+            kept["rows"][name] = asdict(ROWS[name](bench)) | {"commit": commit()}
             print(json.dumps(kept["rows"][name]), flush=True)
             if args.output:
                 args.output.write_text(json.dumps(kept, indent=1) + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
 from openrlhf_shear.rewards.jail import Jail, JailError, find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
-from openrlhf_shear.rewards.limits import address_limit
+from openrlhf_shear.rewards.limits import address_limit, process_limit, tasks_of_user
 
 # Recommended and minimum values. Memory and disk are those of the built-in task on the CPU. A 7B actor with ZeRO-3 and
 # checkpoints takes hundreds of GiB; Ray, vLLM and DeepSpeed report such needs better than a guess here could.
@@ -21,7 +21,9 @@ MEMORY = (8 * GIB, 2 * GIB)
 SHARED_MEMORY = (2 * GIB, GIB // 4)
 DISK = (20 * GIB, GIB)
 OPEN_FILES = (8192, 1024)  # Ray itself advises 8192
-ADDRESSES = 8 * GIB  # address space that an idle Ray worker reserves
+PROCESSES = (4096, 400)  # processes and threads of a user; the built-in task takes 400 on two cores
+ADDRESSES = 12 * GIB  # address space; an actor of the built-in model reserves 9.8 GiB on two cores, and more on more
+TEMPORARY = 16 << 20  # bytes of Ray's temporary folder; a session begins with less than 1 MB, and its logs grow
 # The default user of each port, and the flag of `ray start` that changes the port.
 PORTS = {
     6379: ("Ray's head", "--port"),
@@ -110,6 +112,16 @@ def open_files(limit: int | None = None) -> Result:
         soft = 2**63
     remedy = f"ulimit -n {8 * OPEN_FILES[0]} before ray start; each node of a cluster opens thousands"
     return _at_least("open files", soft, f"at most {soft}", OPEN_FILES, remedy)
+
+
+def processes() -> Result:
+    """Check that `ulimit -u` leaves this user enough processes and threads."""
+    name, limit = "processes", process_limit()
+    if limit is None:
+        return ok(name, "no limit")
+    running = tasks_of_user()
+    remedy = "ulimit -u unlimited before ray start; each core of a node adds a worker of Ray with its threads"
+    return _at_least(name, limit - running, f"{running} of at most {limit} run", PROCESSES, remedy)
 
 
 def addresses() -> Result:

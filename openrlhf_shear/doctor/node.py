@@ -30,7 +30,8 @@ def check_node(path: Path, deep: bool = False, announced: float | None = None) -
     yield machine.jail()
     yield machine.escapes()
     yield machine.memory(*machine.free_memory())
-    yield from (machine.shared_memory(), machine.disk(path), machine.open_files(), machine.addresses())
+    yield from (machine.shared_memory(), machine.disk(path))
+    yield from (machine.open_files(), machine.processes(), machine.addresses())
     yield from (machine.port(number, *about) for number, about in machine.PORTS.items())
     yield machine.hub()
 

@@ -4,12 +4,10 @@ This folder refuses a command line only if the run is certain to fail later, or 
 only where OpenRLHF 0.11.2 is silent until Ray runs; problems that OpenRLHF's main asserts are left to it.
 """
 
-import os
 from collections.abc import Callable, Iterator
 
 from openrlhf_shear.config.names import is_rule
-from openrlhf_shear.config.refusal import Finding, Findings, Refusal, Told, refusal
-from openrlhf_shear.doctor.machine import ADDRESSES
+from openrlhf_shear.config.refusal import Finding, Findings, Told, refusal
 from openrlhf_shear.line.values import ESTIMATOR, OF_GROUPS, Values, graded
 from openrlhf_shear.preflight.adapters import adapters
 from openrlhf_shear.preflight.inputs import code, models, suite
@@ -17,12 +15,12 @@ from openrlhf_shear.preflight.layout import batches, parallel, placement
 from openrlhf_shear.preflight.memory import memory
 from openrlhf_shear.preflight.outputs import checkpoints, folders
 from openrlhf_shear.preflight.ranges import ranges
+from openrlhf_shear.preflight.resources import disks, limits, own_ray, temporary_folder
 from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule
 from openrlhf_shear.preflight.sockets import socket_problem
 from openrlhf_shear.preflight.stack import stack
-from openrlhf_shear.rewards.limits import address_limit
 
 
 def check(values: Values, findings: Findings) -> None:
@@ -53,16 +51,8 @@ def _needed(values: Values) -> Iterator[Finding]:
 
 
 def _sockets(values: Values) -> Iterator[Finding]:
-    if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and (problem := socket_problem()):
+    if own_ray() and (problem := socket_problem()):
         yield problem
-
-
-def _addresses(values: Values) -> Iterator[Finding]:
-    """Refuse a limit on address space under which Ray fails without naming the limit."""
-    limit = address_limit()
-    if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and limit is not None and limit < ADDRESSES:
-        problem = f"must leave a process {ADDRESSES >> 30} GiB, which an idle worker of Ray reserves"
-        yield Refusal("ulimit -v", problem, f"{limit >> 10} KiB", "ulimit -v unlimited before the run")
 
 
 def _groups(values: Values) -> Iterator[Finding]:
@@ -158,7 +148,8 @@ CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
     *(
         _needed,
         _sockets,
-        _addresses,
+        limits,
+        temporary_folder,
         stack,
         ranges,
         _groups,
@@ -170,5 +161,5 @@ CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
         _engine_policy,
     ),
     *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
-    *(code, models, adapters, suite, memory, data),
+    *(code, models, adapters, suite, memory, disks, data),
 )

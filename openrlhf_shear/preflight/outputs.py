@@ -65,6 +65,12 @@ def has_model(values: Values) -> bool:
     return (folder / "config.json").is_file() and any(any(folder.glob(name)) for name in _WEIGHTS)
 
 
+def weights_in(values: Values) -> int:
+    """Return the bytes of the weights in --ckpt.output_dir, which a new model overwrites."""
+    folder = Path(values["ckpt.output_dir"])
+    return sum(file.stat().st_size for name in _WEIGHTS for file in folder.glob(name))
+
+
 def _is_busy(folder: Path, patience: float) -> bool:
     """Return whether a run holds the lock of its checkpoints' folder, still after `patience` seconds."""
     deadline = time.monotonic() + patience

@@ -210,6 +210,11 @@ ON_OBJECTS = (
         "with dynamic batches DeepSpeed must know where an optimizer step ends; the accounts count applied steps",
     ),
     Patch(
+        "deepspeed.runtime.engine:DeepSpeedEngine().checkpoint_engine",
+        "refused_files: DeepSpeed's own, which notes what the disk refuses, during a save",
+        "a rank that raised would leave the others at DeepSpeed's barriers",
+    ),
+    Patch(
         "peft:PeftModel().named_parameters",
         "lora.merged: the names of the model without adapters, temporarily",
         "upstream sends vLLM the model's parameter names, and vLLM refuses PEFT's names",

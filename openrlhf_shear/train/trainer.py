@@ -38,6 +38,7 @@ from openrlhf_shear.train.start import fingerprint, relay
 from openrlhf_shear.train.start.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
 from openrlhf_shear.train.start.resume import FRESH, states_of
 from openrlhf_shear.train.start.story import Story, doing, say
+from openrlhf_shear.train.start.worker import lost_output
 from openrlhf_shear.train.update import checkpoints
 from openrlhf_shear.train.update.saving import Saver, pass_over
 from openrlhf_shear.train.upstream import plain_class
@@ -398,6 +399,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             logs[f"{rule}/credit_share"] = logs[f"{rule}/credit_seconds"] / max(logs["timing/step_total"], 1e-9)
         self._tracking.log(self, global_step, logs)
         self._story.step(global_step, logs, rule)
+        if told := lost_output():
+            logger.warning(told)
         self._saver.note_due(global_step % self.args.ckpt.save_steps == 0)
         self._saver.save_if_due(global_step, client_states, self._best())
 

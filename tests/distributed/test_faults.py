@@ -16,6 +16,9 @@ BROKEN = {
     "engine_core": "goes on, exit 0",
     "reward_raises": "exit 3: ",
     "nan_weight": "exit 4: ",
+    "model_full": "exit 1: the model could not be written to --ckpt.output_dir",
+    "temporary_full": "goes on: the disk of Ray's temporary folder is full",
+    "ulimit_v": "exit 2: ulimit -v must leave a process 12 GiB",
 }
 OF_EVERY_COMMIT = ("run_saving", "engine_core")
 ROWS = [name if name in OF_EVERY_COMMIT else pytest.param(name, marks=pytest.mark.faults) for name in BROKEN]
@@ -39,6 +42,8 @@ def rows(tmp_path_factory):
 @pytest.mark.parametrize("name", ROWS)
 def test_a_run_survives_or_ends_as_it_should(jobs, rows, name):
     outcome = rows(jobs, name)
+    if outcome["ends"].startswith("not tried"):
+        pytest.skip(outcome["ends"])
     assert outcome["ends"].startswith(BROKEN[name]), outcome
     assert outcome["hangs"] == outcome["orphans"] == 0
     assert outcome["trials"] == 1 and not outcome["lost"] and not outcome["doubled"], outcome

@@ -25,6 +25,7 @@ LONGEST = (
     "test_check_rewards.py",
     "test_light_core.py",
     "test_resumed_updates.py",
+    "test_refused_files.py",
 )
 
 

@@ -69,5 +69,5 @@ def test_the_doctor_names_it(limit, gib, status):
 def test_a_line_is_refused_by_its_name(limit, job, capsys, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     limit(4 << 30)
-    assert "ulimit -v must leave a process 8 GiB" in refusal(capsys, job())
+    assert "ulimit -v must leave a process 12 GiB" in refusal(capsys, job())
     assert "got 4194304 KiB; use ulimit -v unlimited" in refusal(capsys, job())

@@ -251,6 +251,10 @@ ELSEWHERE = {
         "_trainer.training_step = self",
     ),
     "openrlhf.utils.logging_utils:TensorboardLogger().writer": ("accounts/tracking", "tracker.writer = "),
+    "deepspeed.runtime.engine:DeepSpeedEngine().checkpoint_engine": (
+        "update/refused_files",
+        "engine.checkpoint_engine = _Noting(writer, problems)",
+    ),
     "peft:PeftModel().named_parameters": ("update/lora", "model.named_parameters = "),
 }
 

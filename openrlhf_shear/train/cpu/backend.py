@@ -1,6 +1,6 @@
 """CPU backend, which lets OpenRLHF's CUDA code train on a machine without a GPU.
 
-A CUDA machine never imports this file. `install` runs in the driver and, as Ray's `worker_process_setup_hook`, at the
+A CUDA machine never imports this file. `install` runs in the driver and, by Ray's `worker_process_setup_hook`, at the
 start of every worker. `launch` mixes the classes below into the fork's actors. The imports stay light, because vLLM's
 engine process imports this file for `CpuWorkerExtension`.
 
@@ -19,10 +19,11 @@ import torch
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.train import hooks
 from openrlhf_shear.train.cpu import flash_attn_stand_in, ring_flash_attn_stand_in
+from openrlhf_shear.train.start import worker
 from openrlhf_shear.train.start.loopback import keep_stores_there
 from openrlhf_shear.train.start.story import say
 
-WORKER_SETUP_HOOK = "openrlhf_shear.train.cpu.backend.install"
+WORKER_SETUP_HOOK = "openrlhf_shear.train.cpu.backend.set_up_worker"
 SHARED_MEMORY = "/dev/shm"
 _ALL_CORES = "OPENRLHF_SHEAR_ALL_CORES"  # 1: the credit stage uses all cores; 0: the user has set the threads
 _IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -54,6 +55,12 @@ def install() -> None:
     multiply_in_float32()
     _redirect_cuda_calls()
     keep_stores_there()
+
+
+def set_up_worker() -> None:
+    """Prepare a Ray worker for CPU training."""
+    install()
+    worker.allow_lost_output()
 
 
 def adapt(args) -> None:

@@ -14,7 +14,7 @@ from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.preflight.rules import needs_prm
 from openrlhf_shear.preflight.sockets import socket_problem
-from openrlhf_shear.train.start import loopback, own_ray
+from openrlhf_shear.train.start import own_ray, worker
 from openrlhf_shear.train.start.outcome import RefusedError
 from openrlhf_shear.train.start.story import say
 
@@ -98,7 +98,7 @@ def join(gpus: int, patience: float = 0.0) -> None:
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
         if (address := _address()) == "local":
-            own_ray.start({"env_vars": environment, "worker_process_setup_hook": loopback.WORKER_SETUP_HOOK})
+            own_ray.start({"env_vars": environment, "worker_process_setup_hook": worker.WORKER_SETUP_HOOK})
         else:
             _join_a_users(address, {"env_vars": environment})
     _await_gpus(gpus, patience, "use fewer")

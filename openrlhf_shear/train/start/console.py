@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.rewards.limits import likely_limit
 from openrlhf_shear.train.start.story import MARK, NOW
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -66,7 +67,8 @@ class Console:
             self._live.stop()
         if code and not self._told:
             said = [line for line in self._recent if _EXCEPTION.match(line)]
-            self._show(f"the run ended with exit code {code}" + (f": {said[-1]}" if said else ""))
+            cause = f": {said[-1]}{likely_limit(said[-1])}" if said else ""
+            self._show(f"the run ended with exit code {code}{cause}")
         self._show(f"log       {self.log}")
         self._told = False
 

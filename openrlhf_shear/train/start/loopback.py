@@ -5,7 +5,6 @@ import socket
 from openrlhf_shear.train import hooks
 
 LOOPBACK, INTERFACE = "127.0.0.1", "lo"
-WORKER_SETUP_HOOK = "openrlhf_shear.train.start.loopback.keep_stores_there"
 
 
 def keep_stores_there() -> None:

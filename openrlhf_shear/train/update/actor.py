@@ -17,6 +17,7 @@ from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
+from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
 from openrlhf_shear.rollouts.columns import token_texts
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
 from openrlhf_shear.train.start.outcome import ModelNotWrittenError, NotFiniteError, RefusedError
@@ -29,7 +30,6 @@ from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
 logger = init_logger(__name__)
-_OPTIMIZER_BYTES = 14  # per parameter: 2 in bfloat16, 4 in float32, 8 for Adam's two moments
 
 
 class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
@@ -222,8 +222,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         parameters = self.actor.model.module.parameters()
         sizes = [(p.requires_grad, copies * getattr(p, "ds_numel", p.numel())) for p in parameters]
         count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
-        full = (_OPTIMIZER_BYTES + 2 * bool(self.ema_model)) * count - (_OPTIMIZER_BYTES - 2) * frozen
-        needed = full * (not self.disable_ds_ckpt) + 2 * count * self.save_hf_ckpt
+        full = checkpoint_bytes(count, frozen, bool(self.ema_model))
+        needed = full * (not self.disable_ds_ckpt) + model_bytes(count) * self.save_hf_ckpt
         return checkpoints.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
 
     def _folder(self, model: str) -> str:

@@ -29,7 +29,7 @@ from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 
 from openrlhf_shear.train.start import fingerprint
-from openrlhf_shear.train.update import checkpoints, contents, lora
+from openrlhf_shear.train.update import checkpoints, contents, lora, refused_files
 from openrlhf_shear.train.update.another_world import refuse_another_world
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC, UNIVERSAL
@@ -105,31 +105,31 @@ class ShearStrategy(DeepspeedStrategy):
             extra: writes more files into the folder, on every rank.
 
         Raises:
-            NotSavedError: on every rank, the disk refuses the folder or the list of its files.
+            NotSavedError: on every rank, the disk refuses the folder or one of its files.
         """
         folder = Path(save_dir)
         aside = folder / f"{tag}{checkpoints.PARTIAL}"
-        self._tried(partial(_made_anew, aside), on=[0])
-        if not aside.is_dir():
-            raise RuntimeError(f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share")
-        model.save_checkpoint(save_dir, tag=aside.name, client_state=client_state or {}, save_latest=False)
-        if extra is not None:
-            extra(aside)
-        torch.distributed.barrier()
+        with refused_files.removed(aside, checkpoints.NotSavedError):
+            self._tried(partial(_made_anew, aside), on=[0])
+            if not aside.is_dir():
+                raise RuntimeError(
+                    f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share"
+                )
+            self._tried(partial(refused_files.save, model, aside, client_state or {}, extra))
 
-        def finished() -> list[list[Path]]:
-            self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
-            if fingerprint.STATE in (client_state or {}):
-                contents.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
-            return contents.shares([aside], self.world_size)
+            def finished() -> list[list[Path]]:
+                self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
+                if fingerprint.STATE in (client_state or {}):
+                    contents.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
+                return contents.shares([aside], self.world_size)
 
-        (shares,) = self._tried(finished, on=[0])
-        started = time.monotonic()
-        found = self._tried(lambda: contents.digests(shares[self.get_rank()]))
-        if self.is_rank_0():
-            size = sum(file.stat().st_size for share in shares for file in share)
-            logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
-        self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
+            (shares,) = self._tried(finished, on=[0])
+            started = time.monotonic()
+            found = self._tried(lambda: contents.digests(shares[self.get_rank()]))
+            if self.is_rank_0():
+                size = sum(file.stat().st_size for share in shares for file in share)
+                logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
+            self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
 
     def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
         """Run a part of a save on all ranks, or on those of `on`, and return their results.

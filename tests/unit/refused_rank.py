@@ -1,0 +1,36 @@
+"""One rank of two that save a checkpoint while the disk of the second is full, and save another once there is room."""
+
+import json
+import os
+import resource
+from pathlib import Path
+
+from gradient_worker import built
+from openrlhf.utils.config import hierarchize
+
+from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.train import hooks
+from openrlhf_shear.train.cpu import backend as cpu_backend
+from openrlhf_shear.train.start import launch
+from openrlhf_shear.train.update.checkpoints import NotSavedError
+
+
+def main(rank: int, ranks: int, folder: Path) -> None:
+    asked = json.loads((folder / "asked.json").read_text())
+    os.environ.update(asked["environment"], LOCAL_RANK="0", RANK=str(rank), WORLD_SIZE=str(ranks))
+    launch.install_hooks(cpu_backend.MIXINS)
+    args = hierarchize(parse(asked["line"]))
+    args.offload, args.upstream, args.probed = False, False, True
+    said = ""
+    with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):
+        actor, _ = built("policy", args, rank, ranks)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096 if rank == 1 else hard, hard))
+        try:
+            actor.save_checkpoint("global_step1", {"global_step": 1})
+        except NotSavedError as error:
+            said = str(error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        kept = sorted(path.name for path in (Path(args.ckpt.path) / "_actor").iterdir())
+        actor.save_checkpoint("global_step2", {"global_step": 2})
+    (folder / f"said{rank}.json").write_text(json.dumps([said, kept]))
