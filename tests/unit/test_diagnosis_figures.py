@@ -111,7 +111,7 @@ def test_a_small_sample_warns_of_every_interval(tables):
     assert warnings and all("too few for an interval" in warning for warning in warnings)
 
 
-def test_the_verdict_is_seven_lines_before_the_tables(findings, folder, capsys):
+def test_the_verdict_is_seven_lines_after_the_printed_tables(findings, folder, capsys):
     lines = findings.verdict
     assert findings.results["verdict"] == lines and len(lines) == 7 and max(map(len, lines)) <= 80
     within = findings.results["analyses"]["within"].rho_incorrect
@@ -122,7 +122,7 @@ def test_the_verdict_is_seven_lines_before_the_tables(findings, folder, capsys):
     assert lines[6].startswith("Omega, wrong over right") and lines[6].endswith(contrast.wrong_right.text(".2f"))
     print_findings(findings)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[:7] == lines and max(map(len, printed)) <= 80
+    assert printed[-7:] == lines and max(map(len, printed)) <= 80
     markdown = (folder / "results.md").read_text()
     assert markdown.index(lines[-1]) < markdown.index("| What |")
 

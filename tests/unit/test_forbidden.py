@@ -116,6 +116,7 @@ def test_the_way_to_another_machine_is_documented_and_its_commands_parse(monkeyp
         train(job("no:reward.remote_url --reward.remote_url code --data.label_key answer --dry_run"))
     assert f"here {forbidden.ADDRESS}" in capsys.readouterr().err
     monkeypatch.setenv(REWARD_TOKEN, "a-token_of-tests.0123")
+    monkeypatch.setattr(rewards, "_ask_servers", lambda *_: ())  # no server is at the page's address
     train(job(f"no:reward.remote_url {forbidden.ADDRESS} --data.label_key answer --dry_run"))
     parser = argparse.ArgumentParser()
     import_module(module)._flags(parser)

@@ -170,7 +170,7 @@ def test_rollouts_without_a_reward_count_nowhere():
 def test_training_keeps_signs_and_praise(seed):
     group = random_group(seed)
     base = {i: torch.full((n,), 0.5 if group.correct[i] else -0.5) for i, n in enumerate(group.lengths)}
-    given = token_advantages(NthrRule(), [weighed(NthrRule(), group, range(len(base)))[0]], base)
+    given = token_advantages(NthrRule(), [weighed(NthrRule(), [group], [range(len(base))])[0][0]], base)
     factors = oracle(group)
     for i, credit in given.items():
         assert torch.all(credit.advantages * credit.base >= 0)
@@ -178,7 +178,7 @@ def test_training_keeps_signs_and_praise(seed):
             [(0.5 if group.correct[i] else -0.5) * w for w in factors[i]]
         )
     praised = {i: row.abs() for i, row in base.items()}
-    given = token_advantages(NthrRule(), [weighed(NthrRule(), group, range(len(base)))[0]], praised)
+    given = token_advantages(NthrRule(), [weighed(NthrRule(), [group], [range(len(base))])[0][0]], praised)
     assert all(torch.equal(given[i].advantages, praised[i]) for i in praised)
 
 

@@ -135,7 +135,7 @@ def test_the_policy_s_dtype_makes_the_logits():
 
 def test_training_replaces_the_advantages_by_these():
     group = random_group(2)
-    weighted = weighed(OtbRule(), group, range(len(group.lengths)))[0]
+    ((weighted, _),) = weighed(OtbRule(), [group], [range(len(group.lengths))])
     base = {i: torch.full((n,), 7.0) for i, n in enumerate(group.lengths)}
     failed = [i for i, outcome in enumerate(group.correct) if outcome is None]
     given = token_advantages(OtbRule(), [weighted], base, failed)

@@ -55,7 +55,7 @@ def oracle(hinted, plain, rewards, base, strength=0.5, clip=0.2) -> list[list[fl
 def made(hinted, plain, rewards, step=1, **knobs) -> tuple[list[np.ndarray], list[float]]:
     """The token advantages that the update gets, and the rollouts' own."""
     rule, base = RlsdRule(RlsdConfig(**knobs)), outcome_advantages(rewards).tolist()
-    credit, _ = weighed(rule, hinted_group(hinted, plain, rewards, step), range(len(rewards)))
+    ((credit, _),) = weighed(rule, [hinted_group(hinted, plain, rewards, step)], [range(len(rewards))])
     whole = {i: torch.full((len(plain[i]),), a) for i, a in enumerate(base)}
     tokens = token_advantages(rule, [credit], whole)
     return [tokens[i].advantages.double().numpy() for i in range(len(rewards))], base

@@ -6,6 +6,7 @@ from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
 from openrlhf_shear.line import placement, run_file
+from openrlhf_shear.preflight import rewards
 from openrlhf_shear.train.start import machine
 
 
@@ -51,8 +52,9 @@ def test_no_file_is_refused_with_the_presets(parser):
         run_file.expand(["--config", "gpu9"], parser)
 
 
-def test_a_runs_file_starts_the_same_run(tmp_path, job):
+def test_a_runs_file_starts_the_same_run(tmp_path, job, monkeypatch):
     """Values that are quoted, several, false, knobs behind a rule's name and a user's secret."""
+    monkeypatch.setattr(rewards, "_ask_servers", lambda *_: ())  # no server is at this address
     words = job(
         "--algo.advantage.estimator shear/window=50 --actor.eps_clip_low_high 0.2 0.28 --train.seed 7 --dry_run"
     )
