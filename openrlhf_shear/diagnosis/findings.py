@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.diagnosis import pictures
 from openrlhf_shear.diagnosis.analyses.every import makers
+from openrlhf_shear.diagnosis.heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.text import TextControl
 from openrlhf_shear.diagnosis.verdict import verdict
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, difference
@@ -120,7 +121,7 @@ def _drawn(
         yield replace(item, name=f"text_{item.name}", heading=f"{item.heading}: {label}")
     yield pictures.groups_picture(analyses["groups"], place)
     yield pictures.profile_picture(analyses["first_errors"], place, beside("first_errors"))
-    yield pictures.heatmap_picture(rollouts, place)
+    yield heatmap_picture(rollouts, place)
 
 
 def _numbers(analyses: Mapping[str, Analysis | None]) -> dict[str, Estimate]:
