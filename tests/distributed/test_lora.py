@@ -1,4 +1,4 @@
-"""LoRA on two ZeRO-3 ranks with an engine, and a whole training that is resumed: adapters alone learn, vLLM follows."""
+"""LoRA on two ZeRO-3 ranks with an engine, and a whole training: adapters alone learn, vLLM follows."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from .test_engines import LOGPROB_NOISE, actor_logprobs, engine_logprobs, fixed_
 from .test_experience import OMEGA_NOISE
 
 # Nats a token, mean of the actor's log-probs minus the engine's, whose sums are ordered differently. Measured below:
-# 0.0004 at most; 0.08 and 0.26 in the second and third step where engines are sent the base model's weights.
+# 0.0004 at most; 0.08 in the second step where engines are sent the base model's weights.
 VLLM_KL = 0.01
 WORDS = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16")
 
@@ -167,24 +167,19 @@ def test_what_is_saved_is_the_policy_and_its_checkpoint_goes_on(cluster, trained
     again.stop()
 
 
-def test_a_training_with_adapters_is_resumed_from_engines_that_have_them(train, policy, tmp_path):
-    """Two steps, and a third resumed from their checkpoint; every step saves the model, too."""
+def test_a_training_with_adapters_moves_the_adapted_weights_alone(train, policy, tmp_path):
+    """Two steps, each of which saves the model, too."""
     from safetensors.torch import load_file
 
-    words = (*WORDS, "--reward.remote_url", ARITHMETIC_REWARD, "--ckpt.save_steps", "1", "--ckpt.load_enable")
-    words += ("--actor.adam.lr", "1e-2", "--ckpt.save_hf", "--rollout.temperature", "0.8")
-    words += ("--actor.lr_scheduler", "constant", "--actor.gradient_checkpointing_enable", "--ds.lora.dropout", "0.05")
-    _, scalars = train(*words)
+    words = (*WORDS, "--reward.remote_url", ARITHMETIC_REWARD, "--ckpt.save_steps", "1", "--ckpt.save_hf")
+    words += ("--actor.adam.lr", "1e-2", "--rollout.temperature", "0.8", "--actor.lr_scheduler", "constant")
+    _, scalars = train(*words, "--actor.gradient_checkpointing_enable", "--ds.lora.dropout", "0.05")
     assert scalars["train/ledger/trained"] == [32.0, 64.0]
-    more = ("--train.num_episodes", "2", "--ckpt.accept_changes", "data")
-    _, later = train(*words, *more, problems=8, again=True)
-    assert later["train/ledger/trained"] == [96.0]
-    names = ("train/vllm_kl", "train/vllm_gap", "train/vllm_gap_max")
-    kl, mean, largest = ([*scalars[name], *later[name]] for name in names)
+    kl, mean, largest = (scalars[name] for name in ("train/vllm_kl", "train/vllm_gap", "train/vllm_gap_max"))
     assert max(map(abs, kl)) < VLLM_KL, kl
-    assert len(kl) == 3 and all(abs(a) <= b <= c for a, b, c in zip(kl, mean, largest, strict=True))
+    assert len(kl) == 2 and all(abs(a) <= b <= c for a, b, c in zip(kl, mean, largest, strict=True))
     base = load_file(policy / "model.safetensors")
-    saved = [load_file(tmp_path / f"ckpt/global_step{step}_hf/model.safetensors") for step in (1, 2, 3)]
+    saved = [load_file(tmp_path / f"ckpt/global_step{step}_hf/model.safetensors") for step in (1, 2)]
     assert all(weights.keys() == base.keys() for weights in saved)
     for before, after in itertools.pairwise([base, *saved]):
         moved = {name for name in after if not torch.equal(after[name], before[name])}
