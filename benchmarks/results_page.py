@@ -86,6 +86,7 @@ def line(row: dict) -> str:
     command = row.get("command") or recorded[0]["command"]
     if re.match(r"python \w+\.py", command):  # as scripts of benchmarks/ recorded themselves
         command = command.replace("python ", "python benchmarks/", 1)
+    command = re.sub(r"(?<=\s)(?:\.\./shared|/tmp)/", "", command)  # folders of the machine that ran it
     if len(command) > LONGEST:
         command = command[:LONGEST].rpartition(" ")[0] + " ..."
     made = [each["commit"][:7] for each in recorded if each.get("commit")] or [row.get("commit", NO_COMMIT)]

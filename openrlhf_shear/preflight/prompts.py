@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Finding, Told, refusal, refuse
+from openrlhf_shear.config.refusal import Finding, LineError, Told, refusal, refuse
+from openrlhf_shear.data import hub
 from openrlhf_shear.data.files import looks_local, one_line
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.line.values import Values
@@ -37,9 +38,11 @@ class Prompts:
 
     @cached_property
     def _tokenizer(self):
+        name = self._values[_MODEL]
+        if not (looks_local(name) or _file(name, "tokenizer_config.json")) and (problem := hub.unreachable()):
+            refuse(_MODEL, f"has a tokenizer that cannot be loaded ({problem})", name, "a model folder that exists")
         from transformers import AutoTokenizer
 
-        name = self._values[_MODEL]
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=self._values["trust_remote_code"])
         except Exception as error:  # a broken file can raise anything
@@ -53,6 +56,8 @@ class Prompts:
         """Return a prompt's text as the policy reads it. Raises LineError: a template refuses the prompt."""
         try:
             return self.asked.text(self._tokenizer, prompt) if self._spelled else self.asked.filled(prompt)
+        except LineError:
+            raise
         except TwoStartsError as error:
             remedy = "prompts without it, or whole prompts with neither template"
             refuse("data.input_key", f"gives a prompt ({where}) that {error}", self._values["data.input_key"], remedy)

@@ -8,14 +8,22 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import page_commands
 import pytest
 import yaml
 
 import openrlhf_shear
 from openrlhf_shear.cli.train_ppo_ray import read
+from openrlhf_shear.preflight import checks
+from openrlhf_shear.train.start import fingerprint
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+MY_MODULE = """
+from examples.rules.surprise_rule import SurpriseRule
+class MyRule(SurpriseRule):
+    def __init__(self, power=1, path=""): pass
+"""
 
 
 @pytest.mark.skipif(not find_spec("mkdocs"), reason="no mkdocs: make setup")
@@ -61,9 +69,13 @@ def _pages(part) -> list[str]:
 def first_run(job, monkeypatch):
     """The files of docs/first-run.md, in a folder with a model, and its command."""
     page = (DOCS / "first-run.md").read_text()
+    write_files(page)
+    return page, re.search(r"```bash\n(shear-train .*?)```", page, re.S)[1]
+
+
+def write_files(page: str) -> None:
     for name, text in re.findall(r'```\w+ title="(.*?)"\n(.*?)```', page, re.S):
         Path(name).write_text(text)
-    return page, re.search(r"```bash\n(shear-train .*?)```", page, re.S)[1]
 
 
 def words_of(command: str) -> list[str]:
@@ -114,3 +126,25 @@ def test_every_message_that_is_explained_is_one_of_the_code():
     for message in messages:
         parts = [part.strip() for part in message.split("...") if part.strip(" ()")]
         assert any(re.search(".*".join(map(re.escape, parts)), text, re.S) for text in said), message
+
+
+@pytest.mark.parametrize("page", sorted(page.relative_to(ROOT).as_posix() for page in page_commands.PAGES))
+def test_every_command_of_a_page_can_be_read(page, job, monkeypatch):
+    monkeypatch.setattr(checks, "CHECKS", [])  # files and models of the pages are not here
+    monkeypatch.setattr(fingerprint, "model_config", lambda *_: None)
+    monkeypatch.setenv("WANDB_API_KEY", "of tests")
+    text = (ROOT / page).read_text()
+    write_files(text)
+    Path("RUN").mkdir()
+    Path("RUN/run.yaml").write_text("train.seed: 1\n")
+    Path("my_module.py").write_text(MY_MODULE)
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    line = job("--prm.model_name_or_path model")
+    failed = []
+    for command, whole in page_commands.commands(text):
+        try:
+            page_commands.check(command, whole, line)
+        except (AssertionError, SystemExit) as error:
+            failed.append((command, str(error)))
+    assert failed == []

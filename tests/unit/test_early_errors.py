@@ -260,6 +260,12 @@ def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
     parse(job("--actor.model_name_or_path no/such-model --use_ms"))
 
 
+def test_a_model_that_cannot_be_reached_is_told_once_and_not_asked_again_for_its_template(job, capsys, monkeypatch):
+    monkeypatch.setattr(hub, "unreachable", lambda: "no network")
+    told = refusal(capsys, job("--actor.model_name_or_path no/such-model --data.apply_chat_template"))
+    assert told.count("\n") == 0 and "can be reached on the hub (no network)" in told
+
+
 def test_a_model_in_the_cache_or_on_the_hub_is_fine(job, monkeypatch):
     import huggingface_hub
 
