@@ -82,7 +82,8 @@ def add_own_file(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--task", default="math", help=about)
     about = "column of the problem, which is a text or a chat (default: prompt)"
     group.add_argument("--prompt-key", default="prompt", help=about)
-    group.add_argument("--label-key", default="label", help="column of the answer or tests (default: label)")
+    about = "column of the answer or tests, or several for a .py file, separated by commas (default: label)"
+    group.add_argument("--label-key", default="label", help=about)
 
 
 def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str = "tokens of a completion") -> None:

@@ -29,6 +29,7 @@ _REMEDIES = {
     Failure.NO_DICT: '; use return {"rewards": NUMBER}',
 }
 _GPU_WORDS = ("CUDA", "NVIDIA")  # of torch, in the error of a file that needs a GPU: this process shows it none
+_MESSAGES = "string indices must be integers"  # of `completion[0]["content"]`, TRL's form for chats
 _GPU_REMEDY = "; a model that needs a GPU belongs behind a server (cli.serve_reward)"
 _MOST = 600  # characters of a file's error that a message quotes
 _RANGES = {"reward.clip_range": "-10 10", "algo.dynamic_filtering_range": "0 1"}
@@ -207,4 +208,6 @@ def _short(text: str) -> str:
 
 
 def _remedy(failure: Failure | None, told: str) -> str:
+    if failure is Failure.RAISED and _MESSAGES in told:
+        return "; completions are texts here, not messages: use completion for completion[0]['content']"
     return _REMEDIES.get(failure) or (_GPU_REMEDY if any(word in told for word in _GPU_WORDS) else "")

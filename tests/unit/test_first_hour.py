@@ -31,6 +31,12 @@ FILES = {
     "trl_raises.py": "def right(completions, **kwargs): return [kwargs['level']]\n",
     "trl_good.py": "def right(completions, answer, **kwargs):\n"
     "    return [float(c == a) for c, a in zip(completions, answer)]\n",
+    "trl_columns.py": "def right(completions, answer, difficulty): return [0.0 * difficulty[0]]\n",
+    "graded.jsonl": '{"question": "1 + 1?", "answer": "2", "difficulty": 3}\n',
+    "trl_messages.py": "def right(completions, **kwargs):\n"
+    "    return [float(completion[0]['content'] == '2') for completion in completions]\n",
+    "trl_ids.py": "def right(completions, completion_ids): return [1.0]\n",
+    "trl_async.py": "async def right(completions, **kwargs): return [1.0]\n",
     "two_trl.py": "def first(completions): return [0.0]\ndef second(completions): return [0.0]\n",
     "typed_rules.py": "from openrlhf_shear.credit import Credit, CreditRule\n"
     "class Typed(CreditRule):\n"
