@@ -31,6 +31,7 @@ _REMEDIES = {
 _GPU_WORDS = ("CUDA", "NVIDIA")  # of torch, in the error of a file that needs a GPU: this process shows it none
 _MESSAGES = "string indices must be integers"  # of `completion[0]["content"]`, TRL's form for chats
 _GPU_REMEDY = "; a model that needs a GPU belongs behind a server (cli.serve_reward)"
+_NO_ENTRY = ("401", "403")  # statuses of a server for a missing or wrong token
 _MOST = 600  # characters of a file's error that a message quotes
 _RANGES = {"reward.clip_range": "-10 10", "algo.dynamic_filtering_range": "0 1"}
 
@@ -169,8 +170,11 @@ def _ask_servers(values: Values, row: str, prompt: str, label: object) -> Iterat
         return
     for url in values[_FLAG].split(","):
         verdict = asyncio.run(asked(url))
-        if verdict.failure is not None:
-            told = _short(f"{verdict.why} ({verdict.detail})")
+        told = _short(f"{verdict.why} ({verdict.detail})")
+        if verdict.failure is Failure.SERVER_ANSWERED and verdict.which in _NO_ENTRY:
+            wrong = "is not the server's token" if token or "@" in url else "is needed, since the server wants a token"
+            yield Refusal("reward.token_file", f"{wrong}: {told}", use=f"its file, or the environment's {REWARD_TOKEN}")
+        elif verdict.failure is not None:
             remedy = "a running server (cli.serve_reward), and its token in --reward.token_file"
             yield Refusal(_FLAG, f"a server gives no reward for {row}: {told}", use=remedy)
 

@@ -31,7 +31,6 @@ def main(rank: int, ranks: int, folder: Path) -> None:
                 actor.save_checkpoint(f"global_step{step}", {"global_step": step})
             except NotSavedError as error:
                 said.append(str(error))
-            kept.append(
-                sorted(str(path.relative_to(args.ckpt.path)) for path in Path(args.ckpt.path).glob("**/*step*"))
-            )
+            of_step = Path(args.ckpt.path).glob(f"**/global_step{step}*")
+            kept.append(sorted(str(path.relative_to(args.ckpt.path)) for path in of_step))
     (folder / f"said{rank}.json").write_text(json.dumps([said, kept]))
