@@ -108,11 +108,13 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
     ]
     (tmp_path / "ckpt" / "_actor").mkdir(parents=True)
     story.ended({"global_step": 13}, True, True)
-    assert lines(capsys)[:3] == [
+    *said, last = lines(capsys)
+    assert said[:3] == [
         "finished after step 13 of 40: 2 steps in this attempt with 3 optimizer steps",
         f"resume    the same line with --ckpt.load_enable, from {tmp_path}/ckpt",
-        "model     RUN/model",
+        "curves    tensorboard --logdir RUN/tb",
     ]
+    assert last == "[openrlhf_shear:now] saving the model", "the driver names it once it is saved"
 
 
 def test_a_terminal_shows_what_is_being_done(tmp_path):
