@@ -4,12 +4,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.inputs import check_model
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS, NAMED
+from openrlhf_shear.preflight.rewards import ask_file
+from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS, BUILT_IN, NAMED
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import EngineSettings, Sampling
 
 REFUSED = (RuntimeError,)  # the cluster has too few GPUs, or engines died
@@ -44,13 +48,17 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
     """Return the plan of what to sample, with `k` completions a problem (None: each benchmark's number).
 
     Raises:
-        ValueError: there is no such model, a benchmark's file is missing, or a value is out of its range.
+        ValueError: there is no such model, a benchmark's file is missing, a value is out of its range, or a reward file
+            gives no reward.
+        JailError: no jail works on this machine, and a grader needs one.
     """
     check_model("--model", args.model, args.trust_remote_code)
     _check_template(args)
+    questions = [question for each in chosen for question in load_questions(each, args.data_dir, args.limit)]
+    _try_graders(args, {benchmark.task for benchmark in chosen}, questions[0])
     return Plan(
         model=args.model,
-        questions=[question for each in chosen for question in load_questions(each, args.data_dir, args.limit)],
+        questions=questions,
         tasks={benchmark.name: benchmark.task for benchmark in chosen},
         ks={benchmark.name: k or benchmark.k for benchmark in chosen},
         sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
@@ -58,6 +66,19 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
         max_model_len=args.max_model_len,
         token_ids=token_ids,
     )
+
+
+def _try_graders(args: argparse.Namespace, tasks: set[str], first: Question) -> None:
+    """Look for a jail, and ask a reward file, which is the only task then, for the reward of a test response."""
+    if tasks & {*BUILT_IN}:
+        find_jail(args.allow_unsandboxed)
+        return
+    (file,) = tasks
+    prompt = "\n\n".join(message["content"] for message in first.messages)
+    try:
+        ask_file("--task", file, args.timeout, f"question {first.id}", prompt, first.label)
+    except LineError as error:
+        raise ValueError(str(error).replace("--data.label_key", "--label-key")) from error
 
 
 def _check_template(args: argparse.Namespace) -> None:

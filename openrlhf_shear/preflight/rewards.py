@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from openrlhf_shear.config.names import is_rule
-from openrlhf_shear.config.refusal import Finding, Refusal, Told, refusal
+from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, refusal
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
 from openrlhf_shear.line.values import ESTIMATOR, Values
@@ -128,22 +128,8 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
         return
     if not file.endswith(".py"):
         return
-    seconds = max(TRY_SECONDS, values["reward.timeout"])
-    with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
-        try:
-            workers.check()
-        except (ImportError, RuntimeError) as error:
-            late = Failure.TIMEOUT if isinstance(error, LateError) else None
-            yield Refusal(_FLAG, f"{_short(str(error))}{_remedy(late, str(error))}")
-            return
-        verdict = workers.grade(prompt + _RESPONSE, prompt, label)
-        of_label = workers.grade(f"{prompt}{label}", prompt, label) if verdict.failure is None else verdict
-    if verdict.failure is not None:
-        told = _short(f"{verdict.why} ({verdict.detail})")
-        unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
-        asked = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
-        yield Refusal(_FLAG, f"{asked}: {told}{unlabelled}{_remedy(verdict.failure, told)}")
-        return
+    unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
+    verdict, of_label = ask_file(_FLAG, file, values["reward.timeout"], row, prompt, label, unlabelled)
     yield from _tell_scores(values, file, verdict.score, label, of_label)
     yield from _question_threshold(values, file, verdict.score)
     yield from _question_range(values, file, verdict.score)
@@ -151,6 +137,28 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
         if renamed(name) != name:
             told = f"extra_logs of {file} has {name}, which is a metric of training"
             yield Told(f"{told}; it is logged as {renamed(name)}")
+
+
+def ask_file(
+    flag: str, file: str, timeout: float, row: str, prompt: str, label: object, hint: str = ""
+) -> tuple[Verdict, Verdict]:
+    """Return a reward file's verdicts on a test response to `prompt`, and on the label as the response.
+
+    Raises LineError: the file does not load, or gives no reward for the test response.
+    """
+    seconds = max(TRY_SECONDS, timeout)
+    with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
+        try:
+            workers.check()
+        except (ImportError, RuntimeError) as error:
+            late = Failure.TIMEOUT if isinstance(error, LateError) else None
+            raise LineError(Refusal(flag, f"{_short(str(error))}{_remedy(late, str(error))}")) from error
+        verdict = workers.grade(prompt + _RESPONSE, prompt, label)
+        if verdict.failure is None:
+            return verdict, workers.grade(f"{prompt}{label}", prompt, label)
+    told = _short(f"{verdict.why} ({verdict.detail})")
+    asked = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
+    raise LineError(Refusal(flag, f"{asked}: {told}{hint}{_remedy(verdict.failure, told)}"))
 
 
 def _ask_servers(values: Values, row: str, prompt: str, label: object) -> Iterator[Finding]:
