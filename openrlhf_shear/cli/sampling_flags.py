@@ -8,6 +8,7 @@ from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.inputs import check_model
+from openrlhf_shear.preflight.outputs import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS, BUILT_IN, NAMED
@@ -39,6 +40,8 @@ def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
     Raises:
         ValueError: there is no such benchmark or file.
     """
+    if Path(names).is_file() and not names.endswith(KINDS):
+        raise ValueError(f"{names} is a file of no known kind; use one of {', '.join(KINDS)}")
     if names.endswith(KINDS):
         return [custom(Path(names), NAMED.get(args.task, args.task), args.prompt_key, args.label_key, k)]
     return parse_names(names)
@@ -54,11 +57,11 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
     """
     check_model("--model", args.model, args.trust_remote_code)
     _check_template(args)
-    questions = [question for each in chosen for question in load_questions(each, args.data_dir, args.limit)]
-    _try_graders(args, {benchmark.task for benchmark in chosen}, questions[0])
-    return Plan(
+    if problem := not_writable(nearest(args.output)):
+        raise ValueError(f"--output cannot be written to: {problem}: got {str(args.output)!r}; use another folder")
+    made = Plan(
         model=args.model,
-        questions=questions,
+        questions=[question for each in chosen for question in load_questions(each, args.data_dir, args.limit)],
         tasks={benchmark.name: benchmark.task for benchmark in chosen},
         ks={benchmark.name: k or benchmark.k for benchmark in chosen},
         sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
@@ -66,6 +69,8 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
         max_model_len=args.max_model_len,
         token_ids=token_ids,
     )
+    _try_graders(args, {*made.tasks.values()}, made.questions[0])
+    return made
 
 
 def _try_graders(args: argparse.Namespace, tasks: set[str], first: Question) -> None:
@@ -138,7 +143,11 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def engines(args: argparse.Namespace) -> EngineSettings:
-    """Return the engines that the flags describe. Raises ValueError: a number is below 1."""
+    """Return the engines that the flags describe. Raises ValueError: a number is out of its range."""
+    if not 0 < args.gpu_memory_utilization <= 1:
+        raise ValueError(
+            f"--gpu-memory-utilization must be in (0, 1]: got {args.gpu_memory_utilization:g}; use e.g. 0.9"
+        )
     placed = (args.engines, args.tensor_parallel_size, args.gpu_memory_utilization)
     return EngineSettings(args.device, *placed, args.enforce_eager)
 

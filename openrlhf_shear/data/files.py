@@ -119,6 +119,8 @@ def csv_rows(path: str) -> Iterator[tuple[str, dict]]:
         with _opened(path) as file:
             lines = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             names = next(lines, [])
+            if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+                raise DataError(f"{path} separates its columns by {other!r}; use commas")
             for values in lines:
                 if values and len(values) != len(names):
                     raise DataError(
@@ -197,7 +199,8 @@ def _placed(text: bytes, line: int) -> Iterator[None]:
         yield
     except json.JSONDecodeError as error:
         place = f"line {line + error.lineno - 1} is not JSON"
-        raise _NoJsonError(f"{place}: {error.msg} at column {error.colno}") from error
+        said = "a comma too many" if error.doc[error.pos : error.pos + 1] == "," else error.msg
+        raise _NoJsonError(f"{place}: {said} at column {error.colno}") from error
     except UnicodeDecodeError as error:
         at = line + text.count(b"\n", 0, error.start)
         raise _NoUtf8Error(f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}") from error

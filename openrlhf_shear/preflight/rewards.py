@@ -77,7 +77,10 @@ def graders(values: Values, url: str) -> Iterator[Finding]:
         except ValueError as error:
             yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
-        yield refusal(_FLAG, "is no reward", url, f"{_KINDS}, the path of a .py file, or http:// addresses")
+        use = f"{_KINDS}, the path of a .py file{near_path(url)}, or http:// addresses"
+        yield refusal(_FLAG, "is no reward", url, use)
+    elif "," in url and not os.path.isfile(url):
+        yield refusal(_FLAG, "takes one file", url, "a file whose reward_func adds up the rewards of the others")
     elif not os.path.isfile(url):
         yield refusal(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
 
@@ -193,7 +196,7 @@ def _tell_scores(values: Values, file: str, score: float, label: object, of_labe
     got = f"{of_label.score:g}" if of_label.failure is None else f"no score ({of_label.why})"
     shown = repr(label)[:40]
     scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got} to the label {shown} as response; labels are {kind}"
-    if kind in ("int", "float") and of_label.score == score < values["credit.correct_threshold"]:
+    if kind in ("int", "float", "bool") and of_label.score == score < values["credit.correct_threshold"]:
         yield Told(f"{scores}, and response == label is never true; use str(label), or a column of texts")
     elif values["dry_run"] and label != "":
         yield Told(scores, "Info")
