@@ -150,7 +150,7 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], word: str) -
         meant = _meant(parser, f"unrecognized arguments: --{name}")
         return Refusal(name, f"is no flag{dashes}{meant}; see --help")
     before = [each for each in words[: words.index(word)] if each.startswith("--")][-1:]
-    if not before or before[0] not in parser._option_string_actions:
+    if "=" in word or not before or before[0] not in parser._option_string_actions:
         return Refusal(word.partition("=")[0], "is no flag; see --help")
     return Refusal(before[0][2:], f"takes one value, and {word!r} follows it; use commas or quotes for several words")
 

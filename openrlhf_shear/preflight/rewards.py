@@ -79,7 +79,7 @@ def graders(values: Values, url: str) -> Iterator[Finding]:
     elif not url.endswith(".py"):
         use = f"{_KINDS}, the path of a .py file{near_path(url)}, or http:// addresses"
         yield refusal(_FLAG, "is no reward", url, use)
-    elif "," in url and not os.path.isfile(url):
+    elif "," in url and all(part.strip().endswith(".py") for part in url.split(",")) and not os.path.isfile(url):
         yield refusal(_FLAG, "takes one file", url, "a file whose reward_func adds up the rewards of the others")
     elif not os.path.isfile(url):
         yield refusal(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
