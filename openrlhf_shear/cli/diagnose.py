@@ -102,18 +102,18 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     chosen = flags.benchmarks(args, args.dataset, args.samples_per_prompt)
     if len(chosen) > 1:
         raise ValueError(f"--dataset must be one benchmark or file: got {args.dataset}; use e.g. math500")
+    from openrlhf_shear.kernels.backends import check_device  # late, as below
+
+    check_device(search.backend, "cpu")  # the search runs on CPU cores of the Ray cluster
     problems = flags.plan(args, chosen, args.samples_per_prompt, token_ids=True)
     # Imported late, so that --help and errors in the flags are quick.
     from transformers import AutoTokenizer
 
     from openrlhf_shear.diagnosis.run import COMPLETED, SAMPLED, Diagnosis, diagnose
     from openrlhf_shear.evaluation.run import score
-    from openrlhf_shear.kernels.backends import check_device
     from openrlhf_shear.sampling.store import Store
     from openrlhf_shear.train.diagnosis import Cluster
     from openrlhf_shear.train.start.quiet import quiet
-
-    check_device(search.backend, "cpu")  # the search runs on CPU cores of the Ray cluster
 
     cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)
     asked = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)

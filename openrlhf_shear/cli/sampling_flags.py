@@ -4,12 +4,17 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.inputs import check_model
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS, NAMED
+from openrlhf_shear.preflight.outputs import nearest, not_writable
+from openrlhf_shear.preflight.rewards import ask_file
+from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS, BUILT_IN, NAMED
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import EngineSettings, Sampling
 
 REFUSED = (RuntimeError,)  # the cluster has too few GPUs, or engines died
@@ -35,6 +40,8 @@ def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
     Raises:
         ValueError: there is no such benchmark or file.
     """
+    if Path(names).is_file() and not names.endswith(KINDS):
+        raise ValueError(f"{names} is a file of no known kind; use one of {', '.join(KINDS)}")
     if names.endswith(KINDS):
         return [custom(Path(names), NAMED.get(args.task, args.task), args.prompt_key, args.label_key, k)]
     return parse_names(names)
@@ -44,11 +51,15 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
     """Return the plan of what to sample, with `k` completions a problem (None: each benchmark's number).
 
     Raises:
-        ValueError: there is no such model, a benchmark's file is missing, or a value is out of its range.
+        ValueError: there is no such model, a benchmark's file is missing, a value is out of its range, or a reward file
+            gives no reward.
+        JailError: no jail works on this machine, and a grader needs one.
     """
     check_model("--model", args.model, args.trust_remote_code)
     _check_template(args)
-    return Plan(
+    if problem := not_writable(nearest(args.output)):
+        raise ValueError(f"--output cannot be written to: {problem}: got {str(args.output)!r}; use another folder")
+    made = Plan(
         model=args.model,
         questions=[question for each in chosen for question in load_questions(each, args.data_dir, args.limit)],
         tasks={benchmark.name: benchmark.task for benchmark in chosen},
@@ -58,6 +69,21 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
         max_model_len=args.max_model_len,
         token_ids=token_ids,
     )
+    _try_graders(args, {*made.tasks.values()}, made.questions[0])
+    return made
+
+
+def _try_graders(args: argparse.Namespace, tasks: set[str], first: Question) -> None:
+    """Look for a jail, and ask a reward file, which is the only task then, for the reward of a test response."""
+    if tasks & {*BUILT_IN}:
+        find_jail(args.allow_unsandboxed)
+        return
+    (file,) = tasks
+    prompt = "\n\n".join(message["content"] for message in first.messages)
+    try:
+        ask_file("--task", file, args.timeout, f"question {first.id}", prompt, first.label)
+    except LineError as error:
+        raise ValueError(str(error).replace("--data.label_key", "--label-key")) from error
 
 
 def _check_template(args: argparse.Namespace) -> None:
@@ -82,7 +108,8 @@ def add_own_file(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--task", default="math", help=about)
     about = "column of the problem, which is a text or a chat (default: prompt)"
     group.add_argument("--prompt-key", default="prompt", help=about)
-    group.add_argument("--label-key", default="label", help="column of the answer or tests (default: label)")
+    about = "column of the answer or tests, or several for a .py file, separated by commas (default: label)"
+    group.add_argument("--label-key", default="label", help=about)
 
 
 def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str = "tokens of a completion") -> None:
@@ -116,7 +143,11 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def engines(args: argparse.Namespace) -> EngineSettings:
-    """Return the engines that the flags describe. Raises ValueError: a number is below 1."""
+    """Return the engines that the flags describe. Raises ValueError: a number is out of its range."""
+    if not 0 < args.gpu_memory_utilization <= 1:
+        raise ValueError(
+            f"--gpu-memory-utilization must be in (0, 1]: got {args.gpu_memory_utilization:g}; use e.g. 0.9"
+        )
     placed = (args.engines, args.tensor_parallel_size, args.gpu_memory_utilization)
     return EngineSettings(args.device, *placed, args.enforce_eager)
 

@@ -1,6 +1,5 @@
 """Rows of a data set, as dicts. Plain files are read without `datasets`, which would give every column one type."""
 
-import ast
 import codecs
 import contextlib
 import csv
@@ -10,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO
@@ -23,33 +22,6 @@ KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
 class DataError(ValueError):
     """A data set that cannot be used; the message says why."""
-
-
-def value_at(row: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a column, or of a field in it, which a key with dots names; None if there is none.
-
-    >>> value_at({"reward_model": {"ground_truth": "34"}}, "reward_model.ground_truth"), value_at({"a.b": 1}, "a.b")
-    ('34', 1)
-    """
-    if key in row:
-        return row[key]
-    value: Any = row
-    for part in key.split("."):
-        value = object_of(value)
-        value = None if value is None else value.get(part)
-    return value
-
-
-def object_of(value: object) -> dict | None:
-    """Return an object, given as a dict or as a JSON or Python text; None for any other value."""
-    if isinstance(value, str):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                value = read(value)
-                break
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-    return value if isinstance(value, dict) else None
 
 
 def looks_local(name: str) -> bool:
@@ -147,6 +119,8 @@ def csv_rows(path: str) -> Iterator[tuple[str, dict]]:
         with _opened(path) as file:
             lines = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             names = next(lines, [])
+            if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+                raise DataError(f"{path} separates its columns by {other!r}; use commas")
             for values in lines:
                 if values and len(values) != len(names):
                     raise DataError(
@@ -167,25 +141,6 @@ def _opened(path: str) -> BinaryIO:
 
         return fsspec.open(path, "rb", compression="infer").open()
     return (gzip.open if path.endswith(".gz") else open)(path, "rb")
-
-
-def no_label(value: object) -> str | None:
-    """Say why a value of a label's column is no label: it is null, NaN, or cannot be sent to a reward unchanged."""
-    if value is None or value != value:
-        return "is null"
-    kind = _foreign(value)
-    return kind and f"holds a {kind}, which is no text, number, list or object: the column must hold texts"
-
-
-def _foreign(value: object) -> str | None:
-    """Return the type of a value, or of a part of it, that JSON does not have (a date, bytes, a decimal number)."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return None
-    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        value = list(value.values())
-    if isinstance(value, list):
-        return next(filter(None, map(_foreign, value)), None)
-    return type(value).__name__
 
 
 class _NoJsonError(ValueError):
@@ -244,7 +199,8 @@ def _placed(text: bytes, line: int) -> Iterator[None]:
         yield
     except json.JSONDecodeError as error:
         place = f"line {line + error.lineno - 1} is not JSON"
-        raise _NoJsonError(f"{place}: {error.msg} at column {error.colno}") from error
+        said = "a comma too many" if error.doc[error.pos : error.pos + 1] == "," else error.msg
+        raise _NoJsonError(f"{place}: {said} at column {error.colno}") from error
     except UnicodeDecodeError as error:
         at = line + text.count(b"\n", 0, error.start)
         raise _NoUtf8Error(f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}") from error

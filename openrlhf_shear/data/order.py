@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable
 
-from openrlhf_shear.data.files import value_at
+from openrlhf_shear.data.columns import label_at, value_at
 
 COUNT, CONTENTS = "number of prompts", "digest of the prompts, their labels and their order"
 
@@ -29,7 +29,7 @@ def of_rows(rows: Iterable[dict], input_key: str, label_key: str | None) -> dict
     """Return the number of rows, and a digest of their prompts and labels in order; images are not included."""
     digest, count = hashlib.sha256(), 0
     for row in rows:
-        asked = [value_at(row, input_key), None if label_key is None else value_at(row, label_key)]
+        asked = [value_at(row, input_key), None if label_key is None else label_at(row, label_key)]
         digest.update(json.dumps(asked, default=str).encode() + b"\n")
         count += 1
     return {COUNT: count, CONTENTS: digest.hexdigest()[:16]}

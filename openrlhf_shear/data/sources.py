@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf_shear.data.files import object_of, value_at
+from openrlhf_shear.data.columns import object_of, value_at
 from openrlhf_shear.rewards.labels import golds_of, is_ordered
 
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."

@@ -129,6 +129,11 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote reward protocol, "
         "e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
     )
+    label = next(action for action in parser._actions if action.dest == "data.label_key")
+    label.help = (
+        "Column of the label, or a field in it, e.g. reward_model.ground_truth. Several, separated by commas, make a "
+        "label that is an object; a reward function of TRL's form gets its fields as keywords"
+    )
     key = next(action for action in parser._actions if action.dest == "logger.wandb.key")
     key.help = (
         "Log to W&B. env: use the key in WANDB_API_KEY. FILE: use the key in this file. Any other text is the key "

@@ -54,6 +54,21 @@ def translate(argv: Sequence[str], findings: Findings) -> list[str]:
     return line
 
 
+def knows(name: str) -> bool:
+    """Return whether another trainer has a flag of this name."""
+    return name in RENAMES or name in REMEDIES
+
+
+def near(name: str) -> str | None:
+    """Return the flag here that a name elsewhere stands for, perhaps in another section; None if it is unknown.
+
+    >>> near("lr"), near("actor.learning_rate")
+    ('actor.adam.lr', 'actor.adam.lr')
+    """
+    last = name.rpartition(".")[2]
+    return NEAR.get(name) or (RENAMES[last][1] if last in RENAMES else None)
+
+
 def known_as(name: str, known: Sequence[str]) -> str | None:
     """Return the name among `known` that an estimator of another trainer has here; None if it has none.
 

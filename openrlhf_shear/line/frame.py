@@ -28,6 +28,8 @@ from openrlhf_shear.line import foreign, legacy
 from openrlhf_shear.line.prog import prog as called
 from openrlhf_shear.rewards.jail import JailError
 
+_DASHED = re.compile("--|[-–—][^-\\d.]")  # a flag, or what was meant as one; not a negative number
+
 
 @contextmanager
 def until_the_reader_leaves() -> Iterator[None]:
@@ -132,17 +134,31 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
     for flag, word in _given_to_switches(parser, words):
         refused.append(Refusal(flag, "takes no value", repr(word), f"--{flag} alone, or leave it out"))
         unknown.remove(word)
+    behind = False  # whether the word may be the value of an unknown flag
     for word in unknown:
-        if word.startswith("--") or not refused or not unknown[0].startswith("--"):
-            flag = word.partition("=")[0].removeprefix("--")
-            refused.append(Refusal(flag, f"is no flag{_meant(parser, f'unrecognized arguments: {word}')}; see --help"))
+        if _DASHED.match(word) or not behind:
+            refused.append(_unknown(parser, words, word))
+        behind |= bool(_DASHED.match(word))
     return args, refused
+
+
+def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], word: str) -> Refusal:
+    """Return the refusal of a word that is no flag, or stands behind a flag that has its value."""
+    if _DASHED.match(word):
+        name = word.lstrip("-–—").partition("=")[0]
+        dashes = "" if word.startswith("--") else ", as flags begin with two dashes"
+        meant = _meant(parser, f"unrecognized arguments: --{name}")
+        return Refusal(name, f"is no flag{dashes}{meant}; see --help")
+    before = [each for each in words[: words.index(word)] if each.startswith("--")][-1:]
+    if "=" in word or not before or before[0] not in parser._option_string_actions:
+        return Refusal(word.partition("=")[0], "is no flag; see --help")
+    return Refusal(before[0][2:], f"takes one value, and {word!r} follows it; use commas or quotes for several words")
 
 
 def _given_to_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[tuple[str, str]]:
     """Return (flag, word) for each word behind a flag that takes no value."""
     switches = {name for name, action in parser._option_string_actions.items() if action.nargs == 0}
-    pairs = [pair for pair in pairwise(words) if pair[0] in switches and not pair[1].startswith("--")]
+    pairs = [pair for pair in pairwise(words) if pair[0] in switches and not _DASHED.match(pair[1])]
     return [(flag.removeprefix("--"), word) for flag, word in pairs]
 
 
@@ -177,7 +193,7 @@ def _meant(parser: argparse.ArgumentParser, message: str) -> str:
         return f" ({choice[1]} is {here} here)" if here else did_you_mean(choice[1], known)
     if flag := re.match(r"unrecognized arguments: --([^= ]+)", message):
         known = [name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")]
-        near = foreign.NEAR.get(name := flag[1].replace("-", "_"))
+        near = foreign.near(name := flag[1].replace("-", "_"))
         ends = [near] if near in known else [each for each in known if each.endswith(f".{name}")]
         return f" (did you mean --{ends[0]}?)" if ends else did_you_mean(flag[1], known, " (did you mean --{}?)")
     return ""

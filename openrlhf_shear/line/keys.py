@@ -36,6 +36,8 @@ def _wandb_key(key: str) -> str:
             refuse(_FLAG, problem, key, "a file that holds the key")
         return os.environ[WANDB_KEY]
     if not os.path.isfile(key):
+        if os.sep in key or os.path.splitext(key)[1]:  # no key has a slash or a dot
+            refuse(_FLAG, "names a file that is not there", key, "a file that holds the key")
         return key
     try:
         held = Path(key).read_text(encoding="utf-8").strip()

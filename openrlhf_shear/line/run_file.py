@@ -9,16 +9,16 @@ Keys are the flags without dashes, nested or not; flags without a value take tru
 """
 
 import argparse
-import difflib
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
+from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import LineError, Refusal
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import legacy
+from openrlhf_shear.line import foreign, legacy
 
 NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
@@ -62,7 +62,10 @@ def _read(name: str, wrong: list[Refusal]) -> dict:
     """Return the content of a file; add the keys that it has twice, of which YAML keeps the last, to `wrong`."""
     file = PRESETS / f"{name}.yaml" if name in presets_there() else Path(name)
     if not file.exists() or file.is_dir():
-        raise ValueError(f"--config {name} is not there; use a YAML file, or one of {', '.join(presets_there())}")
+        several = " several are separated by spaces;" if "," in name else ""
+        raise ValueError(
+            f"--config {name} is not there;{several} use a YAML file, or one of {', '.join(presets_there())}"
+        )
     try:
         text = file.read_text(encoding="utf-8")
         content = yaml.safe_load(text)
@@ -71,6 +74,8 @@ def _read(name: str, wrong: list[Refusal]) -> dict:
         raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:
         raise ValueError(f"--config {name} is no YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        raise ValueError(f"--config {name} is empty; use KEY: VALUE lines")
     if not isinstance(content, dict):
         raise ValueError(f"--config {name} must hold KEY: VALUE lines: got {type(content).__name__}")
     for key, first, second in twice:
@@ -111,9 +116,11 @@ def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:
 def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) -> list[str]:
     flag = f"--{key}"
     action = parser._option_string_actions.get(legacy.OF_EVERY_RULE.get(flag, flag))
+    if action is None and (foreign.knows(key) or flag in legacy.RENAMES or flag in legacy.SWITCHES):
+        return [] if value in (None, False) else [flag] if value is True else [f"{flag}={value}"]
     if action is None:
-        near = difflib.get_close_matches(flag, parser._option_string_actions, 1)
-        raise ValueError(f"--config {file}: {key} is no flag{f'; did you mean {near[0][2:]}?' if near else ''}")
+        near = foreign.near(key) or did_you_mean(flag, parser._option_string_actions, "{}").removeprefix("--")
+        raise ValueError(f"--config {file}: {key} is no flag{f'; did you mean {near}?' if near else ''}")
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise ValueError(f"--config {file}: {key} must be true or false: got {value!r}")
@@ -123,7 +130,8 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
     if action.nargs is not None:
         return [flag, *map(str, value if isinstance(value, list) else [value])]
     if isinstance(value, list):
-        raise ValueError(f"--config {file}: {key} takes one value: got {value!r}")
+        use = ",".join(map(str, value))
+        raise ValueError(f"--config {file}: {key} takes one value: got {value!r}; use a text, e.g. {use}")
     return [f"{flag}={value}"]
 
 

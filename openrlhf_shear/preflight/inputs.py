@@ -110,6 +110,8 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
     Raises:
         ValueError: there is no such model, here or on the hub.
     """
+    if os.path.isfile(name):
+        refuse(flag, "names a file", name, f"its folder, {os.path.dirname(name) or '.'}")
     if looks_local(name):
         if not os.path.isdir(name):
             refuse(flag, f"names a folder that is not there{near_path(name)}", name, "a model folder or a hub id")

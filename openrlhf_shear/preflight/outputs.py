@@ -23,17 +23,19 @@ def run_folder(values: Values) -> Path:
 def folders(values: Values) -> Iterator[Finding]:
     places = {flag: values[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
     for flag, given in [*places.items(), ("ckpt.path", run_folder(values) / "logs")]:
-        if given:
-            folder = Path(given).absolute()
-            place = next(path for path in (folder, *folder.parents) if path.exists())
-            if problem := _not_writable(place):
-                yield refusal(flag, f"cannot be written to: {problem}", given, "another folder")
+        if given and (problem := not_writable(nearest(Path(given)))):
+            yield refusal(flag, f"cannot be written to: {problem}", given, "another folder")
     if Path(values["ckpt.path"]).absolute() == Path(values["ckpt.output_dir"]).absolute():
         told = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
         yield Told(f"{told}; use e.g. RUN/ckpt and RUN/model")
 
 
-def _not_writable(place: Path) -> str:
+def nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest folder above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
+def not_writable(place: Path) -> str:
     """Return why nothing can be made in an existing folder, by making a folder there; "" if it can."""
     if not (place.is_dir() and os.access(place, os.W_OK)):
         return f"{place} is not a folder, or is read-only"

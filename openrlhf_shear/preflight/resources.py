@@ -14,7 +14,7 @@ from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
 from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
 from openrlhf_shear.preflight.memory import UnknownError, plan
-from openrlhf_shear.preflight.outputs import weights_in
+from openrlhf_shear.preflight.outputs import nearest, weights_in
 from openrlhf_shear.rewards.limits import address_limit, process_limit, tasks_of_user
 
 _UNLIMITED = "unlimited before the run"
@@ -45,7 +45,7 @@ def temporary_folder(values: Values) -> Iterator[Finding]:
         return
     given = next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), "RAY_TMPDIR")
     folder = Path(os.environ.get(given, "/tmp"))
-    if (free := _free(_there(folder))) < TEMPORARY:
+    if (free := _free(nearest(folder))) < TEMPORARY:
         problem = f"names the folder of Ray's sessions, which needs {TEMPORARY / 1e6:.0f} MB and has {free / 1e6:.1f}"
         yield Refusal(given, problem, str(folder), "make room there, or e.g. RAY_TMPDIR=/var/tmp on another disk")
 
@@ -71,11 +71,11 @@ def disks(values: Values) -> Iterator[Finding]:
     checkpoint = _checkpoint(values, {name: shape.parameters for name, shape in shapes.items()})
     kept = len([*Path(values["ckpt.path"], "_actor").glob("global_step*")])
     needs = [
-        _Need("ckpt.path", "a checkpoint", _there(Path(values["ckpt.path"])), checkpoint * (not kept)),
+        _Need("ckpt.path", "a checkpoint", nearest(Path(values["ckpt.path"])), checkpoint * (not kept)),
         _Need(
             "ckpt.output_dir",
             "the model",
-            _there(Path(values["ckpt.output_dir"])),
+            nearest(Path(values["ckpt.output_dir"])),
             max(0, model_bytes(shapes["actor"].parameters) - weights_in(values)),
         ),
     ]
@@ -112,7 +112,7 @@ def _no_room(values: Values, needs: list[_Need], needed: int, free: float) -> Re
 
 def _fewer_checkpoints(values: Values, size: int, kept: int, model: int) -> Iterator[Told]:
     """Tell if the disk of checkpoints has room for fewer than the run keeps, and another that replaces the oldest."""
-    path, output = (_there(Path(values[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
+    path, output = (nearest(Path(values[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
     free = _free(path) - model * (path.stat().st_dev == output.stat().st_dev)
     most = max(1, int(min(values["ckpt.max_num"], values["ckpt.max_mem"] * 2**30 / size)))
     room = kept + max(free, 0) // size
@@ -120,11 +120,6 @@ def _fewer_checkpoints(values: Values, size: int, kept: int, model: int) -> Iter
         told = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
         needs = f"--ckpt.max_num {values['ckpt.max_num']} needs {most + 1}, as a run deletes the oldest after a save"
         yield Told(f"{told}; {needs}")
-
-
-def _there(folder: Path) -> Path:
-    """Return the folder, or the nearest folder above it that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _free(folder: Path) -> float:

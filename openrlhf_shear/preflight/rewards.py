@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from openrlhf_shear.config.names import is_rule
-from openrlhf_shear.config.refusal import Finding, Refusal, Told, refusal
+from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, refusal
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
 from openrlhf_shear.line.values import ESTIMATOR, Values
@@ -29,7 +29,9 @@ _REMEDIES = {
     Failure.NO_DICT: '; use return {"rewards": NUMBER}',
 }
 _GPU_WORDS = ("CUDA", "NVIDIA")  # of torch, in the error of a file that needs a GPU: this process shows it none
+_MESSAGES = "string indices must be integers"  # of `completion[0]["content"]`, TRL's form for chats
 _GPU_REMEDY = "; a model that needs a GPU belongs behind a server (cli.serve_reward)"
+_NO_ENTRY = ("401", "403")  # statuses of a server for a missing or wrong token
 _MOST = 600  # characters of a file's error that a message quotes
 _RANGES = {"reward.clip_range": "-10 10", "algo.dynamic_filtering_range": "0 1"}
 
@@ -75,7 +77,10 @@ def graders(values: Values, url: str) -> Iterator[Finding]:
         except ValueError as error:
             yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
-        yield refusal(_FLAG, "is no reward", url, f"{_KINDS}, the path of a .py file, or http:// addresses")
+        use = f"{_KINDS}, the path of a .py file{near_path(url)}, or http:// addresses"
+        yield refusal(_FLAG, "is no reward", url, use)
+    elif "," in url and all(part.strip().endswith(".py") for part in url.split(",")) and not os.path.isfile(url):
+        yield refusal(_FLAG, "takes one file", url, "a file whose reward_func adds up the rewards of the others")
     elif not os.path.isfile(url):
         yield refusal(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
 
@@ -126,22 +131,8 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
         return
     if not file.endswith(".py"):
         return
-    seconds = max(TRY_SECONDS, values["reward.timeout"])
-    with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
-        try:
-            workers.check()
-        except (ImportError, RuntimeError) as error:
-            late = Failure.TIMEOUT if isinstance(error, LateError) else None
-            yield Refusal(_FLAG, f"{_short(str(error))}{_remedy(late, str(error))}")
-            return
-        verdict = workers.grade(prompt + _RESPONSE, prompt, label)
-        of_label = workers.grade(f"{prompt}{label}", prompt, label) if verdict.failure is None else verdict
-    if verdict.failure is not None:
-        told = _short(f"{verdict.why} ({verdict.detail})")
-        unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
-        asked = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
-        yield Refusal(_FLAG, f"{asked}: {told}{unlabelled}{_remedy(verdict.failure, told)}")
-        return
+    unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
+    verdict, of_label = ask_file(_FLAG, file, values["reward.timeout"], row, prompt, label, unlabelled)
     yield from _tell_scores(values, file, verdict.score, label, of_label)
     yield from _question_threshold(values, file, verdict.score)
     yield from _question_range(values, file, verdict.score)
@@ -149,6 +140,28 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
         if renamed(name) != name:
             told = f"extra_logs of {file} has {name}, which is a metric of training"
             yield Told(f"{told}; it is logged as {renamed(name)}")
+
+
+def ask_file(
+    flag: str, file: str, timeout: float, row: str, prompt: str, label: object, hint: str = ""
+) -> tuple[Verdict, Verdict]:
+    """Return a reward file's verdicts on a test response to `prompt`, and on the label as the response.
+
+    Raises LineError: the file does not load, or gives no reward for the test response.
+    """
+    seconds = max(TRY_SECONDS, timeout)
+    with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
+        try:
+            workers.check()
+        except (ImportError, RuntimeError) as error:
+            late = Failure.TIMEOUT if isinstance(error, LateError) else None
+            raise LineError(Refusal(flag, f"{_short(str(error))}{_remedy(late, str(error))}")) from error
+        verdict = workers.grade(prompt + _RESPONSE, prompt, label)
+        if verdict.failure is None:
+            return verdict, workers.grade(f"{prompt}{label}", prompt, label)
+    told = _short(f"{verdict.why} ({verdict.detail})")
+    asked = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
+    raise LineError(Refusal(flag, f"{asked}: {told}{hint}{_remedy(verdict.failure, told)}"))
 
 
 def _ask_servers(values: Values, row: str, prompt: str, label: object) -> Iterator[Finding]:
@@ -168,8 +181,11 @@ def _ask_servers(values: Values, row: str, prompt: str, label: object) -> Iterat
         return
     for url in values[_FLAG].split(","):
         verdict = asyncio.run(asked(url))
-        if verdict.failure is not None:
-            told = _short(f"{verdict.why} ({verdict.detail})")
+        told = _short(f"{verdict.why} ({verdict.detail})")
+        if verdict.failure is Failure.SERVER_ANSWERED and verdict.which in _NO_ENTRY:
+            wrong = "is not the server's token" if token or "@" in url else "is needed, since the server wants a token"
+            yield Refusal("reward.token_file", f"{wrong}: {told}", use=f"its file, or the environment's {REWARD_TOKEN}")
+        elif verdict.failure is not None:
             remedy = "a running server (cli.serve_reward), and its token in --reward.token_file"
             yield Refusal(_FLAG, f"a server gives no reward for {row}: {told}", use=remedy)
 
@@ -180,7 +196,7 @@ def _tell_scores(values: Values, file: str, score: float, label: object, of_labe
     got = f"{of_label.score:g}" if of_label.failure is None else f"no score ({of_label.why})"
     shown = repr(label)[:40]
     scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got} to the label {shown} as response; labels are {kind}"
-    if kind in ("int", "float") and of_label.score == score < values["credit.correct_threshold"]:
+    if kind in ("int", "float", "bool") and of_label.score == score < values["credit.correct_threshold"]:
         yield Told(f"{scores}, and response == label is never true; use str(label), or a column of texts")
     elif values["dry_run"] and label != "":
         yield Told(scores, "Info")
@@ -207,4 +223,6 @@ def _short(text: str) -> str:
 
 
 def _remedy(failure: Failure | None, told: str) -> str:
+    if failure is Failure.RAISED and _MESSAGES in told:
+        return "; completions are texts here, not messages: use completion for completion[0]['content']"
     return _REMEDIES.get(failure) or (_GPU_REMEDY if any(word in told for word in _GPU_WORDS) else "")

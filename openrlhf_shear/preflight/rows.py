@@ -4,7 +4,8 @@ from collections.abc import Generator, Iterator
 
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, refusal, refuse
-from openrlhf_shear.data.files import DataError, no_label, one_line, value_at
+from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
+from openrlhf_shear.data.files import DataError, one_line
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.line.values import Values
 from openrlhf_shear.preflight.prompts import Prompts, room
@@ -48,6 +49,7 @@ def _data_set(
     """Check a data set; return the place of its first row, the prompt as the policy reads it, and the label."""
     keys = {key: values[key] for key in ("data.input_key", "data.label_key") if values[key] is not None}
     columns: dict[str, None] = {}
+    filled: set[str] = set()
     lacking: dict[str, list[str]] = {key: [] for key in keys}
     rows: list[tuple[str, object]] = []
     label: object = ""
@@ -63,7 +65,9 @@ def _data_set(
             if problem := prompts.asked.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
             if "data.label_key" in keys:
-                given = value_at(row, keys["data.label_key"])
+                given = label_at(row, keys["data.label_key"])
+                if isinstance(given, dict):
+                    filled.update(field for field, value in given.items() if value is not None)
                 label = label if rows else given
                 if problem := _no_label(values, given):
                     lacking["data.label_key"].append(f"{where} {problem}")
@@ -72,13 +76,13 @@ def _data_set(
         raise LineError(Refusal(split_flag, str(error))) from error
     except DataError as error:
         raise LineError(Refusal(flag, str(error))) from error
+    except ValueError as error:
+        raise LineError(Refusal("data.label_key", str(error))) from error
     if not rows:
         refuse(flag, "has no rows", name, "a data set with at least one row")
     wrong = []
-    for key, column in keys.items():
-        if not {column, column.partition(".")[0]} & set(columns):
-            remedy = f"--{key} with one of its columns{did_you_mean(column, columns)}: {', '.join(columns)}"
-            wrong.append(refusal(key, f"is not a column of {name} (--{flag})", column, remedy))
+    for key in keys:
+        wrong += _no_columns(key, keys[key], f"{name} (--{flag})", columns, filled)
     for key, problems in lacking.items():
         if problems:
             shown = "; ".join(problems[:_SHOWN]) + "; ..." * (len(problems) > _SHOWN)
@@ -94,6 +98,20 @@ def _data_set(
     first = prompts.text(*rows[0])
     yield from prompts.check_lengths(name, rows, first)
     return f"{rows[0][0]} of {name}", first, label
+
+
+def _no_columns(key: str, given: str, of: str, columns: dict[str, None], filled: set[str]) -> Iterator[Refusal]:
+    """Refuse columns that are not there, and those of several label columns that are null in every row.
+
+    `columns` has those of the data set, `filled` the names of the label's fields with a value.
+    """
+    several = key == "data.label_key" and "," in given and given not in columns
+    for name, column in (label_columns(given) if several else {given: given}).items():
+        if not {column, column.partition(".")[0]} & set(columns):
+            remedy = f"--{key} with one of its columns{did_you_mean(column, columns)}: {', '.join(columns)}"
+            yield refusal(key, f"is not a column of {of}", column, remedy)
+        elif several and name not in filled:
+            yield refusal(key, f"names a column without a value in any row of {of}", column, "columns with values")
 
 
 def _no_label(values: Values, label: object) -> str | None:

@@ -1,8 +1,9 @@
 """The reward function of a module: OpenRLHF's `reward_func(queries, prompts, labels)`, or one of TRL's form.
 
 TRL's form is `NAME(completions, ...)`, called with lists of one: `completions` has the response without the special
-tokens at its end, `prompts` the prompt as the policy reads it. Each other parameter without a default gets the label,
-or its field of that name if the label is an object; `**kwargs` gets all fields. It returns a list with a number.
+tokens at its end, `prompts` the prompt as the policy reads it. Each other parameter without a default gets the label's
+field of that name, if the label is an object; `**kwargs` gets all fields. A single such parameter, of a name that no
+field has, gets the whole label. The function returns a list with a number.
 """
 
 import inspect
@@ -14,14 +15,12 @@ from openrlhf_shear.rewards.responses import answer_of
 NEEDED = "reward_func(queries, prompts, labels)"
 # Parameters that only a framework's reward functions have, by framework.
 _FOREIGN = {"verl": {"data_source", "solution_str", "solution_strs"}}
+_OF_TRL = {"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}  # that only TRL's trainer has
 
 
 def reward_function(module: ModuleType) -> Callable | None:
     """Return what to call as `reward_func(queries, prompts, labels)`; None if there is no such function."""
-    function = getattr(module, "reward_func", None)
-    if function is None:
-        of_trl = [name for name, signature in _functions(module).items() if _is_trl(signature)]
-        function = getattr(module, of_trl[0]) if len(of_trl) == 1 else None
+    function = _found(module)
     if not callable(function) or inspect.iscoroutinefunction(function):
         return None
     try:
@@ -31,23 +30,29 @@ def reward_function(module: ModuleType) -> Callable | None:
     return _as_openrlhf(function, signature) if _is_trl(signature) else function
 
 
+def _found(module: ModuleType) -> object:
+    """Return `reward_func` or, without it, the only function of TRL's form; None if there is neither."""
+    of_trl = [name for name, signature in _functions(module).items() if _is_trl(signature)]
+    return getattr(module, "reward_func", getattr(module, of_trl[0]) if len(of_trl) == 1 else None)
+
+
 def _is_trl(signature: inspect.Signature) -> bool:
     return "completions" in signature.parameters
 
 
 def _as_openrlhf(function: Callable, signature: inspect.Signature) -> Callable:
     """Return a function of TRL's form as one of OpenRLHF's, of lists of one."""
-    kinds = signature.parameters.values()
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in kinds)
-    named = [
-        each for each in kinds if each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    ]
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values())
+    columns = _columns(signature)
 
     def called(queries: list[str], prompts: list[str], labels: list) -> dict:
         fields = labels[0] if isinstance(labels[0], dict) else {}
-        given = {"prompts": prompts, "completions": [answer_of(queries[0], prompts[0])]}
-        given |= {name: [value] for name, value in fields.items() if takes_all or name in signature.parameters}
-        missing = [each.name for each in named if each.name not in given and each.default is inspect.Parameter.empty]
+        given = {name: [value] for name, value in fields.items() if takes_all or name in signature.parameters}
+        given |= {"prompts": prompts, "completions": [answer_of(queries[0], prompts[0])]}
+        missing = [name for name in columns if name not in given]
+        if missing and len(columns) > 1:
+            needs = f"it needs {', '.join(columns)}, and the label has no {', '.join(missing)}"
+            raise TypeError(f"{needs}; use --data.label_key {','.join(columns)}")
         given |= {name: labels for name in missing}
         if not (takes_all or "prompts" in signature.parameters):
             del given["prompts"]
@@ -57,24 +62,32 @@ def _as_openrlhf(function: Callable, signature: inspect.Signature) -> Callable:
     return called
 
 
+def _columns(signature: inspect.Signature) -> list[str]:
+    """Return the parameters of a function of TRL's form that only the label can give."""
+    fixed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [each for each in signature.parameters.values() if each.kind not in fixed]
+    return [each.name for each in needed if each.default is each.empty and each.name not in ("prompts", "completions")]
+
+
 def problem_of(module: ModuleType) -> str | None:
     """Return what is wrong with a reward file's function, and what to do; None if it can be called."""
-    function = getattr(module, "reward_func", None)
-    if function is None and reward_function(module) is not None:
-        return None
+    function = _found(module)
     if function is None:
         own = ", ".join(f"{name}{sign}" for name, sign in _functions(module).items()) or "no function at all"
         return f"defines no {NEEDED}, but {own}{_hint(module)}"
     if not callable(function):
         return f"has a reward_func that is no function but {type(function).__name__}; {NEEDED} is needed"
+    name = "reward_func" if hasattr(module, "reward_func") else function.__name__
     if inspect.iscoroutinefunction(function):
-        return f"has a reward_func that is async; use def {NEEDED}"
+        return f"has a {name} that is async; use def {NEEDED}"
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature: the call will tell
         return None
     if _is_trl(signature):
-        return None
+        lacking = ", ".join(name for name in _columns(signature) if name in _OF_TRL)
+        told = f"has a {name} that needs {lacking}, which only TRL's trainer has; use completions, or **kwargs"
+        return told if lacking else None
     try:
         signature.bind([""], [""], [""])
     except TypeError as error:

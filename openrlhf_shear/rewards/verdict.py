@@ -257,8 +257,11 @@ def read_reward(output: object) -> Verdict:
         return Verdict(None, failure=Failure.NO_DICT, detail=f"got {type(output).__name__}")
     if output.get("failed"):  # from `openrlhf_shear.rewards.server`
         return _told(output["failed"])
+    if "rewards" not in output:
+        given = ", ".join(map(str, output)) or "nothing"
+        return Verdict(None, failure=Failure.NONE, detail=f"rewards is missing: the dict has {given}"[:500])
     try:
-        reward = _number(output.get("rewards"), "rewards")
+        reward = _number(output["rewards"], "rewards")
         score = reward if output.get("scores") is None else _number(output["scores"], "scores")
         logs = output.get("extra_logs") or {}
         if not isinstance(logs, Mapping):
@@ -291,7 +294,7 @@ def _number(value: object, name: str) -> float:
             raise _NoNumberError(Failure.WRONG_SHAPE, f"{name} must hold one value a query: got {len(value)}")
         value = value[0]
     if value is None:
-        raise _NoNumberError(Failure.NONE, f"{name} is None or missing")
+        raise _NoNumberError(Failure.NONE, f"{name} is None")
     if not isinstance(value, int | float):
         raise _NoNumberError(Failure.NOT_A_NUMBER, f"{name} must be a number: got {type(value).__name__}")
     try:

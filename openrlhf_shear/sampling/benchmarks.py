@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from openrlhf_shear.config.near import did_you_mean
-from openrlhf_shear.data.files import no_label, value_at
+from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
 from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, boxed, hashed, label, prompt_text, tests
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling import livecodebench, prompts
@@ -157,7 +157,8 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
         prompt_key: column of a text, which in mathematics gets the benchmarks' system turn, or of chat messages. These
             are asked unchanged: a user turn, perhaps after system turns.
         label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`). For
-            `reward_func` it is a column of any JSON value, passed on unchanged, as in training.
+            `reward_func` it is a column of any JSON value, passed on unchanged, as in training; or several columns,
+            separated by commas (`data.columns.label_at`).
 
     Raises:
         ValueError: the task is none of these, or k is below 1.
@@ -168,11 +169,12 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
         raise ValueError(f"k must be at least 1 completion a question: got {k}; use e.g. 4")
     file = Path(path).name
     return Benchmark(
-        *(f"custom-{file.partition('.')[0]}", file, None, (str(path),), (_column(prompt_key), _column(label_key))),
+        *(f"custom-{file.partition('.')[0]}", file, None, (str(path),)),
+        columns=(_column(prompt_key), *_label_columns(label_key)),
         task=task,
         k=k,
         prompt=lambda row: _turns(value_at(row, prompt_key)),
-        label=lambda row: label(value_at(row, label_key)) if task in BUILT_IN else _unchanged(value_at(row, label_key)),
+        label=lambda row: label(label_at(row, label_key)) if task in BUILT_IN else _unchanged(label_at(row, label_key)),
         system=STEP_BY_STEP if task == "math" else None,
     )
 
@@ -180,6 +182,11 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
 def _column(key: str) -> str:
     """Return the columns of which a row needs one, as `Benchmark.columns` names them: a.b may be a field of a."""
     return f"{key}|{key.partition('.')[0]}" if "." in key else key
+
+
+def _label_columns(key: str) -> list[str]:
+    """Return the columns of a label, which has several if its key has a comma and is no column itself."""
+    return [f"{key}|{_column(column)}" if "," in key else _column(column) for column in label_columns(key).values()]
 
 
 def _unchanged(value: object) -> tuple[object, str]:

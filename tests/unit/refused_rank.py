@@ -1,4 +1,4 @@
-"""One rank of two that save a checkpoint while the disk of the second is full, and save another once there is room."""
+"""One rank of two that save checkpoints while the disk of the second is full, then that of the first, then none."""
 
 import json
 import os
@@ -21,16 +21,16 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     launch.install_hooks(cpu_backend.MIXINS)
     args = hierarchize(parse(asked["line"]))
     args.offload, args.upstream, args.probed = False, False, True
-    said = ""
+    said, kept = [], []
     with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):
         actor, _ = built("policy", args, rank, ranks)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096 if rank == 1 else hard, hard))
-        try:
-            actor.save_checkpoint("global_step1", {"global_step": 1})
-        except NotSavedError as error:
-            said = str(error)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        kept = sorted(path.name for path in (Path(args.ckpt.path) / "_actor").iterdir())
-        actor.save_checkpoint("global_step2", {"global_step": 2})
+        for step, (full, actor.save_hf_ckpt) in enumerate([(1, False), (0, True), (None, True)], 1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096 if rank == full else hard, hard))
+            try:
+                actor.save_checkpoint(f"global_step{step}", {"global_step": step})
+            except NotSavedError as error:
+                said.append(str(error))
+            of_step = Path(args.ckpt.path).glob(f"**/global_step{step}*")
+            kept.append(sorted(str(path.relative_to(args.ckpt.path)) for path in of_step))
     (folder / f"said{rank}.json").write_text(json.dumps([said, kept]))

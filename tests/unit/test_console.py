@@ -67,6 +67,25 @@ def test_a_screen_and_a_disk_that_are_gone_do_not_stop_the_run(tmp_path):
     assert (tmp_path / "ended").exists()
 
 
+def test_a_reader_that_leaves_a_run_is_told_once_and_the_run_ends_as_it_would(tmp_path):
+    """As in `shear-train ... | head -3`, with a command in place of the training."""
+    run = "import time\nfor i in range(300): print(f'[openrlhf_shear] {i}', flush=True), time.sleep(0.002)"
+    watch = (
+        "import sys\nfrom pathlib import Path\nfrom openrlhf_shear.line import frame\n"
+        "from openrlhf_shear.train.start import attempts\nfrom openrlhf_shear.train.start.console import Console\n"
+        "@frame.until_the_reader_leaves()\ndef main():\n"
+        f"    sys.exit(attempts.supervise([sys.executable, '-c', {run!r}], 0, Console(Path('log'), ['x'])))\nmain()"
+    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    with subprocess.Popen([sys.executable, "-c", watch], **piped) as started:
+        shown = [started.stdout.readline() for _ in range(3)]
+        started.stdout.close()
+        told = started.stderr.read()
+    assert shown == ["0\n", "1\n", "2\n"] and started.returncode == 0
+    assert told == "[Info] the reader of this output has left; the run goes on, and log has its output\n"
+    assert "299" in (tmp_path / "log").read_text()
+
+
 def status(**other) -> dict:
     return {
         **{"rollout/reward_mean": 0.456, "shear/mixed_groups": 0.875, "rollout/response_length_mean": 80.4},
@@ -108,11 +127,13 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
     ]
     (tmp_path / "ckpt" / "_actor").mkdir(parents=True)
     story.ended({"global_step": 13}, True, True)
-    assert lines(capsys)[:3] == [
+    *said, last = lines(capsys)
+    assert said[:3] == [
         "finished after step 13 of 40: 2 steps in this attempt with 3 optimizer steps",
         f"resume    the same line with --ckpt.load_enable, from {tmp_path}/ckpt",
-        "model     RUN/model",
+        "curves    tensorboard --logdir RUN/tb",
     ]
+    assert last == "[openrlhf_shear:now] saving the model", "the driver names it once it is saved"
 
 
 def test_a_terminal_shows_what_is_being_done(tmp_path):

@@ -31,7 +31,7 @@ cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
 cluster.gpus_needed = lambda options: 1
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1, "data.max_images_per_prompt": 0}
-REST |= {"vllm.no_logprobs": False, "rollout.temperature": 1.0, "rollout.top_p": 1.0}
+REST |= {"vllm.no_logprobs": False, "rollout.temperature": 1.0, "rollout.top_p": 1.0, "ckpt.output_dir": "out"}
 
 def start(device, cuda, **changed):
     torch.cuda.is_available = lambda: cuda
@@ -61,10 +61,11 @@ def test_the_cpu_backend_is_installed_without_cuda_or_where_asked_and_never_impo
     *on_cuda, ring, triton, auto, other, rest = done.stdout.split("--\n")
     assert len(on_cuda) == 2 and rest == ""
     assert all("device: cuda" in said and "mixins []" in said and "ran" in said.split() for said in on_cuda)
+    assert all(said.endswith("ran\n[openrlhf_shear] model     out\n") for said in (*on_cuda, auto, other))
     assert all("device: cpu" in said and "PolicyModelActor" in said and "ran" in said.split() for said in (auto, other))
     assert "ds.ring_attn_size needs the package ring_flash_attn, which is not installed: got 2" in ring
     assert "credit.backend triton cannot be used: it needs hidden states on cuda, they are on cpu" in triton
-    assert not {"ran"} & {*ring.split(), *triton.split()}
+    assert not {"ran", "model"} & {*ring.split(), *triton.split()}
 
 
 def test_flash_attn_stand_in_unpads_and_pads():

@@ -22,6 +22,13 @@ FILES = {
     "latin.csv": b"question,answer\ncaf\xe9,2\n",
     "nested.jsonl": '{"question": "30 + 4?", "reward_model": {"ground_truth": "34"}}\n',
     "whole.jsonl": '{"question": "90 + 7?", "answer": 97}\n',
+    "semicolons.csv": "question;answer\n1 + 1?;2\n",
+    "comma.jsonl": ROW.strip() + ",\n" + ROW,
+    "truth.jsonl": '{"question": "Is 1 prime?", "answer": true}\n',
+    "several.jsonl": '{"question": "1 + 1?", "answer": "2", "level": 1}\n',
+    "unnamed.py": "def reward_func(queries, prompts, labels): return {'reward': 1.0}\n",
+    "extern.py": "import no_such_package\ndef reward_func(queries, prompts, labels): return {'rewards': 1.0}\n",
+    "of_verl.py": "def compute_score(data_source, solution_str, ground_truth): return 1.0\n",
     "exits.py": "import sys\ndef reward_func(queries, prompts, labels): sys.exit()\n",
     "strict.py": "def reward_func(queries, prompts, labels):\n"
     "    return {'rewards': float(queries[0].removeprefix(prompts[0]) == labels[0])}\n",
@@ -31,6 +38,12 @@ FILES = {
     "trl_raises.py": "def right(completions, **kwargs): return [kwargs['level']]\n",
     "trl_good.py": "def right(completions, answer, **kwargs):\n"
     "    return [float(c == a) for c, a in zip(completions, answer)]\n",
+    "trl_columns.py": "def right(completions, answer, difficulty): return [0.0 * difficulty[0]]\n",
+    "graded.jsonl": '{"question": "1 + 1?", "answer": "2", "difficulty": 3}\n',
+    "trl_messages.py": "def right(completions, **kwargs):\n"
+    "    return [float(completion[0]['content'] == '2') for completion in completions]\n",
+    "trl_ids.py": "def right(completions, completion_ids): return [1.0]\n",
+    "trl_async.py": "async def right(completions, **kwargs): return [1.0]\n",
     "two_trl.py": "def first(completions): return [0.0]\ndef second(completions): return [0.0]\n",
     "typed_rules.py": "from openrlhf_shear.credit import Credit, CreditRule\n"
     "class Typed(CreditRule):\n"
@@ -43,6 +56,11 @@ FILES = {
     "nested.yaml": "train:\n  seed: 1\n  seed: 2\n",
     "dotted.yaml": "train.seed: 1\ntrain:\n  seed: 2\n",
     "latin.yaml": b"logger.wandb.run_name: caf\xe9\n",
+    "grpo.yaml": "num_generations: 8\nlearning_rate: 1.0e-5\nbf16: true\n",
+    "ppo_trainer.yaml": "actor_rollout_ref:\n  rollout: {n: 8}\n  actor: {use_kl_loss: true}\n",
+    "typo.yaml": "actor:\n  learning_rate: 1.0e-6\n",
+    "listed.yaml": "data.label_key: [answer, level]\n",
+    "blank.yaml": "# nothing yet\n",
     "wrong.yaml": "train:\n  sed: 1\n  seed: 1\n  seed: 2\ndata.max_len: [1, 2]\n",
 }
 

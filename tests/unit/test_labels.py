@@ -9,7 +9,8 @@ import pytest
 from command_lines import refusal
 from test_prompts import Strategy, arguments
 
-from openrlhf_shear.data.files import DataError, no_label
+from openrlhf_shear.data.columns import no_label
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.evaluation.suite import suite_plan
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
@@ -209,3 +210,86 @@ def test_a_row_that_preflight_did_not_see_ends_the_run_in_a_line(tmp_path, monke
     with pytest.raises(DataError) as raised:
         labels_of("rows.jsonl")
     assert said in str(raised.value)
+
+
+# ── Labels of several columns ──
+
+SEVERAL = [
+    {"question": "1 + 1?", "answer": "2", "level": 1, "extra": {"source": "a"}, "a,b": "both"},
+    {"question": "2 + 2?", "answer": "4", "level": None, "extra": {"source": "b"}, "a,b": None},
+]
+KEYS = {
+    "answer,level": [{"answer": "2", "level": 1}, {"answer": "4", "level": None}],
+    " extra.source , answer": [{"source": "a", "answer": "2"}, {"source": "b", "answer": "4"}],
+    "extra.source": ["a", "b"],
+}
+
+
+def several(rows=SEVERAL) -> None:
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_label_of_several_columns_is_the_same_object_everywhere(tmp_path, monkeypatch, key):
+    monkeypatch.chdir(tmp_path)
+    several()
+    assert labels_of("rows.jsonl", label_key=key) == KEYS[key]
+    args = arguments("rows.jsonl", chat=False, template=None)
+    args.data.label_key = key
+    assert [question.label for question in suite_plan(args).questions] == KEYS[key]
+    values = {"data.prompt_dataset": "rows.jsonl", "data.prompt_split": "train", "use_ms": False, "train.seed": 0}
+    values |= {"data.input_key": "question", "data.prompt_probs": None, "data.max_samples": 9, "data.label_key": key}
+    prompts, *_ = prepare_datasets(Strategy(args), _Tokenizer())
+    assert (
+        fingerprint.rows_here(values)
+        == prompts.fingerprint
+        != fingerprint.rows_here(values | {"data.label_key": "answer"})
+    )
+
+
+def test_a_column_with_a_comma_in_its_name_is_that_column(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    several(SEVERAL[:1])
+    assert labels_of("rows.jsonl", label_key="a,b") == ["both"]
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    {
+        "answer,levl": "data.label_key is not a column of rows.jsonl (--data.prompt_dataset): got 'levl'; use "
+        "--data.label_key with one of its columns (did you mean level?)",
+        "answer,extra.sorce": "names a column without a value in any row of rows.jsonl (--data.prompt_dataset): got "
+        "'extra.sorce'",
+        "answer,": "data.label_key: the label's columns must have different names: got 'answer,'",
+        "answer,extra.answer": "must have different names: got 'answer,extra.answer'",
+    }.items(),
+)
+def test_a_column_that_is_not_there_is_named(job, capsys, key, told):
+    several()
+    assert told in refusal(capsys, [*job("--data.prompt_dataset rows.jsonl"), "--data.label_key", key])
+
+
+TRL = {
+    "answer, level": "[10 * float(a) + level for a, level in zip(answer, level)]",
+    "answer, level=None, **kwargs": "[float(kwargs == {}) * float(a) for a in answer]",
+    "answer, **kwargs": "[float('prompts' in kwargs) + kwargs['level'][0] for a in answer]",
+    "level": "[float(one) for one in level]",
+}
+
+
+@pytest.mark.parametrize(("parameters", "reward"), zip(TRL, (21, 0, 2, 1), strict=True))
+def test_columns_reach_a_function_of_trl_s_form_as_keywords(tmp_path, parameters, reward):
+    (tmp_path / "mine.py").write_text(f"def right(completions, {parameters}):\n    return {TRL[parameters]}\n")
+    with FunctionWorkers(str(tmp_path / "mine.py"), 60.0, 1) as workers:
+        assert workers.grade("1 + 1?2", "1 + 1?", KEYS["answer,level"][0]).reward == reward
+
+
+def test_a_plain_label_is_no_second_column(tmp_path):
+    (tmp_path / "mine.py").write_text("def right(completions, answer, level): return [1.0]\n")
+    with FunctionWorkers(str(tmp_path / "mine.py"), 60.0, 1) as workers:
+        for label, lacking in (("2", "answer, level"), ({"answer": "2"}, "level")):
+            verdict = workers.grade("", "", label)
+            assert verdict.why == "raised TypeError"
+            assert verdict.detail == (
+                f"it needs answer, level, and the label has no {lacking}; use --data.label_key answer,level"
+            )

@@ -78,6 +78,9 @@ def test_the_full_disk_of_one_rank_is_told_by_all_ranks_and_the_next_save_works(
     run_ranks("refused_rank", 2, tmp_path)
     for rank in (0, 1):
         said, kept = json.loads((tmp_path / f"said{rank}.json").read_text())
-        assert "rank_1_mp_rank_00_optim_states.pt could not be written (" in said, "the second rank's file"
-        assert not any(name.startswith("global_step1") for name in kept)
-    assert checkpoints.names(tmp_path / "ckpt" / "_actor") == ["global_step2"]
+        of_second, of_first = said
+        assert "rank_1_mp_rank_00_optim_states.pt could not be written (" in of_second, "the second rank's file"
+        assert "global_step2_hf.partial could not be written (" in of_first, "a model, which the first rank writes"
+        assert kept == [[], [], ["_actor/global_step3", "global_step3_hf"]]
+    assert checkpoints.names(tmp_path / "ckpt" / "_actor") == ["global_step3"]
+    assert (tmp_path / "ckpt" / "global_step3_hf" / "model.safetensors").is_file()

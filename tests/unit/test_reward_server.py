@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 
 import aiohttp
 import pytest
@@ -20,6 +21,7 @@ from aiohttp import test_utils
 from command_lines import refusal
 
 from openrlhf_shear.cli import serve_reward as cli
+from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.rewards.client import RewardClient
 from openrlhf_shear.rewards.server import build_app
@@ -370,3 +372,29 @@ def test_a_token_that_is_folded_into_lines_is_refused_and_not_repeated(tmp_path)
         with pytest.raises(ValueError, match="the token must be 16 to 512 letters") as error:
             use()
         assert TOKEN not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("user", "token", "told"),
+    [
+        ("", None, "reward.token_file: is needed, since the server wants a token: reward server answered 401 ("),
+        ("", "another_token.0123", "reward.token_file: is not the server's token: reward server answered 401 ("),
+        ("shear:another_token.0123@", None, "reward.token_file: is not the server's token"),
+        ("", TOKEN, None),
+    ],
+)
+def test_a_dry_run_without_the_server_s_token_names_its_flag(pool, job, capsys, monkeypatch, user, token, told):
+    monkeypatch.delenv(REWARD_TOKEN, raising=False)
+    if token:
+        monkeypatch.setenv(REWARD_TOKEN, token)
+
+    async def dry_run(url):
+        address = f"http://{user}{url.host}:{url.port}/get_reward"
+        line = job(f"--reward.remote_url {address} --dry_run")
+        return await asyncio.to_thread(train_ppo_ray.read if told is None else partial(refusal, capsys), line)
+
+    said = while_served(pool, dry_run)
+    if told is not None:
+        assert told in said and "\n" not in said and f"; use its file, or the environment's {REWARD_TOKEN}" in said
+        assert "another_token" not in said
+    assert len(pool.asked) == (told is None), "nothing was graded without the token"

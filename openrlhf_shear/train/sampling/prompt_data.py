@@ -12,7 +12,8 @@ from openrlhf.datasets.prompts_dataset import preprocess_data
 from openrlhf.datasets.utils import blending_datasets
 from torch.utils.data import Dataset
 
-from openrlhf_shear.data.files import DataError, no_label, value_at
+from openrlhf_shear.data.columns import label_at, no_label, value_at
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.order import blended, of_rows
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.data.training_rows import training_rows
@@ -108,7 +109,7 @@ def _rows(name: str, split: str, strategy, most: int | None = None) -> list[tupl
 def _prompt_row(where: str, row: dict, args, tokenizer) -> PromptRow:
     data = args.data
     asked = PromptFormat(data.apply_chat_template, data.input_template)
-    prompt, label = value_at(row, data.input_key), "" if data.label_key is None else value_at(row, data.label_key)
+    prompt, label = value_at(row, data.input_key), "" if data.label_key is None else label_at(row, data.label_key)
     if problem := asked.problem(prompt):
         raise DataError(f"data.input_key {data.input_key}: {where} {problem}")
     if data.label_key is not None and (problem := no_label(label)):

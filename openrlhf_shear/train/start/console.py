@@ -52,6 +52,7 @@ class Console:
         self._live = _Live(screen) if (screen or sys.stdout).isatty() else None
         self._doing = ""  # without a terminal: the last activity shown; activities are shown until the first step
         self._stepped = False
+        self._left = False  # whether the reader of the screen has left
 
     def follow(self, lines: Iterable[str]) -> None:
         """Read the lines in a thread, until there are no more."""
@@ -110,11 +111,21 @@ class Console:
             self._show(f"{words} ...")
 
     def _show(self, text: str) -> None:
-        with suppress(OSError):  # the terminal was closed
+        try:
             if self._live:
                 self._live.print(text)
             else:
                 print(text, file=self._screen, flush=True)
+        except BrokenPipeError:  # `| head -3`
+            self._tell_once(f"the reader of this output has left; the run goes on, and {self.log} has its output")
+        except OSError:  # the terminal was closed
+            pass
+
+    def _tell_once(self, text: str) -> None:
+        if not self._left:
+            self._left = True
+            with suppress(OSError):
+                print(f"[Info] {text}", file=sys.stderr)
 
 
 class _Live:

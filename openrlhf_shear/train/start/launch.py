@@ -16,7 +16,7 @@ from openrlhf_shear.rewards.tokens import read_token
 from openrlhf_shear.train import hooks
 from openrlhf_shear.train.start import attempts, cluster, signals
 from openrlhf_shear.train.start.outcome import RefusedError, RunEndedError
-from openrlhf_shear.train.start.story import doing
+from openrlhf_shear.train.start.story import doing, say
 from openrlhf_shear.train.upstream import MAIN, plain_class
 
 _ENGINE_RESTARTS = 64  # per engine and run
@@ -53,6 +53,7 @@ def launch(args: argparse.Namespace) -> None:
     install_hooks(mixins, reward_settings(options), _log_probs_mode(options))
     doing("placing and loading the models")
     run_main(args)
+    say(f"model     {options['ckpt.output_dir']}")
 
 
 def connect(device: str, gpus: int) -> None:

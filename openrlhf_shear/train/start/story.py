@@ -105,6 +105,8 @@ class Story:
     def ended(self, states: dict, moved: bool, whole: bool, learned: str = "") -> None:
         """Print a summary at the end: the fate of the rollouts, the output folders, and the commands to go on.
 
+        The driver names the model once it is saved (`launch`).
+
         Args:
             states: the checkpoint states after the last step.
             moved: whether any weight has changed.
@@ -128,14 +130,14 @@ class Story:
             lines.append(f"resume    the same line with --ckpt.load_enable, from {args.ckpt.path}")
         else:
             lines.append("resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)")
-        if whole:
-            lines.append(f"model     {args.ckpt.output_dir}")
         if args.logger.tensorboard_dir:
             lines.append(f"curves    tensorboard --logdir {args.logger.tensorboard_dir}")
             lines.append(f"report    python -m openrlhf_shear.cli.report {args.logger.tensorboard_dir} --output DIR")
         if args.dump_rollouts_every:
             lines.append(f"page      shear-rollouts {args.ckpt.path} --output rollouts.html")
         say("\n".join(lines))
+        if whole:
+            doing("saving the model")
 
 
 def clock(seconds: float) -> str:

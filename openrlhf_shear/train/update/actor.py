@@ -9,7 +9,6 @@ import transformers
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.logging_utils import init_logger
-from safetensors import SafetensorError
 
 from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
 from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector
@@ -174,26 +173,25 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         """
         try:
             super().save_model()
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             ckpt = self.strategy.args.ckpt
             again = "the same line with --ckpt.load_enable writes it from the last checkpoint"
             remedy = f"make room, then {again}" if ckpt.save_steps > 0 else "no checkpoint was made (--ckpt.save_steps)"
-            told = f"the model could not be written to --ckpt.output_dir {ckpt.output_dir} ({error})"
+            told = f"the model could not be written to --ckpt.output_dir: {error}"
             raise ModelNotWrittenError(f"{told}; {remedy}") from error
 
     def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
-        """Save a checkpoint as upstream does, but complete or not at all, with the moving average of the weights."""
+        """Save a checkpoint as upstream does, but complete or not at all, with the moving average of the weights.
+
+        Raises NotSavedError: the disk refuses it, or the model beside it (--ckpt.save_hf), which is saved first.
+        """
         ckpt = self.strategy.args.ckpt
         best = tag.startswith(BEST)
+        if self.save_hf_ckpt or (best and ckpt.best_weights_only):
+            self.strategy.save_hf(self.ema_model or self.actor, self.tokenizer, Path(ckpt.path, f"{tag}_hf"))
         if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
             kept = (ckpt.max_num, ckpt.max_mem, client_states, not best, metric_value, metric_key)
             self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), tag, *kept, extra=self._save_ema)
-        if self.save_hf_ckpt or (best and ckpt.best_weights_only):
-            final = Path(ckpt.path, f"{tag}_hf")
-            aside = final.with_name(f"{final.name}{checkpoints.PARTIAL}")
-            self.strategy.save_model(self.ema_model or self.actor, self.tokenizer, str(aside))
-            if torch.distributed.get_rank() == 0:
-                checkpoints.replace(aside, final)
         torch.distributed.barrier()
 
     def prune_checkpoints(self, tag: str) -> None:

@@ -1,6 +1,7 @@
-"""Notes of the files of a checkpoint that the disk refuses, in place of errors.
+"""Notes of the files of a checkpoint or model that the disk refuses, in place of errors.
 
-A rank that raised inside DeepSpeed's `save_checkpoint` would leave the others at its barriers.
+A rank that raised inside DeepSpeed's `save_checkpoint`, or upstream's `save_model`, would leave the others at its
+barriers.
 """
 
 import shutil
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 # Words of torch.save's RuntimeError for a full disk: of the zip file, and of the older format.
 _OF_A_DISK = ("inline_container", "iostream error", "PytorchStreamWriter", "write(): fd")
@@ -33,10 +35,10 @@ def noted(problems: list[str], path: Path) -> Iterator[None]:
     """Add to `problems` why the disk refuses what the block writes to `path`; other errors are raised."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        if not (isinstance(error, OSError) or any(words in str(error) for words in _OF_A_DISK)):
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _OF_A_DISK):
             raise
-        free = shutil.disk_usage(path.parent).free
+        free = shutil.disk_usage(next(above for above in path.absolute().parents if above.exists())).free
         problems.append(f"{path} could not be written ({error}); its disk has {free / 1e9:.3g} GB left")
 
 

@@ -131,6 +131,14 @@ class ShearStrategy(DeepspeedStrategy):
                 logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
             self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
 
+    def save_hf(self, model, tokenizer, folder: Path) -> None:
+        """Save a complete model beside the checkpoints, or none. Raises NotSavedError as `save_ckpt`."""
+        aside = folder.with_name(f"{folder.name}{checkpoints.PARTIAL}")
+        with refused_files.removed(aside, checkpoints.NotSavedError):
+            self._tried(partial(_made_anew, aside), on=[0])
+            self._tried(partial(self.save_model, model, tokenizer, str(aside)))
+            self._tried(partial(checkpoints.replace, aside, folder), on=[0])
+
     def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
         """Run a part of a save on all ranks, or on those of `on`, and return their results.
 
@@ -161,16 +169,25 @@ class ShearStrategy(DeepspeedStrategy):
 
         For a model with LoRA upstream saves only the adapters, which only PEFT can load. Here they go into a subfolder,
         and the merged model into `output_dir`.
+
+        Raises:
+            OSError: on the first rank, the disk refuses a file. The other ranks do not wait for it.
         """
-        policy, folder = self._unwrap_model(model), Path(output_dir)
+        policy, folder, problems = self._unwrap_model(model), Path(output_dir), []
         repair_generation(policy)
         if isinstance(policy, PeftModel):
-            lora.save_merged(policy, output_dir, self.args.ds.zero_stage == 3)
-            if self.is_rank_0():
-                tokenizer.save_pretrained(output_dir)
+            with refused_files.noted(problems, folder):
+                lora.save_merged(policy, output_dir, self.args.ds.zero_stage == 3)
+                if self.is_rank_0():
+                    tokenizer.save_pretrained(output_dir)
             folder = folder / lora.ADAPTER
-        with tied_weights_once(policy):
+        of_adapters = len(problems)
+        with tied_weights_once(policy), refused_files.noted(problems, Path(output_dir)):
             super().save_model(model, tokenizer, str(folder), **kwargs)
+        if len(problems) > of_adapters:
+            torch.distributed.barrier()  # upstream's last, at which the other ranks wait
+        if problems:
+            raise OSError(problems[0])
         if self.is_rank_0():
             mode = Path(output_dir, "config.json").stat().st_mode & 0o777
             for file in Path(output_dir).rglob("*.safetensors"):
