@@ -25,6 +25,7 @@ run-smollm2: setup
 
 test: setup-tests
 	ruff check . && ruff format --check . && python scripts/prose.py && python -m mypy
+	python benchmarks/mutations.py --list >/dev/null
 	python -m pytest tests/unit tests/ways -n 2 --dist worksteal --durations 15
 	python -m pytest tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 

@@ -15,9 +15,8 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
-from openrlhf_shear.line.values import OF_GROUPS
 from openrlhf_shear.rewards.settings import RewardSettings
-from openrlhf_shear.train.accounts.advantages import Advantages
+from openrlhf_shear.train.accounts.advantages import Advantages, compares_rewards
 from openrlhf_shear.train.accounts.books import Books
 from openrlhf_shear.train.accounts.dump import RolloutDump
 from openrlhf_shear.train.accounts.evaluation import scores_of
@@ -33,11 +32,11 @@ from openrlhf_shear.train.sampling.engines import Engines
 from openrlhf_shear.train.sampling.gap_watch import GapWatch
 from openrlhf_shear.train.sampling.order import PromptOrder, optimizer_steps, seed_of, steps_from
 from openrlhf_shear.train.sampling.prompt_data import own_rows
-from openrlhf_shear.train.sampling.samples import FAILED, ShearSamplesGenerator, is_failed
+from openrlhf_shear.train.sampling.samples import FAILED, ShearSamplesGenerator, is_failed, reward_of
 from openrlhf_shear.train.start import fingerprint, relay
 from openrlhf_shear.train.start.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
 from openrlhf_shear.train.start.resume import FRESH, states_of
-from openrlhf_shear.train.start.story import Story, doing, say
+from openrlhf_shear.train.start.story import Story, doing
 from openrlhf_shear.train.start.worker import lost_output
 from openrlhf_shear.train.update import checkpoints
 from openrlhf_shear.train.update.saving import Saver, pass_over
@@ -84,7 +83,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._weighs = isinstance(self.experience_maker, CreditExperienceMaker)
         if self._weighs:
             self._dump = RolloutDump(self.args, self.experience_maker.rule.name, self.tokenizer)
-        if self._compares_rewards():
+        own = self._weighs and getattr(self.experience_maker.rule, "makes_advantages", False)
+        if self.reward and not own and compares_rewards(self.args):
             self._advantages = Advantages(self.args.rollout.n_samples_per_prompt)
         ahead = self.args.train.async_enable
         self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
@@ -101,13 +101,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._batches = BatchesAhead(*made, room=self.args.train.async_queue_size) if ahead else Batches(*made)
         self._books = Books(self.args, self._batches)
         self._saver = Saver(self.actor_model_group, self.critic_model_group, self._books)
-
-    def _compares_rewards(self) -> bool:
-        """Return whether a rollout has an advantage only if its group has different rewards of the grader."""
-        args = self.args
-        shaped = (args.reward.overlong_buffer_len, args.reward.stop_properly_penalty_coef)
-        own = self._weighs and getattr(self.experience_maker.rule, "makes_advantages", False)
-        return args.algo.advantage.estimator in OF_GROUPS and shaped == (None, None) and bool(self.reward) and not own
 
     def _order_prompts(self) -> None:
         dataset = self.prompts_dataloader.dataset
@@ -195,11 +188,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._tracking.close(self)
             learned = self._advantages.shown() if self._advantages else ""
             self._story.ended(self._states, self._books.moved, whole, learned)
-        if step > states["global_step"] and not self._books.moved:
-            logger.error(
-                "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
-                "actor_lr and the warm-up (--actor.lr_warmup_ratio) of a run this short"
-            )
+        if step > states["global_step"]:
+            self._books.tell_unmoved()
 
     def _resume(self) -> dict:
         """Restore a checkpoint if there is one; return its states, or those of a fresh start.
@@ -225,12 +215,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._books.saved = step
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
-        if states["episode"] >= self.args.train.num_episodes:
-            model, more = f"its model goes to {self.args.ckpt.output_dir}", "raise --train.num_episodes to continue"
-            say(f"nothing left to train: the run finished at step {step}, and {model}; {more}")
-        else:
-            place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
-            say(f"resuming after step {step}: {place}")
+        self._story.resumed(states, len(self._order))
         due = self.eval_dataloader and step > 0 and step % self.args.eval.steps == 0
         if due and self._tracking.evaluated < step:  # the checkpoint precedes the evaluation
             self._evaluate_and_keep_best(step, states, go_on=True)
@@ -255,7 +240,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def train_step(self, rollout_samples, global_step: int):
         """Run upstream's step on rollouts with a reward and finite values; without such rollouts no weight changes."""
-        if self._advantages and (told := self._advantages.note(_rewards_of(rollout_samples))):
+        if self._advantages and (told := self._advantages.note(list(map(reward_of, rollout_samples)))):
             logger.warning(f"step {global_step + 1}: {told}")
         dumps = self._weighs and self._dump.due(global_step + 1)
         if self._weighs:
@@ -362,8 +347,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         )
         if self._suite is not None:
             logs |= self._evaluate_suite(global_step, go_on)
-        if self.samples_generator.eval_failed:
-            failed = self.samples_generator.eval_failed
+        if failed := self.samples_generator.eval_failed:
             logger.warning(f"evaluation at step {global_step}: {failed} rewards failed; these rollouts have no score")
         self._story.evaluated(global_step, logs)
         return logs
@@ -413,12 +397,5 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def _best(self) -> dict:
         """Return the states of the best evaluation, as upstream names them in a checkpoint."""
-        names = ("best_eval_metric_key", "best_eval_metric_value")
-        return {name: getattr(self, name) for name in names} | {
-            "latest_eval_metric_value": self._latest_eval_metric_value
-        }
-
-
-def _rewards_of(samples: list) -> list[float | None]:
-    """Return the rewards of a step's rollouts, None for those that failed."""
-    return [None if is_failed(sample) else sample.rewards.item() for sample in samples]
+        best = {name: getattr(self, name) for name in ("best_eval_metric_key", "best_eval_metric_value")}
+        return best | {"latest_eval_metric_value": self._latest_eval_metric_value}

@@ -10,12 +10,10 @@ from benchmark_rows import DATA, needs_data
 from command_lines import refusal
 
 from openrlhf_shear.cli import prepare_data as cli
-from openrlhf_shear.data.checks import gold_graded, normalized
+from openrlhf_shear.data.checks import normalized
 from openrlhf_shear.data.files import DataError, open_rows
-from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, ReadProblem, label, prompt_text
-from openrlhf_shear.rewards import maths
-from openrlhf_shear.rewards.labels import doubt, golds_of, is_ordered
-from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, label, prompt_text
+from openrlhf_shear.rewards.labels import golds_of, is_ordered
 
 MATHS = [
     {"problem": "What is 1 + 1?", "solution": r"First \boxed{3}, no: it is $\boxed{\frac{4}{2}}$."},
@@ -228,67 +226,6 @@ def test_what_openrlhf_cannot_load_is_dropped(tmp_path):
     half = {"problem": "Half \ud800 of it", "solution": r"\boxed{1}"}
     rows, report = prepare(tmp_path, [*MATHS, picture, half])
     assert len(rows) == 2 and counts(report) == {"image": 1, "not_utf8": 1}
-
-
-def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
-    asked = []
-
-    def grade(*words):
-        asked.append(words)
-        return Verdict(False, "unparsable") if words[1] == "4" else Verdict(True)
-
-    monkeypatch.setattr(maths, "grade_math", grade)
-    rows, report = prepare(tmp_path, MATHS, "--check")
-    assert asked == [(rf"The answer is \boxed{{{gold}}}.", gold) for gold in (r"\frac{4}{2}", "4")]
-    assert questions(rows) == ["What is 1 + 1?"]
-    assert report["dropped"]["gold_not_graded"]["detail"] == "4: unparsable"
-    with pytest.raises(Dropped):
-        gold_graded(ReadProblem("p", '["1", "4"]', "answer"))  # each of several golds is asked
-    asked.clear()
-    gold_graded(ReadProblem("p", json.dumps(STDIN), "stdin"))
-    assert not asked  # tests have no gold
-    monkeypatch.undo()
-    for gold in ("}{", "$$"):
-        with pytest.raises(Dropped, match="gold_not_graded"):
-            gold_graded(ReadProblem("p", gold, "answer"))
-
-
-DOUBTFUL = {
-    "null": ("nan", "null", "None", "N/A", "undefined", "NULL"),
-    "words": ("34 apples", "$34 profit", "12 blue boxes.", "3 girls", "7 years old", "1,200 tickets"),
-    "sentence": ("The answer is 34", "She has 34 apples left", "It is $x=34$ here then 2", "There are 5 ways",
-                 "We find that 34 works", "x is equal to 34"),
-    "list": ("['34', '68/2']", '["1", 2,]', "['a']", "['34']", "[ '1', '2' ]", "[34, '68/2']"),
-}  # fmt: skip
-PLAIN = ("34", "34 cm", r"34 \text{ apples}", "even", "Evelyn", "12 and 13", "[1, 2]", "[34, 68)", "(1,2)", "5 feet",
-         r"x=2k \text{ where } k\in\mathbb{Z}", "no solution", "90 degrees", "-1", "B", "25 percent")  # fmt: skip
-
-
-def test_labels_that_are_no_answer_alone_are_named():
-    assert {text: doubt(text) for kind in DOUBTFUL for text in DOUBTFUL[kind]} == {
-        text: kind for kind in DOUBTFUL for text in DOUBTFUL[kind]
-    }
-    assert {text: doubt(text) for text in PLAIN} == dict.fromkeys(PLAIN)
-
-
-@pytest.mark.usefixtures("needs_jail")
-def test_check_drops_doubtful_labels_or_keeps_and_counts_them(tmp_path):
-    labels = ["34", "nan", "null", "34 apples", "The answer is 34", "['34', '68/2']", '["1", "nan"]']
-    found = [{"q": f"Why {i}?", "a": label} for i, label in enumerate(labels)]
-    words = ("--prompt-key", "q", "--label-key", "a", "--check")
-    rows, report = prepare(tmp_path, found, *words, source="columns")
-    expected = {"doubtful_null": 3, "doubtful_words": 1, "doubtful_sentence": 1, "doubtful_list": 1}
-    assert [row["label"] for row in rows] == ["34"] and counts(report) == expected
-    rows, report = prepare(tmp_path, found, *words, "--keep-doubtful", "--overwrite", source="columns")
-    assert len(rows) == 7 and counts(report) == {}
-    assert {name: kind["rows"] for name, kind in report["doubtful"].items()} == expected
-    assert report["doubtful"]["doubtful_words"] == {"rows": 1, "row": 4, "detail": "34 apples"}
-
-
-def test_keeping_doubtful_labels_needs_the_check(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        prepare(tmp_path, MATHS, "--keep-doubtful")
-    assert "--keep-doubtful needs --check" in capsys.readouterr().err
 
 
 def test_a_key_with_dots_names_a_field_of_a_column(tmp_path):

@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
+from openrlhf_shear.line.values import OF_GROUPS
+
 QUIET_STEPS = 2  # in a row without a mixed group, before a warning
+
+
+def compares_rewards(args) -> bool:
+    """Return whether a rollout has an advantage only if its group has different rewards of the grader."""
+    shaped = (args.reward.overlong_buffer_len, args.reward.stop_properly_penalty_coef)
+    return args.algo.advantage.estimator in OF_GROUPS and shaped == (None, None)
 
 
 class Advantages:

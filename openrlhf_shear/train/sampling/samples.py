@@ -322,6 +322,11 @@ def is_failed(sample: Experience) -> bool:
     return FAILED in sample.info and bool(sample.info[FAILED].item())
 
 
+def reward_of(sample: Experience) -> float | None:
+    """Return the reward of a single rollout; None if it failed."""
+    return None if is_failed(sample) else sample.rewards.item()
+
+
 def complete_info(samples: list[Experience]) -> None:
     """Fill in missing keys of `info` with the mean of the other rollouts; a failed reward has no extra logs.
 

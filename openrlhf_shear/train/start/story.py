@@ -102,6 +102,16 @@ class Story:
         }
         say(f"evaluation at step {step}: {', '.join(f'{name} {value:.3f}' for name, value in shown.items())}")
 
+    def resumed(self, states: dict, prompts: int) -> None:
+        """Say where the run goes on, of a checkpoint's states and the number of prompts of an episode."""
+        step = states["global_step"]
+        if states["episode"] >= self._args.train.num_episodes:
+            model, more = f"its model goes to {self._args.ckpt.output_dir}", "raise --train.num_episodes to continue"
+            say(f"nothing left to train: the run finished at step {step}, and {model}; {more}")
+        else:
+            place = f"episode {states['episode'] + 1}, {states['consumed']} of {prompts} prompts"
+            say(f"resuming after step {step}: {place}")
+
     def ended(self, states: dict, moved: bool, whole: bool, learned: str = "") -> None:
         """Print a summary at the end: the fate of the rollouts, the output folders, and the commands to go on.
 
