@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from openrlhf_shear.cli.tuning import add_tuning, check_tuning, tuned
 from openrlhf_shear.lab.settings import SHIPPED
-from openrlhf_shear.lab.tracks import BASELINE, TRACKS
+from openrlhf_shear.lab.tracks import BASELINE, QUICK, TRACKS
 from openrlhf_shear.line import frame
 
 ROWS = Path("benchmarks/results/credit_bench")
@@ -33,7 +33,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="run | table")
     run = frame.plainly(actions.add_parser("run", help="train rules and write their rows", description=__doc__))
     run.add_argument("--rules", metavar="RULE,...", required=True, help="rules to compare with uniform")
-    run.add_argument("--tasks", metavar="TASK,...", default=",".join(TRACKS), help="tasks (default: %(default)s)")
+    about = f"tasks, of {', '.join(TRACKS)} (default: %(default)s)"
+    run.add_argument("--tasks", metavar="TASK,...", default=",".join(QUICK), help=about)
     about = "paired training runs a rule; 0 trains nothing and reads the finished runs (default: 5)"
     run.add_argument("--seeds", type=int, default=5, metavar="N", help=about)
     run.add_argument("--first-seed", type=int, default=0, metavar="N", help="first seed (default: 0)")
