@@ -116,20 +116,25 @@ def prediction_picture(
         (across, aside), (up, above) = reach(x), reach(y, 100)
         style = {"color": theme.ink("blue"), "linestyle": "", "marker": "o", "markersize": 4, "linewidth": 0.8}
         axis.errorbar(across, up, xerr=aside, yerr=above, **style)
-        for rule, *at in zip(rules, across, up, strict=True):
-            axis.annotate(rule, at, xytext=(3, 3), textcoords="offset points", fontsize=5, color=theme.text)
+        for i, (rule, *at) in enumerate(zip(rules, across, up, strict=True)):
+            corner = ((4, 4), (-11, 4), (4, -10), (-11, -10))[i % 4]  # rules with about the same numbers stay legible
+            axis.annotate(str(i + 1), at, xytext=corner, textcoords="offset points", fontsize=7, color=theme.text)
+            axis.plot([], [], " ", label=f"{i + 1}  {rule}")
+        axis.set_xscale("symlog", linthresh=0.1)
         axis.axhline(0, color=theme.text, linewidth=0.7)
         axis.set_xlabel("Rank correlation of credit with the true advantage")
+        axis.set_xticks((-0.1, 0, 0.1, 0.5), ("-0.1", "0", "0.1", "0.5"))
+        axis.minorticks_off()
         axis.set_ylabel(f"Gain over {baseline} (percentage points)")
         axis.grid(linewidth=0.5)
 
     return Picture(
         *("prediction", heading, place),
         f"Spearman's correlation over {len(rules)} rules: {found.text('.2f')}, with its 95% interval over seeds. Bars "
-        "are 95% intervals: across over problems, up over seeds.",
+        "are 95% intervals: across over problems, up over seeds. The scale is linear up to 0.1, then logarithmic.",
         *columns({"rule": rules, **spread("rank correlation", x), **_paired("gain", y)}),
         plot,
-        4.6,
+        4.6 + 0.17 * len(rules),
     )
 
 

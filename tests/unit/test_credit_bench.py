@@ -22,6 +22,7 @@ from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.tracks import TRACKS
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.tasks.arithmetic import task as arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
@@ -233,6 +234,12 @@ def test_the_docs_show_the_kept_rows():
     assert {row["version"] for row in rows} <= {*versions.values()}, (
         "a task has changed: its rows are of another version"
     )
+    (first, *_), said = (
+        made,
+        page.partition("## What it says so far")[2].partition("## Leaderboard")[0].replace("\n", " "),
+    )
+    of = {row["rule"]: Estimate(**row["correlation"]).text(".3f") for row in first.rows}
+    assert of["shear"] in said and of["text"] in said and first.prediction.text(".2f").removesuffix(")") in said
 
 
 def test_a_rule_without_runs_has_a_row_without_a_gain():
