@@ -30,9 +30,8 @@ FOREIGN |= {
     "tensorboard",
     "timeit",
     "torchrun",
-    "verl.trainer.main_ppo",
-    "xargs",
 }
+FOREIGN |= {"verl.trainer.main_ppo", "xargs"}
 OTHERS = ("ACCELERATE_", "FLASH_ATTN_", "MAX_JOBS", "PYTHONPATH", "RAY_", "VERL_")  # variables that others read
 _OURS = re.compile(r"shear-\w[\w-]*$|(examples|scripts|docker)/\S+\.(sh|sbatch|py)$")
 _NEXT = re.compile(r"(?:&&|\||;)(?=(?:[^'\"]*['\"][^'\"]*['\"])*[^'\"]*$)")  # outside quotes
@@ -53,8 +52,9 @@ def commands(page: str) -> list[tuple[str, bool]]:
         found += [(part, True) for part in parts if _is_command(part)]
         flags = [re.split(r"   |\[", line)[0] for line in lines if line.startswith("--")]
         found += [(f"shear-train {each}", False) for each in flags]
-    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", "\n".join(text))]
-    return found + [(span, False) for span in spans if " " in span and _is_command(span)]
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", "\n".join(text).replace(r"\|", "|"))]
+    parts = [part.strip() for span in spans for part in _NEXT.split(span)]
+    return found + [(part, False) for part in parts if " " in part and _is_command(part)]
 
 
 def _blocks(page: str) -> Iterator[tuple[str, str]]:
