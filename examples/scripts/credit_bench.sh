@@ -44,13 +44,14 @@ RULES=$RULES,shear/normalize=per_rollout,shear/tail=every,shear/window=8/stride=
 RULES=$RULES,shear/window=64/stride=16,error_odds,error_odds/rise=0,$SURPRISAL,$JUDGED
 RULES=$RULES,$CHANGE,$CHANGE/window=1/rise=2,$CONTRAST,$CONTRAST/surprisal=0
 RULES=$RULES,examples.rules.discriminant_rule:DiscriminantRule,text
+FEW=uniform,shear,error_odds,text,oracle_first_wrong,oracle_from_error
 RULES=$RULES,oracle_first_wrong,oracle_first_wrong/hits=0,oracle_first_wrong/matched,oracle_from_error
 
 for arm in $ARMS; do
     case $arm in
     kept) from_ledger --rules "$RULES" ;;
     faster) from_ledger --rules uniform,shear --learning-rate 2e-4 ;;
-    arithmetic) bench --tasks arithmetic --seeds "$SEEDS" --rules uniform,shear,error_odds,oracle_first_wrong ;;
+    arithmetic) bench --tasks arithmetic --seeds "$SEEDS" --rules "$FEW" ;;
     q2) question 20 bookkeeping "$JUDGED,$TEXT" --baseline "$TEXT" ;;
     q1) question 60 bookkeeping-paraphrased uniform,shear,shear/epsilon_rel=0.1,shear/normalize=per_rollout ;;
     table) python -m openrlhf_shear.cli.credit_bench table ;;
