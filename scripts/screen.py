@@ -1,0 +1,74 @@
+"""The output and the picture of the screen on docs/make-run.md, from a run of `make run` in a terminal of 120 columns.
+
+pip install pyte && python scripts/screen.py      minutes; set up the environment before, with make setup
+"""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import termios
+from pathlib import Path
+
+import pyte
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, IMAGES = ROOT / "docs/make-run.md", ROOT / "docs/images"
+COLUMNS, ROWS, SHOWN = 120, 400, 45  # more rows than the run prints; rows of the picture
+STEP = r"^20/40 "  # the picture is of the moment when this line is on the screen
+COLOURS = {"default": "default", "brown": "yellow"}  # pyte's names, where they are not rich's
+
+
+def main() -> None:
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream, (ours, theirs) = pyte.ByteStream(screen), pty.openpty()
+    termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
+    kind = {"TERM": "xterm-256color"}
+    run = subprocess.Popen(["make", "run"], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | kind)
+    os.close(theirs)
+    shown = None
+    while chunk := _read(ours):
+        stream.feed(chunk)
+        if shown is None and re.search(STEP, "\n".join(screen.display), re.M):
+            shown = _picture(screen)
+    if run.wait() or shown is None:
+        raise SystemExit(f"make run ended with exit code {run.returncode}")
+    lines = [line.rstrip() for line in screen.display]
+    text = "\n".join(lines).strip()
+    text = text[text.index("examples/scripts/") :]
+    text = re.sub(r"\n(?=[\d.]+ s  ETA )", "  ", text)  # the terminal breaks long lines, and the page does not
+    text = re.sub(r"(?<=_rate)\n(?=[\d.]+$)", " ", text, flags=re.M)
+    PAGE.write_text(re.sub(r"(?<=\n```\n)examples/scripts/.*?(?=\n```)", lambda _: text, PAGE.read_text(), flags=re.S))
+    (IMAGES / "console.svg").write_text(shown)
+    (IMAGES / "arithmetic_curves.png").write_bytes(
+        (ROOT / re.findall(r"^(\S+/curves\.png)$", text, re.M)[-1]).read_bytes()
+    )
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the run has closed its end
+        return b""
+
+
+def _picture(screen: pyte.Screen) -> str:
+    """Return the last rows of the screen as an SVG."""
+    last = max(row for row in range(ROWS) if screen.display[row].strip())
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    for row in range(max(0, last + 1 - SHOWN), last + 1):
+        line = Text()
+        for column in range(COLUMNS):
+            cell = screen.buffer[row][column]
+            colour = COLOURS.get(cell.fg, cell.fg if cell.fg.isalpha() else f"#{cell.fg}")
+            line.append(cell.data, f"{'bold ' if cell.bold else ''}{colour}")
+        line.rstrip()
+        console.print(line, no_wrap=True)
+    return console.export_svg(title="make run")
+
+
+if __name__ == "__main__":
+    main()
