@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import termios
+from itertools import groupby
 from pathlib import Path
 
 import pyte
@@ -60,14 +61,17 @@ def _picture(screen: pyte.Screen) -> str:
     last = max(row for row in range(ROWS) if screen.display[row].strip())
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     for row in range(max(0, last + 1 - SHOWN), last + 1):
-        line = Text()
-        for column in range(COLUMNS):
-            cell = screen.buffer[row][column]
-            colour = COLOURS.get(cell.fg, cell.fg if cell.fg.isalpha() else f"#{cell.fg}")
-            line.append(cell.data, f"{'bold ' if cell.bold else ''}{colour}")
+        line, cells = Text(), [screen.buffer[row][column] for column in range(COLUMNS)]
+        for style, same in groupby(cells, _style):
+            line.append("".join(cell.data for cell in same), style)
         line.rstrip()
         console.print(line, no_wrap=True)
     return console.export_svg(title="make run")
+
+
+def _style(cell) -> str:
+    colour = COLOURS.get(cell.fg, cell.fg if cell.fg.isalpha() else f"#{cell.fg}")
+    return f"{'bold ' if cell.bold else ''}{colour}"
 
 
 if __name__ == "__main__":
