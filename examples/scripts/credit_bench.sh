@@ -3,6 +3,7 @@
 # in runs/credit_bench, and those of docs/bookkeeping.md are in benchmarks/results/ledger/lab.
 #
 #   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) SEEDS=5 WORKERS=2 CONTINUATIONS=32 (0 samples nothing)
+#                                        DEVICE=cuda (q2 and q1; with WORKERS=16 on a machine of 16 cores)
 #
 # The arms q2 and q1 are the two questions of docs/credit-questions.md, with 24 seeds: 9 and 52 hours on a core without
 # AVX-512, a third of that on one with it. Their runs are kept in benchmarks/results/credit_questions too, also after an
@@ -11,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 ARMS=${ARMS:-kept faster arithmetic table q2 q1} CONTINUATIONS=${CONTINUATIONS:-32}
-SEEDS=${SEEDS:-5} WORKERS=${WORKERS:-1} LEDGER=runs/ledger/lab
+SEEDS=${SEEDS:-5} WORKERS=${WORKERS:-1} DEVICE=${DEVICE:-cpu} LEDGER=runs/ledger/lab
 
 bench() {
     python -m openrlhf_shear.cli.credit_bench run --workers "$WORKERS" --continuations "$CONTINUATIONS" "$@"
@@ -31,7 +32,7 @@ question() { # STEPS TASK RULES [flags]
     trap "cp -r runs/credit_questions/runs $kept/" EXIT
     python -m openrlhf_shear.cli.lab --task "$task" --rules "$rules" --seeds 24 --first-seed 200 --steps "$steps" --prompts 8 \
         --window 32 --stride 8 --epsilon-rel 0.015 --eval-every 5 --eval-temperature 0.1 --eval-problems 128 --eval-samples 1 \
-        --placement-prompts 32 --learning-rates 1e-4,2e-4,4e-4 --first-tuning-seed 920 --workers "$WORKERS" \
+        --placement-prompts 32 --learning-rates 1e-4,2e-4,4e-4 --widen-rates 4 --first-tuning-seed 920 --workers "$WORKERS" --device "$DEVICE" \
         --output runs/credit_questions "$@"
 }
 

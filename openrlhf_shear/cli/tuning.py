@@ -14,6 +14,8 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tuning-seeds", type=int, default=3, metavar="N", help=about)
     about = "first of the tuning's consecutive seeds (default: 900)"
     group.add_argument("--first-tuning-seed", type=int, default=900, metavar="N", help=about)
+    about = "times that a rule's rates grow by a factor of two where its best is an end of them (default: 0)"
+    group.add_argument("--widen-rates", type=int, default=0, metavar="N", help=about)
 
 
 def check_tuning(args: argparse.Namespace, seeds: Sequence[int]) -> list[float]:
@@ -23,8 +25,10 @@ def check_tuning(args: argparse.Namespace, seeds: Sequence[int]) -> list[float]:
     from openrlhf_shear.lab.tuning import parse_rates
 
     rates = parse_rates(args.learning_rates)
-    if args.tuning_seeds < 1:
-        raise ValueError(f"--tuning-seeds must be at least 1: got {args.tuning_seeds}")
+    for flag, least in (("tuning_seeds", 1), ("widen_rates", 0)):
+        if getattr(args, flag) < least:
+            name = flag.replace("_", "-")
+            raise ValueError(f"--{name} must be at least {least}: got {getattr(args, flag)}")
     both = sorted({*tuning_seeds(args)} & {*seeds})
     if both:
         raise ValueError(f"--first-tuning-seed: seed {both[0]} would tune and judge; use e.g. {max(seeds) + 1}")
@@ -42,16 +46,23 @@ def tuned(args: argparse.Namespace, rates: Sequence[float], asked: SimpleNamespa
         asked: `settings`, `variants`, `start` and `identity`, as `lab.runs.jobs` takes them.
     """
     from openrlhf_shear.lab.runs import run_all
-    from openrlhf_shear.lab.tuning import best_rates, tuning_jobs
+    from openrlhf_shear.lab.tuning import best_rates, tuning_jobs, widened
 
     if not rates:
         return {variant.name: asked.settings.learning_rate for variant in asked.variants}
-    line = asked.settings, asked.variants, rates, tuning_seeds(args), asked.start, asked.identity, output
-    wanted = tuning_jobs(*line)
-    missing = sum(not job.path.is_file() for job in wanted)
-    if missing and not args.seeds:
-        raise ValueError(f"--seeds 0 trains nothing, but the tuning lacks {missing} runs; use --seeds 1 or more")
-    best = best_rates(wanted, run_all(wanted, args.workers))
+    ranges = {variant.name: rates for variant in asked.variants}
+    for widenings_left in reversed(range(args.widen_rates + 1)):
+        line = asked.settings, asked.variants, ranges, tuning_seeds(args), asked.start, asked.identity, output
+        wanted = tuning_jobs(*line)
+        missing = sum(not job.path.is_file() for job in wanted)
+        if missing and not args.seeds:
+            raise ValueError(f"--seeds 0 trains nothing, but the tuning lacks {missing} runs; use --seeds 1 or more")
+        best = best_rates(wanted, run_all(wanted, args.workers))
+        wider = {name: widened(ranges[name], rate) for name, rate in best.items()}
+        if not widenings_left or wider == ranges:
+            break
+        ranges = wider
     for name, rate in best.items():
-        print(f"{name}: learning rate {rate:g}, the best of {args.learning_rates} on {args.tuning_seeds} seeds")
+        tried = ",".join(f"{each:g}" for each in ranges[name])
+        print(f"{name}: learning rate {rate:g}, the best of {tried} on {args.tuning_seeds} seeds")
     return best

@@ -1,4 +1,4 @@
-"""The lab's runs on disk: a call trains the runs that are missing, on all cores, and reads the others.
+"""The lab's runs on disk: a call trains the runs that are missing, on all cores or a GPU, and reads the others.
 
 A run is OUTPUT/runs/<settings and start policy>/<rule>/seed000.json. The folders' names end in a digest of everything
 that decides the numbers. So one OUTPUT holds many settings, and an edited rule of yours is trained again.
@@ -6,6 +6,7 @@ that decides the numbers. So one OUTPUT holds many settings, and an edited rule 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -26,7 +28,11 @@ from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.provenance import provenance
 
+if TYPE_CHECKING:
+    from openrlhf_shear.lab.side_by_side import Together
+
 VERSION = 1  # of a run's computation; runs of other versions are not read
+SIDE_BY_SIDE = 16  # most runs of a process at a time, on a GPU
 _POLL_SECONDS = 0.5
 _steps_done: multiprocessing.Queue | None = None  # set in a worker
 
@@ -69,8 +75,9 @@ def finished(wanted: Sequence[LabJob]) -> list[LabRun]:
 def run_all(wanted: Sequence[LabJob], workers: int) -> list[LabRun]:
     """Return all runs; train the missing ones in `workers` processes of one thread each.
 
-    Finished runs are kept. If one fails, or on an interrupt, unfinished ones are stopped at once. Raises RuntimeError
-    where a run failed: the message names the run, and the exception's cause is the error.
+    On a GPU each process trains up to `SIDE_BY_SIDE` runs at a time. Finished runs are kept. If one fails, or on an
+    interrupt, unfinished ones are stopped at once. Raises RuntimeError where a run failed: the message names the run,
+    and the exception's cause is the error.
     """
     missing = [job for job in wanted if not job.path.is_file()]
     if missing:
@@ -82,22 +89,21 @@ def _train(missing: Sequence[LabJob], workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     steps = context.Queue()
     total = sum(job.settings.steps for job in missing)
-    left, running = list(reversed(missing)), {}
+    left, running = list(reversed(batches(missing, workers))), set()
     with (
         tqdm(total=total, desc=f"{len(missing)} runs", unit="step", smoothing=0.02) as bar,
-        ProcessPoolExecutor(min(workers, len(missing)), context, _begin_worker, (steps,)) as pool,
+        ProcessPoolExecutor(min(workers, len(left)), context, _begin_worker, (steps,)) as pool,
     ):
         try:
             while left or running:
                 while left and len(running) < workers:  # no more at a time: a submitted job cannot be withdrawn
-                    job = left.pop()
-                    running[pool.submit(_run, job)] = job
-                done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+                    running.add(pool.submit(_run_batch, left.pop()))
+                done, running = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
                 bar.update(_count(steps))
                 for future in done:
-                    job, error = running.pop(future), future.exception()
+                    error = future.exception()
                     if error is not None:
-                        raise RuntimeError(f"{job.variant.name}, seed {job.seed}: {error}") from error
+                        raise RuntimeError(str(error)) from error
             bar.update(_count(steps))
         except BaseException:
             for process in multiprocessing.active_children():
@@ -105,11 +111,18 @@ def _train(missing: Sequence[LabJob], workers: int) -> None:
             raise
 
 
+def batches(missing: Sequence[LabJob], workers: int) -> list[Sequence[LabJob]]:
+    """Return the jobs in batches, each for a worker: one job on the CPU, up to `SIDE_BY_SIDE` on a GPU."""
+    size = 1 if missing[0].settings.device == "cpu" else min(SIDE_BY_SIDE, -(-len(missing) // workers))
+    return [missing[at : at + size] for at in range(0, len(missing), size)]
+
+
 def _begin_worker(steps: multiprocessing.Queue) -> None:
     global _steps_done
     _steps_done = steps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the workers
     os.environ["NUMBA_NUM_THREADS"] = "1"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products with the same result each time
     import torch
 
     torch.set_num_threads(1)
@@ -121,10 +134,25 @@ def _step_done() -> None:
     _steps_done.put(1)
 
 
-def _run(job: LabJob) -> None:
+def _run_batch(batch: Sequence[LabJob]) -> None:
+    if batch[0].settings.device == "cpu":
+        return _run(batch[0])
+    import torch
+
+    from openrlhf_shear.lab.side_by_side import train_together
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    train_together([functools.partial(_run, job) for job in batch])
+
+
+def _run(job: LabJob, together: Together | None = None) -> None:
     from openrlhf_shear.lab.trainer import train
 
-    run = train(job.settings, job.variant, job.seed, job.start, _step_done)
+    try:
+        run = train(job.settings, job.variant, job.seed, job.start, _step_done, together)
+    except Exception as error:
+        raise RuntimeError(f"{job.variant.name}, seed {job.seed}: {error}") from error
     facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings), "made": provenance()}
     kept = {name: value for name, value in asdict(run).items() if name != "made"} | {"of": facts}
     job.path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ SHIPPED = "shipped"
 TASKS = ("arithmetic", "bookkeeping", "bookkeeping-paraphrased", "word_problems")
 _OLD_NAMES = {"ledger": "bookkeeping"}  # of tasks, in older command lines and in runs
 # newer settings, at the values that older runs had
-_NEW = {("task", "arithmetic"), ("eval_samples", 1), ("eval_every", 0), ("eval_temperature", 1.0)}
+_NEW = {("task", "arithmetic"), ("eval_samples", 1), ("eval_every", 0), ("eval_temperature", 1.0), ("device", "cpu")}
 # These do not decide a run without its rule: the first three are knobs of rules, the last is of the placement.
 _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
@@ -52,6 +52,12 @@ class LabSettings:
         "Precision of the policy's passes; its weights are updated in float32, as by DeepSpeed.",
         ("bfloat16", "float32"),
     )
+    device: str = knob(
+        "cpu",
+        "Where policies run. On cuda each worker trains up to 16 runs side by side; rules stay on the CPU. Runs of the "
+        "two devices differ in their random numbers, and are kept apart.",
+        ("cpu", "cuda"),
+    )
     window: int = knob(16, "Span length, in tokens, of rules that measure distances and name no length.")
     stride: int = knob(4, "Distance between the starts of their spans, in tokens.")
     epsilon_rel: float = knob(0.03, "Their entropic regularisation, in units of the mean hidden-state norm.")
@@ -75,6 +81,7 @@ class LabSettings:
                 for name in floats
             ),
             ("samples_per_prompt", self.samples_per_prompt >= 2, "must be at least 2", "e.g. 8: groups are compared"),
+            ("device", (self.device, self.task) != ("cuda", "word_problems"), "must be cpu for word problems", "cpu"),
             ("mini_batches", rollouts % max(self.mini_batches, 1) == 0, f"must divide {rollouts} rollouts", "e.g. 2"),
         )
 

@@ -32,15 +32,32 @@ def parse_rates(text: str) -> list[float]:
 def tuning_jobs(
     settings: LabSettings,
     variants: Sequence[Variant],
-    rates: Sequence[float],
+    rates: Mapping[str, Sequence[float]],
     seeds: Sequence[int],
     start: Path,
     identity: str,
     output: Path,
 ) -> list[LabJob]:
-    """Return a job for every rate, seed and rule; arguments as for `runs.jobs`."""
-    at_each = (replace(settings, learning_rate=rate) for rate in rates)
-    return [job for each in at_each for job in jobs(each, variants, seeds, start, identity, output)]
+    """Return a job for every rule, each of its rates, and every seed; other arguments as for `runs.jobs`.
+
+    Args:
+        rates: to try, by the rule's name.
+    """
+    return [
+        job
+        for variant in variants
+        for rate in rates[variant.name]
+        for job in jobs(replace(settings, learning_rate=rate), [variant], seeds, start, identity, output)
+    ]
+
+
+def widened(rates: Sequence[float], best: float) -> list[float]:
+    """Return the rates with one more, by a factor of two, beyond an end that is the best.
+
+    >>> widened([1e-4, 2e-4], 2e-4), widened([1, 2, 4], 1), widened([1, 2, 4], 2)
+    ([0.0001, 0.0002, 0.0004], [0.5, 1, 2, 4], [1, 2, 4])
+    """
+    return [*([best / 2] if best == rates[0] else []), *rates, *([best * 2] if best == rates[-1] else [])]
 
 
 def best_rates(tuned: Sequence[LabJob], runs: Iterable[LabRun]) -> dict[str, float]:

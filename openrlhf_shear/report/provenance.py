@@ -23,7 +23,7 @@ def provenance() -> dict:
     return {
         "commit": commit(),
         "command": shlex.join(["python", *command, *sys.argv[1:]]),
-        "machine": f"{cpu_model()}, {os.cpu_count()} cores",
+        "machine": ", ".join([cpu_model(), f"{os.cpu_count()} cores", *_gpus()]),
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
     }
 
@@ -53,6 +53,12 @@ def commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _gpus() -> list[str]:
+    """Return the name of this process's GPU, if it computed on one."""
+    torch = sys.modules.get("torch")  # not imported for a name: it takes seconds
+    return [torch.cuda.get_device_name()] if torch is not None and torch.cuda.is_initialized() else []
 
 
 def cpu_model() -> str:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import asdict, replace
+from math import log
 from types import SimpleNamespace
 
 import pytest
@@ -147,7 +148,9 @@ def scored(job, score, evaluations=()):
 
 def test_each_rule_has_the_rate_of_its_best_mean(tmp_path):
     variants = parse_rules("uniform,shear")
-    wanted = tuning_jobs(SETTINGS, variants, [1e-4, 2e-4], [900, 901], tmp_path, "start", tmp_path)
+    wanted = tuning_jobs(
+        SETTINGS, variants, {"uniform": [1e-4, 2e-4], "shear": [1e-4, 2e-4]}, [900, 901], tmp_path, "start", tmp_path
+    )
     assert len(wanted) == len({job.path for job in wanted}) == 8
     scores = {("uniform", 1e-4): (0.4, 0.6), ("uniform", 2e-4): (0.9, 0.0)}
     scores |= {("shear", 1e-4): (0.3, 0.1), ("shear", 2e-4): (0.2, 0.3)}
@@ -179,6 +182,7 @@ def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
     for more, told in (
         (["--first-tuning-seed", "1"], "--first-tuning-seed: seed 1 would tune and judge; use e.g. 2"),
         (["--tuning-seeds", "0"], "--tuning-seeds must be at least 1: got 0"),
+        (["--widen-rates", "-1"], "--widen-rates must be at least 0: got -1"),
     ):
         with pytest.raises(SystemExit):
             command.main([*line, *more])
@@ -186,10 +190,44 @@ def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
     assert not list(tmp_path.iterdir()), "nothing was sampled"
 
 
+TUNING = SimpleNamespace(tuning_seeds=2, first_tuning_seed=900, widen_rates=0, seeds=0, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("widen", "best", "tried"),
+    [
+        (0, {"uniform": 4e-4, "shear": 1e-4}, {"uniform": [1e-4, 2e-4, 4e-4], "shear": [1e-4, 2e-4, 4e-4]}),
+        (1, {"uniform": 8e-4, "shear": 5e-5}, {"uniform": [1e-4, 2e-4, 4e-4, 8e-4], "shear": [5e-5, 1e-4, 2e-4, 4e-4]}),
+        (
+            4,
+            {"uniform": 8e-4, "shear": 2.5e-5},
+            {"uniform": [1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3], "shear": [1.25e-5, 2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4]},
+        ),
+    ],
+)
+def test_a_range_grows_until_its_best_rate_is_no_end(tmp_path, monkeypatch, widen, best, tried):
+    """The best rates are 8e-4 and 2.5e-5; each rule's range grows apart."""
+    from openrlhf_shear.cli.tuning import tuned
+    from openrlhf_shear.lab import runs
+
+    peak, seen = {"uniform": 8e-4, "shear": 2.5e-5}, {"uniform": set(), "shear": set()}
+
+    def trained(wanted, workers):
+        for job in wanted:
+            seen[job.variant.name].add(job.settings.learning_rate)
+        return [scored(job, 1 / (1 + abs(log(job.settings.learning_rate / peak[job.variant.name])))) for job in wanted]
+
+    monkeypatch.setattr(runs, "run_all", trained)
+    args = SimpleNamespace(**vars(TUNING) | {"widen_rates": widen, "seeds": 1})
+    asked = SimpleNamespace(settings=SETTINGS, variants=parse_rules("uniform,shear"), start=tmp_path, identity="start")
+    assert tuned(args, [1e-4, 2e-4, 4e-4], asked, tmp_path) == pytest.approx(best)
+    assert {name: sorted(rates) for name, rates in seen.items()} == {n: pytest.approx(r) for n, r in tried.items()}
+
+
 def test_the_tuning_of_a_call_that_trains_nothing_must_be_there(tmp_path):
     from openrlhf_shear.cli.tuning import tuned
 
-    args = SimpleNamespace(learning_rates="1e-4", tuning_seeds=2, first_tuning_seed=900, seeds=0, workers=1)
+    args = TUNING
     asked = SimpleNamespace(settings=SETTINGS, variants=[UNIFORM], start=tmp_path, identity="start")
     with pytest.raises(ValueError, match="--seeds 0 trains nothing, but the tuning lacks 2 runs"):
         tuned(args, [1e-4], asked, tmp_path)

@@ -140,7 +140,9 @@ class PlainPolicy(nn.Module):
         self.lm_head.weight = self.model.embed_tokens.weight
         size = config["hidden_size"] // config["num_attention_heads"]
         powers = torch.arange(0, size, 2, dtype=torch.float32) / size
-        self._frequencies = 1.0 / config["rope_parameters"]["rope_theta"] ** powers  # float32 for weights of any dtype
+        frequencies = 1.0 / config["rope_parameters"]["rope_theta"] ** powers  # float32 for weights of any dtype
+        self.register_buffer("_frequencies", frequencies, persistent=False)
+        self.config = SimpleNamespace(**config)
         self._eos, self._pad = eos, pad
 
     def get_output_embeddings(self) -> nn.Module:
@@ -164,7 +166,7 @@ class PlainPolicy(nn.Module):
         Responses are drawn by torch's generator, and padded after <eos>.
         """
         past, new, ids = self._nothing, input_ids, input_ids
-        unfinished = torch.ones(len(input_ids), dtype=torch.int64)
+        unfinished = torch.ones(len(input_ids), dtype=torch.int64, device=input_ids.device)
         for _ in range(max_new_tokens):
             last = self._states(new, attention_mask, past)[:, -1:]
             logits = self.lm_head(last)[:, -1].float() / temperature
@@ -194,9 +196,10 @@ class PlainPolicy(nn.Module):
         angles = positions[..., None].float() * self._frequencies
         angles = torch.cat([angles, angles], -1)[:, None]
         turn = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        causal = torch.ones(attended.shape[1], attended.shape[1], dtype=torch.bool).tril()[-count:]
+        causal = torch.ones(attended.shape[1], attended.shape[1], dtype=torch.bool, device=x.device).tril()[-count:]
         seen = causal & attended[:, None].bool()
-        mask = torch.zeros(seen.shape, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)[:, None]
+        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device)
+        mask = mask.masked_fill(~seen, torch.finfo(x.dtype).min)[:, None]
         for i, layer in enumerate(self.model.layers):
             x = layer(x, turn, mask, past, i)
         return self.model.norm(x)
