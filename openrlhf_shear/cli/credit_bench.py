@@ -121,6 +121,8 @@ def _table(args: argparse.Namespace) -> None:
     rows = bench.read_rows(args.rows)
     if not rows:
         raise ValueError(f"--rows: no rows in {args.rows}; make some with the action run")
+    if not args.page.is_file():
+        raise ValueError(f"--page: there is no file {args.page}; copy docs/credit-bench.md, whose tables are replaced")
     page = args.page.read_text(encoding="utf-8")
     versions = {task: bench.task_version(track, task_of(track).shipped()) for task, track in TRACKS.items()}
     made = leaderboard.boards(rows, versions)

@@ -15,7 +15,13 @@ from numba import njit
 
 TINY = 1.2e-38  # the smallest float32 that is not denormal
 _FACTORS = 8  # so many numbers between TINY and e^88 have a product that fits into a float64
-_compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp", "afn"})
+_OPTIONS = {
+    "nogil": True,
+    "cache": True,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract", "nsz", "arcp", "afn"},
+}
+_compiled, _inlined = njit(**_OPTIONS), njit(**_OPTIONS, forceinline=True)  # why: numba_loops.py
 
 
 @_compiled
@@ -61,7 +67,7 @@ def part_sums(kernel, row_parts, column_parts, first_part, last_part, starts, si
             _weighted_sums(kernel[begin:end], starts[k], ratios[k], sums[p, k, : sizes[k]])
 
 
-@_compiled
+@_inlined
 def _weighted_sums(rows, left, weights, sums):
     """Fill `sums` with `sum_i w_i K_ij` for the columns from `left`, four rows at a time."""
     right, n = left + len(sums), len(rows)

@@ -22,16 +22,21 @@ _TWO_THIRDS = int(np.float32(2 / 3).view(np.int32))  # the bits of float32 2/3
 _LOG_2 = np.float32(math.log(2))
 # Without "nnan" and "ninf", since these loops test for numbers that are not finite. Functions whose numbers are all
 # finite use full fastmath, with which more loops are vectorised.
-_compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp", "afn"})
-_compiled_finite = njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+_FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
+_compiled = njit(**_OPTIONS, fastmath=_FASTMATH)
+# Helpers are inlined by force. Otherwise a process that compiles their caller calls the helper's own code, a process
+# that reads the caller from numba's cache calls a copy of it, and the two may round differently.
+_inlined = njit(**_OPTIONS, fastmath=_FASTMATH, forceinline=True)
+_inlined_finite = njit(**_OPTIONS, fastmath=True, forceinline=True)
 
 
-@_compiled
+@_inlined
 def _buffer(size):
     return np.empty(size, np.float32)
 
 
-@_compiled_finite
+@_inlined_finite
 def _log(x):
     """Return the float32 `log` of normal numbers > 0, vectorised.
 
@@ -106,20 +111,20 @@ def solve_pairs(
                 break
 
 
-@_compiled
+@_inlined
 def _log_kernel(entry, costs, epsilon, floor):
     """Return the logarithm of a kernel entry, given the entry or, with `costs`, its cost."""
     return -entry / epsilon if costs else math.log(entry) if entry > 0 else floor
 
 
-@_compiled
+@_inlined
 def _log_scalings(scaling, count, log_taken_out, logs):
     """Fill `logs` with f or g such that an entry of the plan has density `exp(f_i + g_j) K_ij`, K before `_cut`."""
     for i in range(count):
         logs[i] = math.log(scaling[i] * count) + log_taken_out[i]
 
 
-@_compiled
+@_inlined
 def _count_zeros(block, m):
     zeros = np.int32(0)
     for i in range(len(block)):
@@ -129,7 +134,7 @@ def _count_zeros(block, m):
     return zeros
 
 
-@_compiled
+@_inlined
 def _lost_mass(block, rows, costs, left, m, epsilon, floor, f, g):
     """Say whether an entry that is 0 in the block carries a density that matters.
 
@@ -145,7 +150,7 @@ def _lost_mass(block, rows, costs, left, m, epsilon, floor, f, g):
     return 0
 
 
-@_compiled_finite
+@_inlined_finite
 def _cut(rows, left, m, block, log_alpha, log_beta, ones, largest):
     """Copy a block from the `rows` of a kernel, and scale it; padding becomes 0.
 
@@ -172,7 +177,7 @@ def _cut(rows, left, m, block, log_alpha, log_beta, ones, largest):
             row[j] *= largest[j]
 
 
-@_compiled
+@_inlined
 def _build(rows, costs, left, m, epsilon, g, block, log_alpha, log_beta):
     """Make a block like that of `_cut`, with logarithms: maxima are subtracted before `exp`, and rows' maxima are 1.
 
@@ -195,7 +200,7 @@ def _build(rows, costs, left, m, epsilon, g, block, log_alpha, log_beta):
     log_beta[:m] += g[:m]
 
 
-@_compiled
+@_inlined
 def _solve(block, m, u, v, sums, column_sums, limit, epsilon, offset, tolerance, max_iterations):
     """Solve a block, and return the dual value, the iterations, the marginal error and the pair's status."""
     n = len(block)
@@ -229,7 +234,7 @@ def _solve(block, m, u, v, sums, column_sums, limit, epsilon, offset, tolerance,
             eighths = 0
 
 
-@_compiled
+@_inlined
 def _choose_relaxation(eighths, rate):
     """Choose SOR's optimum 2 / (1 + sqrt(1 - k)), rounded; k is the plain rate that explains the observed `rate`."""
     omega = 1 + eighths / 8
@@ -240,7 +245,7 @@ def _choose_relaxation(eighths, rate):
     return min(max(round((optimum - 1) * 8), _LEAST_EIGHTHS), _MOST_EIGHTHS)
 
 
-@_compiled
+@_inlined
 def _iterate(block, m, u, v, sums, column_sums, row_eighths, column_eighths):
     """Scale the rows, then the columns, in one pass over the block; `column_sums` ends as the columns' ratios."""
     n = len(block)
@@ -261,7 +266,7 @@ def _iterate(block, m, u, v, sums, column_sums, row_eighths, column_eighths):
     _over_relax(v[:m], column_sums[:m], column_eighths)
 
 
-@_compiled
+@_inlined
 def _over_relax(scaling, ratio, eighths):
     """Compute `scaling *= ratio ** (eighths / 8)` by square roots: over-relaxation on top of `scaling *= ratio`."""
     if eighths == 4:
@@ -282,7 +287,7 @@ def _over_relax(scaling, ratio, eighths):
             scaling[i] *= root * fourth * np.sqrt(fourth)
 
 
-@_compiled
+@_inlined
 def _row_error(block, u, v, sums):
     """Return the marginal error `sum_i |sum_j plan_ij - 1/n|`."""
     _row_sums(block, 0, v, sums, 0, len(block))
@@ -293,7 +298,7 @@ def _row_error(block, u, v, sums):
     return total
 
 
-@_compiled
+@_inlined
 def _row_sums(kernel, left, v, sums, first, last):
     """Fill `sums` with `sum_j K_ij v_j` of the rows [first, last), for the columns from `left`, four rows at a time."""
     right = left + len(v)
@@ -315,7 +320,7 @@ def _row_sums(kernel, left, v, sums, first, last):
         sums[i] = total
 
 
-@_compiled
+@_inlined
 def _add_rows(kernel, left, u, column_sums, first, last):
     """Add `sum_i u_i K_ij` over the rows [first, last) to `column_sums`, for the columns from `left`, by four rows."""
     right = left + len(column_sums)
@@ -331,7 +336,7 @@ def _add_rows(kernel, left, u, column_sums, first, last):
             column_sums[j] += u[i] * row[j]
 
 
-@_compiled
+@_inlined
 def _mean_log(scaling, count):
     """Return the mean logarithm, by logarithms of eight factors: their product fits into a float64."""
     total = 0.0

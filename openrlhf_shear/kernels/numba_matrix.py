@@ -6,10 +6,11 @@ import numpy as np
 from numba import njit
 
 _LOG2_E, _LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
-_compiled_finite = njit(nogil=True, cache=True, error_model="numpy", fastmath=True)  # all numbers here are finite
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": True}  # all numbers here are finite
+_compiled, _inlined = njit(**_OPTIONS), njit(**_OPTIONS, forceinline=True)  # why: numba_loops.py
 
 
-@_compiled_finite
+@_compiled
 def make_kernel(
     products, first, last, x, y, x_squared, y_squared, cancellation, shift, scale, floor,
     kernel, row_max, column_max,
@@ -49,7 +50,7 @@ def make_kernel(
     return zeros
 
 
-@_compiled_finite
+@_inlined
 def _squared_distance(x, y):
     total = 0.0
     for k in range(len(x)):
@@ -57,7 +58,7 @@ def _squared_distance(x, y):
     return total
 
 
-@_compiled_finite
+@_inlined
 def _largest(values):
     """Return the largest of float32 numbers >= 0, by their bits, which have the same order.
 
@@ -69,7 +70,7 @@ def _largest(values):
     return np.int32(largest).view(np.float32)
 
 
-@_compiled_finite
+@_inlined
 def _exp(x):
     """Return the float32 `exp` of -87 < x < 88, vectorised: 2^k times a polynomial for 2^r, |r| <= 1/2.
 

@@ -210,6 +210,7 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
         ("run --rules shaer", "did you mean shear"),
         ("run --rules shear/windw=3", "windw"),
         ("table --rows nowhere", "--rows: no rows in nowhere; make some with the action run"),
+        (f"table --rows {ROWS} --page nowhere.md", "--page: there is no file nowhere.md; copy docs/credit-bench.md"),
         ("tabel", "did you mean table?"),
     ],
 )

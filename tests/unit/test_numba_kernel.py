@@ -1,5 +1,8 @@
 """The kernel that the CPU's solver makes straight from tokens, and the functions it compiles to vectors for that."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -146,3 +149,32 @@ def test_little_work_is_done_where_it_is_asked_for_and_is_the_same_work(monkeypa
         torch.set_flush_denormal(False)
     for pooled, here in zip(*found, strict=True):
         np.testing.assert_array_equal(pooled, here)
+
+
+WEIGHTS = """
+import hashlib, torch
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit import shear_weights
+
+for window in (16, 32):
+    drawn = torch.Generator().manual_seed(0)
+    words = torch.randn(12, 64, generator=drawn)
+    states = [words[torch.randint(12, (n,), generator=drawn)] + 0.3 * torch.randn(n, 64, generator=drawn)
+              for n in range(60, 64)]
+    config = ShearConfig(window=window, stride=4, epsilon_rel=0.015)
+    weights = shear_weights(states, [True, False, True, False], config).weights
+    print(hashlib.sha256(torch.cat(weights).numpy().tobytes()).hexdigest())
+"""
+
+
+def test_a_process_that_compiles_the_loops_computes_what_one_that_reads_them_from_the_cache_does(tmp_path):
+    """Bit for bit: otherwise a run that is resumed differs from the first run on a machine."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def printed() -> str:
+        command = [sys.executable, "-c", WEIGHTS]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    compiled = printed()
+    assert [*tmp_path.rglob("*.nbc")], "nothing was kept"
+    assert printed() == compiled
