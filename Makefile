@@ -2,7 +2,7 @@
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
 #   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
 #   make test-trl, make test-verl    the tests of an integration, each in an environment of its own (.venv-trl, .venv-verl)
-#   make test-faults   the rows of the fault bench that make test leaves out
+#   make test-long     the whole runs that make test leaves out; with them the rows of the fault bench (make test-faults)
 #   make check-gradients   some minutes: the gradient that is applied beside one float32 pass (docs/correctness.md)
 # and    make docs    the site of docs/, in runs/docs
 #   make package    sdist and wheel, checked, and installed in an empty environment of every Python (scripts/package.sh)
@@ -10,7 +10,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast test-faults check-gradients test-trl test-verl lint lock docs package setup setup-tests
+.PHONY: run run-smollm2 test test-fast test-long test-faults check-gradients test-trl test-verl lint lock docs package setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -31,6 +31,9 @@ test: setup-tests
 
 test-fast: setup-tests
 	python -m pytest tests/unit -n 2 --dist worksteal
+
+test-long: setup-tests
+	python -m pytest tests/distributed -m "long or faults" -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 test-faults: setup-tests
 	python -m pytest tests/distributed/test_faults.py -m faults

@@ -19,6 +19,7 @@ WINDOW, STRIDE = 16, 12
 BF16 = 0.02  # of omega, as between training's modes (test_experience.py)
 
 
+@pytest.mark.long
 def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, tokenizer, tmp_path, jobs):
     write_dataset(tmp_path / "problems.jsonl", 3, seed=3)
     out = tmp_path / "out"

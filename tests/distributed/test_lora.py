@@ -167,6 +167,7 @@ def test_what_is_saved_is_the_policy_and_its_checkpoint_goes_on(cluster, trained
     again.stop()
 
 
+@pytest.mark.long
 def test_a_training_with_adapters_moves_the_adapted_weights_alone(train, policy, tmp_path):
     """Two steps, each of which saves the model, too."""
     from safetensors.torch import load_file

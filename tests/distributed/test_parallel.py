@@ -151,11 +151,13 @@ def whole_run(train, folder_of):
     return run
 
 
+@pytest.mark.long
 def test_the_first_step_of_a_ring(whole_run):
     _, scalars = whole_run("ring")
     assert scalars["train/ledger/trained"] == [32.0] and scalars["train/update/optimizer_steps"] == [2.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", PAIRS)
 def test_two_steps(folder_of, whole_run, mode):
     """The ring is resumed, after the previous test. Were weights not whole in vLLM, vllm_kl would show it."""

@@ -33,6 +33,7 @@ def smoked(jobs, tmp_path, method, model, task):
     return folder, summary
 
 
+@pytest.mark.long
 def test_grpo_on_code_smokes(jobs, tmp_path):
     from openrlhf_shear.rewards.jail import JailError, find_jail
 
@@ -44,6 +45,7 @@ def test_grpo_on_code_smokes(jobs, tmp_path):
     assert summary["credit_share"] is None
 
 
+@pytest.mark.long
 def test_pure_on_math_smokes_and_the_others_lines_are_accepted(jobs, tmp_path, monkeypatch):
     """The training commands of the other methods' smoke runs, checked against the data and models of this run."""
     from openrlhf_shear.cli.train_ppo_ray import parse
