@@ -25,8 +25,8 @@ _LOG_2 = np.float32(math.log(2))
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
 _compiled = njit(**_OPTIONS, fastmath=_FASTMATH)
-# Helpers are inlined by force. Otherwise a process that compiles their caller calls the helper's own code, a process
-# that reads the caller from numba's cache calls a copy of it, and the two may round differently.
+# Helpers are inlined by force. Otherwise a process that compiles their caller calls the helper's own code. A process
+# that reads the caller from numba's cache calls a copy of it, which may round differently.
 _inlined = njit(**_OPTIONS, fastmath=_FASTMATH, forceinline=True)
 _inlined_finite = njit(**_OPTIONS, fastmath=True, forceinline=True)
 
