@@ -142,7 +142,6 @@ def _run_batch(batch: Sequence[LabJob]) -> None:
     from openrlhf_shear.lab.side_by_side import train_together
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
     train_together([functools.partial(_run, job) for job in batch])
 
 
