@@ -6,6 +6,7 @@ waits until all others that still train ask too.
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -70,7 +71,7 @@ class Together:
 def train_together(works: Sequence[Callable[[Together], None]]) -> None:
     """Do all work, each in a thread; raise the first error of any, after the others have stopped."""
     together = Together(len(works))
-    threads = [threading.Thread(target=together.run, args=(lambda work=work: work(together),)) for work in works]
+    threads = [threading.Thread(target=together.run, args=(partial(work, together),)) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
