@@ -303,7 +303,7 @@ def test_the_lab_reads_the_ledger_block_by_block(policy, tmp_path, monkeypatch):
     blocked = policy.read(sequences, mask)
     sample_ids(policy, tokenizer, [STORY.prompt], 0, max_new_tokens=1)
     hook.remove()
-    assert asked == ["blocked_causal", "sdpa"]
+    assert asked == ["blocked_causal", "float32_cache"]
     settings = LabSettings(task="bookkeeping", precision="float32")
     monkeypatch.setattr(type(task_of(settings)), "long_responses", False)
     eager = Policy(tmp_path / "policy", settings).read(sequences, mask)
