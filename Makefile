@@ -33,7 +33,7 @@ test-fast: setup-tests
 	python -m pytest tests/unit -n 2 --dist worksteal
 
 test-long: setup-tests
-	python -m pytest tests/distributed -m "long or faults" -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+	python -m pytest tests/unit tests/distributed -m "long or faults" -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 test-faults: setup-tests
 	python -m pytest tests/distributed/test_faults.py -m faults

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,12 @@ exit "$1"
 """
 
 
-LONGEST = ("test_faults.py", "test_whole_run.py", "test_parallel.py", "test_recipes.py", "test_async.py")
+LONGEST = ("faults", "whole_run", "job_submit", "rules", "parallel", "recipes", "async", "evaluation")
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # long files first: no core waits for them at the end
+    # Long files first: no core waits for them at the end.
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
     for item in items:
         if Path(__file__).parent in Path(item.path).parents:
             item.add_marker(pytest.mark.distributed)
@@ -316,16 +318,20 @@ def reaching_the_loss(group, experiences) -> tuple[list[list[list[float]]], list
 def train(tmp_path, jobs):
     """A function: extra words -> two steps of 8 prompts x 4 rollouts on one rank; the log and TensorBoard's scalars.
 
-    With `again`, in the folders of the run before.
+    With `again`, in the folders of the run before. `meanwhile` gets the started process and its log.
     """
 
     def run(
-        *words, problems: int = 16, again: bool = False, folder: Path = tmp_path
+        *words,
+        problems: int = 16,
+        again: bool = False,
+        folder: Path = tmp_path,
+        meanwhile: Callable[[subprocess.Popen, Path], object] = lambda process, log: None,
     ) -> tuple[str, dict[str, list[float]]]:
         from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
         write_dataset(folder / "train.jsonl", problems, seed=0)
-        done = jobs.run(
+        process = jobs.start(
             *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *COMMON),
             *("--data.prompt_dataset", folder / "train.jsonl", "--train.colocate_all"),
             *(
@@ -341,6 +347,8 @@ def train(tmp_path, jobs):
             *("--logger.tensorboard_dir", folder / f"tensorboard{again:d}", "--logger.wandb.run_name", "job"),
             *words,
         )
+        meanwhile(process, jobs.last_log)
+        done = jobs.finish(process)
         assert done.code == 0
         return done.log, scalars_of(folder / f"tensorboard{again:d}")
 

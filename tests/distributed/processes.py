@@ -68,6 +68,11 @@ class Jobs:
     def log(self, number: int) -> Path:
         return self.folder / f"{number}.log"
 
+    @property
+    def last_log(self) -> Path:
+        """The log of the command that was started last."""
+        return self.log(len(self._started) - 1)
+
     def stop(self) -> None:
         """End the commands that still run, the last first."""
         for _, process in reversed(self._started):

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from openrlhf_shear.config import ShearConfig
@@ -44,6 +45,7 @@ def command(folder) -> list:
     ]
 
 
+@pytest.mark.long
 def test_a_run_is_stopped_and_resumed_and_every_step_adds_up(policy, tmp_path, jobs):
     (tmp_path / "reward.py").write_text(REWARD)
     write_dataset(tmp_path / "train.jsonl", STEPS * BATCH // SIZE, seed=0)

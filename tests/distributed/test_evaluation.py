@@ -28,6 +28,7 @@ def command(policy, heldout, output) -> list:
     ]
 
 
+@pytest.mark.long
 def test_an_evaluation_goes_on_from_what_is_on_disk_and_equals_an_undisturbed_one(policy, heldout, tmp_path, jobs):
     """A copy of the folder, made halfway, stands for the folder after a kill."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

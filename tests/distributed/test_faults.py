@@ -1,6 +1,6 @@
 """Some rows of the fault bench, one fault each: no rollout lost or doubled, the same weights, no process left.
 
-The row of an engine that is killed is a test of every commit; `make test-faults` runs them all.
+`make test-faults` and `make test-long` run them. `test_whole_run.py`, of every commit, kills an engine's core.
 """
 
 import json
@@ -20,8 +20,6 @@ BROKEN = {
     "temporary_full": "goes on: the disk of Ray's temporary folder is full",
     "ulimit_v": "exit 2: ulimit -v must leave a process 12 GiB",
 }
-OF_EVERY_COMMIT = "engine_core"
-ROWS = [name if name == OF_EVERY_COMMIT else pytest.param(name, marks=pytest.mark.faults) for name in BROKEN]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +37,8 @@ def rows(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.faults
+@pytest.mark.parametrize("name", BROKEN)
 def test_a_run_survives_or_ends_as_it_should(jobs, rows, name):
     outcome = rows(jobs, name)
     if outcome["ends"].startswith("not tried"):

@@ -1,8 +1,8 @@
 """Ray clusters as a user starts them: nodes that join, small jobs, and the launch line of a training.
 
-The training has two actor and two reference ranks with ZeRO-3, dynamic batching and packing, and two engines, in one
-placement group. Its flags are spelled as in OpenRLHF 0.9. Its credit rule is the documented example of a user's rule,
-which only the job's working directory holds.
+The training has an actor and a reference rank with ZeRO-3, dynamic batching and packing, and an engine, in a placement
+group. `make test-long` has two of each. The flags are spelled as in OpenRLHF 0.9. The credit rule is the documented
+example of a user's rule, which only the job's working directory holds.
 """
 
 import secrets
@@ -27,7 +27,8 @@ def head(tmp_path_factory):
         yield started
 
 
-def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, tmp_path):
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, tmp_path, ranks):
     from openrlhf_shear.evaluation.run_summary import read_run
     from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
@@ -41,12 +42,20 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, t
         *(BIN / "ray", "job", "submit", "--address", head.dashboard, "--working-dir", project, "--"),
         *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--pretrain", policy),
         *("--advantage_estimator", "house.rules:SurpriseRule"),
-        *("--init_kl_coef", "1e-3", "--ref_num_gpus_per_node", "2"),
+        *("--init_kl_coef", "1e-3", "--ref_num_gpus_per_node", ranks),
         *("--remote_rm_url", ARITHMETIC_REWARD, "--label_key", "answer"),
         *("--prompt_data", tmp_path / "train.jsonl", "--input_key", "prompt", "--max_len", "256"),
         *("--eval_dataset", tmp_path / "heldout.jsonl", "--eval.before_train", "--eval_steps", "2"),
-        *("--colocate_all_models", "--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2", "--enforce_eager"),
-        *("--zero_stage", "3", "--use_dynamic_batch", "--packing_samples", "--train_max_tokens_per_gpu", "2000"),
+        *("--colocate_all_models", "--actor_num_gpus_per_node", ranks, "--vllm_num_engines", ranks),
+        *(
+            "--enforce_eager",
+            "--zero_stage",
+            "3",
+            "--use_dynamic_batch",
+            "--packing_samples",
+            "--train_max_tokens_per_gpu",
+            "2000",
+        ),
         *("--rollout_batch_size", "8", "--n_samples_per_prompt", "4", "--micro_rollout_batch_size", "4"),
         *("--train_batch_size", "16", "--micro_train_batch_size", "4", "--actor_learning_rate", "1e-3"),
         *("--enable_vllm_is_correction", "--vllm_enable_sleep", "--deepspeed_enable_sleep"),

@@ -12,6 +12,7 @@ from .test_experience import OMEGA_NOISE
 # Nats a token, mean of the actor's log-probs minus the engine's, whose sums are ordered differently. Measured below:
 # 0.0004 at most; 0.08 in the second step where engines are sent the base model's weights.
 VLLM_KL = 0.01
+pytestmark = pytest.mark.long
 WORDS = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16")
 
 
@@ -167,7 +168,6 @@ def test_what_is_saved_is_the_policy_and_its_checkpoint_goes_on(cluster, trained
     again.stop()
 
 
-@pytest.mark.long
 def test_a_training_with_adapters_moves_the_adapted_weights_alone(train, policy, tmp_path):
     """Two steps, each of which saves the model, too."""
     from safetensors.torch import load_file

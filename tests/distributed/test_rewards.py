@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 
 def test_built_in_rewards_are_graded_in_another_process(cluster):
     """Many grades at once from an event loop, as an engine's executor asks for them, one of them endless."""
@@ -138,6 +140,7 @@ def last(scalars, name):
     return scalars.get(f"train/ledger/{name}", [0.0])[-1]
 
 
+@pytest.mark.long
 def test_dynamic_filtering_trains_on_all_that_it_accepted(policy, train):
     """12 prompts for batches of 8, most of them filtered (2 of 4 rollouts must be right): no accepted one is lost."""
     reward = policy.parent / "arithmetic.py"

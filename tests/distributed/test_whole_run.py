@@ -1,10 +1,14 @@
-"""A training with failing rewards, benchmarks, dumps and checkpoints, and its resume by another rule."""
+"""A training with failing rewards, benchmarks, dumps and checkpoints; its resume by another rule loses its engine."""
 
 import collections
 import json
 import math
+import re
 
+import psutil
 import pytest
+
+from .processes import wait_until
 
 # A rollout's text decides its fate, so that every step has all kinds. Held-out problems are graded.
 REWARD = """
@@ -17,6 +21,7 @@ HELDOUT = {json.loads(line)["prompt"] for line in Path(__file__).with_name("held
 def reward_func(queries, prompts, labels):
     if prompts[0] in HELDOUT:
         return graded(queries, prompts, labels)
+    Path(__file__).with_name("asked").touch()
     kind = zlib.crc32(queries[0].encode()) % 12
     if queries[0].endswith("I do not know."):  # the try before training
         kind = 4
@@ -30,6 +35,7 @@ def reward_func(queries, prompts, labels):
         os._exit(0)
     return {"rewards": float(kind % 2), "extra_logs": {"kind": float(kind)}}
 """
+ENGINE_CORE = re.compile("VLLM::EngineCore|spawn_main")  # the second where its environment is too small for a title
 REASONS = {0: "raised_KeyError", 1: "timeout", 2: "not_finite", 3: "worker_died"}
 
 
@@ -50,7 +56,7 @@ def test_every_step_is_whole_and_the_resume_finishes_what_was_begun(tmp_path, tr
     check_accounts(log, scalars)
     check_dump(tmp_path / "ckpt" / "rollouts", failed=last(scalars, "failed"))
     check_best(tmp_path / "ckpt", scalars["eval/suite/average"], scalars["eval/suite/custom-heldout"])
-    check_resume(tmp_path / "ckpt", scalars["eval/suite/average"], train, words)
+    check_resume(tmp_path, scalars["eval/suite/average"], train, words)
 
 
 def check_accounts(log, scalars):
@@ -144,8 +150,9 @@ def check_best(kept, scores, of_its_set):
     assert json.loads(results.read_text())["average"]["reward"] == pytest.approx(scores[best])
 
 
-def check_resume(kept, scores, train, words):
-    """As if the run had been killed in its last evaluation; then one step more, with another rule."""
+def check_resume(folder, scores, train, words):
+    """As if the run had been killed in its last evaluation; then one step more, with another rule and a killed core."""
+    kept, asked = folder / "ckpt", folder / "asked"
     final = kept / "evaluations" / "step2"
     (final / "results.json").unlink()
     log = (final / "samples.jsonl").read_text().splitlines(keepends=True)
@@ -153,7 +160,20 @@ def check_resume(kept, scores, train, words):
     tracking = kept / "tracking.json"
     tracking.write_text(json.dumps(json.loads(tracking.read_text()) | {"evaluated": 1}))
     words += ("--algo.advantage.estimator", "entropy_adv", "--train.num_episodes", "2")
-    said, scalars = train(*words, "--ckpt.accept_changes", "data,rule", problems=8, again=True)
+
+    def kill_core(process, log_file):
+        begun = "completions are there already"
+        wait_until(lambda: begun in log_file.read_text() or process.poll() is not None, "engines evaluate", pause=0.05)
+        asked.unlink()
+        wait_until(lambda: asked.exists() or process.poll() is not None, "a rollout of the step is graded", pause=0.05)
+        of_run = psutil.Process(process.pid).children(recursive=True)
+        (core,) = [each for each in of_run if ENGINE_CORE.search(" ".join(each.cmdline()))]
+        core.kill()
+
+    words += ("--ckpt.accept_changes", "data,rule")
+    said, scalars = train(*words, problems=8, again=True, meanwhile=kill_core)
+    assert "an engine died" in said
+    assert last(scalars, "dispatched") == 3 * 32 == last(scalars, "trained") + last(scalars, "failed")
     for name, low, high in (("entropy", 1e-4, 4), ("bonus", 0, 1), ("capped", 0, 1)):
         (value,) = scalars[f"train/entropy_adv/{name}"]
         assert low <= value <= high, name

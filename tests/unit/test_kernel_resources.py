@@ -112,6 +112,7 @@ def test_the_other_kernels_compile_and_keep_all_in_registers(name, constants):
     assert row["stack_bytes"] == 0 and row["programs"] >= 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not SECOND.is_dir(), reason=f"no second Triton: {SECOND}")
 @pytest.mark.skipif(SECOND in Path(triton.__file__).parents, reason="this is the second Triton")
 def test_the_second_triton_spills_no_register_either():

@@ -156,14 +156,12 @@ import hashlib, torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
 
-for window in (16, 32):
-    drawn = torch.Generator().manual_seed(0)
-    words = torch.randn(12, 64, generator=drawn)
-    states = [words[torch.randint(12, (n,), generator=drawn)] + 0.3 * torch.randn(n, 64, generator=drawn)
-              for n in range(60, 64)]
-    config = ShearConfig(window=window, stride=4, epsilon_rel=0.015)
-    weights = shear_weights(states, [True, False, True, False], config).weights
-    print(hashlib.sha256(torch.cat(weights).numpy().tobytes()).hexdigest())
+drawn = torch.Generator().manual_seed(0)
+words = torch.randn(12, 64, generator=drawn)
+states = [words[torch.randint(12, (n,), generator=drawn)] + 0.3 * torch.randn(n, 64, generator=drawn)
+          for n in range(60, 64)]
+weights = shear_weights(states, [True, False, True, False], ShearConfig(window=16, stride=4, epsilon_rel=0.015)).weights
+print(hashlib.sha256(torch.cat(weights).numpy().tobytes()).hexdigest())
 """
 
 

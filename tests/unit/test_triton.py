@@ -72,6 +72,7 @@ def test_in_the_interpreter():
 
 
 @compiled
+@pytest.mark.long
 @pytest.mark.skipif(not SECOND.is_dir(), reason=f"no second Triton: {SECOND}")
 @pytest.mark.skipif(SECOND in Path(triton.__file__).parents, reason="this is the second Triton")
 def test_with_the_second_triton():
