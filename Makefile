@@ -9,6 +9,7 @@
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
+export PYTHONDONTWRITEBYTECODE :=  # else each of the tests' hundreds of processes compiles the package again
 
 .PHONY: run run-smollm2 test test-fast test-long test-faults check-gradients test-trl test-verl lint lock docs package setup setup-tests
 setup:
@@ -26,11 +27,11 @@ run-smollm2: setup
 test: setup-tests
 	ruff check . && ruff format --check . && python scripts/prose.py && python -m mypy
 	python benchmarks/mutations.py --list >/dev/null
-	python -m pytest tests/unit tests/ways -n 2 --dist worksteal --durations 15
+	python -m pytest tests/unit tests/ways -n 3 --dist worksteal --durations 15
 	python -m pytest tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 test-fast: setup-tests
-	python -m pytest tests/unit -n 2 --dist worksteal
+	python -m pytest tests/unit -n 3 --dist worksteal
 
 test-long: setup-tests
 	python -m pytest tests/unit tests/distributed -m "long or faults" -n 2 --dist loadfile --no-loadscope-reorder --durations 15

@@ -22,6 +22,11 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['content'] }}>{% endfor %}")
 
 
+def files_here() -> set[Path]:
+    """Return what the working directory holds, without Python's compiled files."""
+    return {path for path in Path().rglob("*") if "__pycache__" not in path.parts}
+
+
 def refusal(capsys, line, main=train) -> str:
     """Return what a command prints when it refuses these words with exit code 2: a line, or a list."""
     capsys.readouterr()  # of fixtures

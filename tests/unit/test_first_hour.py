@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, refusal
+from command_lines import ROOT, files_here, refusal
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.data import hub, training_rows
@@ -86,7 +86,7 @@ def test_answer(job, capsys, monkeypatch, tmp_path, words, kind, said):
             Path(name).parent.mkdir(exist_ok=True)
             content = FILES[name]
             Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    before = set(Path().rglob("*"))
+    before = files_here()
     if kind == "refused":
         told = refusal(capsys, line)
         assert "\n" not in told or "things are wrong" in said[0], told
@@ -95,7 +95,7 @@ def test_answer(job, capsys, monkeypatch, tmp_path, words, kind, said):
         train_ppo_ray.read(line)
         told = capsys.readouterr().err
     assert all(part in told for part in said), told
-    assert set(Path().rglob("*")) == before
+    assert files_here() == before
 
 
 def test_there_are_eighty_of_them_and_each_is_another():

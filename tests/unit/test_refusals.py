@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, refusal
+from command_lines import ROOT, files_here, refusal
 
 from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main as train
@@ -90,11 +90,11 @@ def test_refused(job, capsys, monkeypatch, command, words, said):
     monkeypatch.setenv(REWARD_TOKEN, "a-token_of-tests.0123")
     monkeypatch.setattr(placement, "known_rollouts", lambda *of: pytest.fail("sampled"))
     line = job(words, USUAL.get(command))
-    before = set(Path().rglob("*"))
+    before = files_here()
     told = refusal(capsys, line, import_module(f"openrlhf_shear.cli.{command}").main)
     assert all(part in told for part in said.split(" | ")), told
     assert "\n" not in told, told
-    assert set(Path().rglob("*")) == before
+    assert files_here() == before
 
 
 WRONG = "--actor.adam.lr -1 --shear.window 0 --no.flag 3 --shear.pool mxa --rollout.batch_size many --train.seed -4"
