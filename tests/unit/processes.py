@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 60  # seconds that the end of a process may take on a busy machine
+PATIENCE = 90  # seconds that the end of a process may take on a busy machine: more than a jail may take to start, 60
 
 
 def stats() -> dict[int, list[str]]:

@@ -47,7 +47,7 @@ def test_auto_falls_back_on_torch_and_says_why(caplog, monkeypatch):
 def test_a_slow_triton_is_warned_of_once_with_what_to_do(version, warns, caplog, monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton, "__version__", version)
-    for window in (50, 100):
+    for window in (50, 100, 128):
         assert choose_backend("auto", "cuda", window).__name__ == "TritonSinkhorn"
     choose_backend("auto", "cuda", 129)  # torch instead
     slow = [record.message for record in caplog.records if f"triton {version} " in record.message]
