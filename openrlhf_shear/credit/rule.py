@@ -132,7 +132,7 @@ class CreditRule(ABC):
     """Base class of rules that act while experience is made, on the policy actor and its device.
 
     The driver makes the rule once as well, to find mistakes early. Advantages of a rule that `makes_advantages` contain
-    no KL reward and no length penalty; the command line refuses the two with such a rule.
+    no KL reward, length penalty or clipped reward; the command line refuses these with such a rule.
     """
 
     name: str = "rule"  # prefix of the rule's metrics, `NAME/...`, and its name in messages

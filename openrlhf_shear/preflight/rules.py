@@ -145,6 +145,9 @@ def _own_advantages(values: Values, estimator: str, needs: frozenset[str]) -> It
     for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):
         if values[flag] is not None:
             yield refusal(flag, reason, values[flag], "a reward function that knows lengths")
+    clip = tuple(values["reward.clip_range"])
+    if clip != (-10, 10):  # OpenRLHF's default
+        yield refusal("reward.clip_range", reason, clip, "a reward function that clips")
     if values["algo.kl.init_coef"] > 0 and not values["algo.kl.use_loss"]:
         remedy = "--algo.kl.use_loss" if "ref_log_probs" in needs else "0, or --algo.kl.use_loss"
         yield refusal("algo.kl.init_coef", f"as a reward {reason}", values["algo.kl.init_coef"], remedy)

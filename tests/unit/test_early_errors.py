@@ -95,7 +95,8 @@ def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
         "AS uniform --credit.dump_rollouts_every 5",
         "RESHAPE PRM --prm.max_len 4096",
         "RESHAPE PRM SHARED --prm.num_gpus_per_node 2",
-        "RESHAPE PRM --algo.kl.init_coef 0.5 --reward.overlong_buffer_len 5 --reward.stop_properly_penalty_coef 0",
+        "RESHAPE PRM --algo.kl.init_coef 0.5 --reward.overlong_buffer_len 5 --reward.stop_properly_penalty_coef 0 "
+        "--reward.clip_range -1 1",
         "PURE PRM --algo.kl.init_coef 0",
         "PURE PRM --algo.kl.init_coef 0.5 --algo.kl.use_loss",
         "AS my_rules:Reader --prm.model_name_or_path PRM --prm.max_len 100",
