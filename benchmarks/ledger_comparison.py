@@ -89,6 +89,7 @@ ASKED = (
     Asked("5.1M", "shear", "uniform", large=True),
     *(Asked("judged at 5.1M", JUDGED, over, JUDGING, large=True) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
 )
+AGAIN = tuple(Asked("again", rule, rule) for rule in ("uniform", "shear", "shear/matched"))  # over their earlier runs
 COLUMNS = {"rule": "rule", "seeds": "seeds", "mean": "mean, points", "final": "final, points"}
 COLUMNS |= {"p": "p", "holm": "p, Holm"}
 
@@ -113,19 +114,19 @@ class Kept:
         return {run.seed: run for run in runs}
 
 
-def differences(kept: Kept, asked: Asked) -> dict[str, list[float]]:
-    """Return the differences of both measures, over the seeds that both rules have."""
+def differences(kept: Kept, asked: Asked, earlier: Kept | None = None) -> dict[str, list[float]]:
+    """Return the differences of both measures, over the seeds that both rules have; the other rule may be `earlier`."""
     mine = kept.of(asked.rule, asked, asked.learning_rate)
-    its = kept.of(asked.over, asked, asked.its_rate)
+    its = (earlier or kept).of(asked.over, asked, asked.its_rate)
     seeds = [seed for seed in mine if seed in its]
     return {of: [getattr(mine[seed], of) - getattr(its[seed], of) for seed in seeds] for of in MEASURES}
 
 
-def compared(kept: Kept) -> list[dict]:
-    """Return a row for each difference that has runs."""
+def compared(kept: Kept, earlier: Kept | None = None) -> list[dict]:
+    """Return a row for each difference that has runs, and with `earlier` runs for each rule over its earlier self."""
     rows = []
-    for asked in ASKED:
-        found = differences(kept, asked)
+    for asked in (*ASKED, *(AGAIN if earlier else ())):
+        found = differences(kept, asked, earlier if asked in AGAIN else None)
         if not found["mean"]:
             continue
         n, planned = len(found["mean"]), len(asked.seeds)
@@ -158,11 +159,13 @@ def main() -> None:
     parser = script_parser(__doc__, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
     parser.add_argument("--large", metavar="SHA256", help="SHA-256 of the weights of the policy with 5.1M parameters")
+    parser.add_argument("--earlier", type=Path, help="the lab's --output with other code: compare rules with it too")
     args = parser.parse_args()
-    if not (args.runs / "runs").is_dir():
-        parser.error(f"--runs: no runs of the lab in {args.runs}; give the lab's --output, which has a folder runs")
+    for flag, folder in (("--runs", args.runs), ("--earlier", args.earlier)):
+        if folder and not (folder / "runs").is_dir():
+            parser.error(f"{flag}: no runs of the lab in {folder}; give the lab's --output, which has a folder runs")
     kept = Kept(args.runs, args.large)
-    rows = compared(kept)
+    rows = compared(kept, Kept(args.earlier, None) if args.earlier else None)
     for part, over in dict.fromkeys((row["part"], row["over"]) for row in rows):
         shown = [_shown(row) for row in rows if (row["part"], row["over"]) == (part, over)]
         print_table(f"{part[0].upper()}{part[1:]}, over {over}", shown, COLUMNS)

@@ -5,6 +5,9 @@
 #
 #   examples/scripts/ledger.sh     ARMS="primary secondary" (all: below) SEEDS=14 WORKERS=1 OUT=runs/ledger/lab
 #                                  LARGE=runs/ledger/large to change it
+#
+# ARMS=again trains the primary comparison and its control anew with today's code: 42 runs, kept in ledger/again. They are
+# not mixed with the runs of earlier code, which have the same settings.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -39,12 +42,20 @@ TEXT=examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/epsilo
 JUDGED=shear,$SURPRISAL,$BEST,$BEST/matched
 ADDED=shear/normalize=per_rollout,shear/on_incorrect/matched
 
+if [ "$ARMS" = again ]; then OUT=runs/ledger/again KEPT=benchmarks/results/ledger/again; fi
 mkdir -p "$OUT" "$KEPT"
 cp -rn "$KEPT/." "$OUT/"
 trap '[ ! -d "$OUT/runs" ] || cp -r "$OUT/runs" "$KEPT/"' EXIT  # also keeps finished runs after an interrupt
 for arm in $ARMS; do
     case $arm in
     primary) lab "$SEEDS" $PRIMARY ;;
+    again)
+        [ "$ARMS" = again ] || { echo "ARMS=again goes alone" >&2 && exit 2; }
+        lab "$SEEDS" $PRIMARY,shear/matched
+        PYTHONPATH=. python benchmarks/ledger_comparison.py --runs "$OUT" --earlier benchmarks/results/ledger/lab \
+            --output benchmarks/results/ledger_again.json
+        exit
+        ;;
     secondary) lab "$SEEDS" $SECONDARY ;;
     references) lab "$SEEDS" $REFERENCES ;;
     added) lab "$SEEDS" $PRIMARY,$ADDED ;;

@@ -60,6 +60,18 @@ def test_the_published_differences_are_those_of_the_runs_beside_them():
         assert row["mean"] == pytest.approx(of["mean"]) and row["final"] == pytest.approx(of["final"])
 
 
+def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
+    now, then = tmp_path / "now", tmp_path / "then"
+    for folder, shear in ((now, 0.9), (then, 0.6)):
+        write(folder, "uniform", {0: 0.5, 1: 0.5})
+        write(folder, "shear", {0: shear, 1: shear})
+    rows = compared(Kept(now, None), Kept(then, None))
+    found = {(row["part"], row["rule"], row["over"]): row["mean"]["mean"] for row in rows}
+    assert found[("primary", "shear", "uniform")] == pytest.approx(0.4)
+    assert found[("again", "shear", "shear")] == pytest.approx(0.3)
+    assert found[("again", "uniform", "uniform")] == 0
+
+
 def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):
     write(tmp_path, "uniform", {0: 0.5})
     write(tmp_path, "uniform", {0: 0.8}, learning_rate=2e-4)

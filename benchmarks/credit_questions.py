@@ -1,0 +1,177 @@
+"""The planned differences of docs/credit-questions.md, from the lab's finished runs.
+
+    examples/scripts/credit_bench.sh         # ARMS="q2 q1": trains the runs and calls this: PYTHONPATH=. python ...
+
+Each rule has its best learning rate on the tuning seeds. Differences are of the mean of the evaluations, of the last
+evaluation and of the best one. They are paired over seeds, with 95% intervals (t). p is that of the two-sided paired t
+test, also corrected by Holm's method over a question's planned differences. A question with missing seeds is interim,
+and has no conclusion.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from ledger_comparison import JUDGED, points
+from measure import print_table, script_parser, write_json
+from scipy.stats import ttest_1samp
+
+from openrlhf_shear.cli.tuning import tuned
+from openrlhf_shear.config.names import titled
+from openrlhf_shear.lab.policy import fingerprint, start_policy
+from openrlhf_shear.lab.runs import finished
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tuning import tuned_jobs
+from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.lab.worth import LabRun
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.comparisons import holm, iqm, probability_of_improvement
+from openrlhf_shear.report.estimates import paired
+from openrlhf_shear.report.findings import plain
+from openrlhf_shear.report.provenance import distinct, provenance
+
+TEXT = "examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015/rise=6"
+SETTINGS = {"prompts": 8, "window": 32, "stride": 8, "epsilon_rel": 0.015}
+SETTINGS |= {"eval_every": 5, "eval_temperature": 0.1, "eval_problems": 128, "eval_samples": 1}
+SEEDS = range(200, 224)
+RATES = (1e-4, 2e-4, 4e-4)
+TUNING = SimpleNamespace(first_tuning_seed=920, tuning_seeds=3, widen_rates=4, seeds=0, workers=1)
+POINT, LEVEL = 0.01, 0.05
+MEASURES: dict[str, Callable[[LabRun], float]] = {
+    "evaluated": lambda run: run.evaluated,
+    "final": lambda run: run.final,
+    "best": lambda run: max(run.evaluations),
+}
+COLUMNS = {"rule": "rule", "rates": "rates", "seeds": "seeds", "evaluated": "mean of evaluations, points"}
+COLUMNS |= {"final": "last", "best": "best", "iqm": "IQM", "improvement": "improves", "p": "p", "holm": "p, Holm"}
+
+
+def first_answer(rows: Sequence[dict]) -> str:
+    """Read the decision table of question 1."""
+    if any(row["evaluated"]["low"] > 0 and row["holm"] < LEVEL for row in rows):
+        return "SHEAR gains here, by as much as the interval says; the first comparison's conclusion is overturned"
+    if all(row["evaluated"]["high"] < POINT for row in rows):
+        return "SHEAR is worth less than a point here"
+    return "undecided"
+
+
+def second_answer(rows: Sequence[dict]) -> str:
+    """Read the decision table of question 2."""
+    low, high = (rows[0]["evaluated"][end] for end in ("low", "high"))
+    if low > 0:
+        return "hidden states add something that words do not, on this task"
+    if low >= -POINT and high <= POINT:
+        return "words suffice, on this task"
+    return "words are better, on this task" if high < 0 else "undecided"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A plan: each rule over the baseline, on a task."""
+
+    task: str
+    steps: int
+    baseline: str
+    rules: tuple[str, ...]
+    answer: Callable[[Sequence[dict]], str]
+
+    @property
+    def settings(self) -> LabSettings:
+        return LabSettings(task=self.task, steps=self.steps, **SETTINGS)
+
+
+QUESTIONS = {
+    1: Question(
+        "bookkeeping-paraphrased",
+        60,
+        "uniform",
+        ("shear", "shear/epsilon_rel=0.1", "shear/normalize=per_rollout"),
+        first_answer,
+    ),
+    2: Question("bookkeeping", 20, TEXT, (JUDGED,), second_answer),
+}
+
+
+def asked(question: Question, folder: Path) -> dict:
+    """Return a question's rates, differences and conclusion, as JSON values.
+
+    Args:
+        folder: the lab's --output.
+
+    Raises:
+        ValueError: the tuning lacks runs.
+    """
+    settings = question.settings
+    start = start_policy(settings, folder, print)
+    variants = parse_rules(",".join((question.baseline, *question.rules)))
+    about = SimpleNamespace(settings=settings, variants=variants, start=start, identity=fingerprint(start))
+    rates = tuned(TUNING, RATES, about, folder)
+    wanted = tuned_jobs(settings, variants, rates, SEEDS, start, about.identity, folder)
+    runs = [run for run in finished(wanted) if run.seed in SEEDS]
+    by = {variant.name: {run.seed: run for run in runs if run.rule == variant.name} for variant in variants}
+    baseline, *names = by
+    rows = [_row(name, by[name], by[baseline], (rates[name], rates[baseline])) for name in names]
+    rows = [row for row in rows if row]
+    for row, p in zip(rows, holm([row["p"] for row in rows], len(question.rules)), strict=True):
+        row["holm"] = p
+    done = sum(map(len, by.values()))
+    whole = done == len(SEEDS) * len(by)
+    return {
+        "settings": settings.of_a_run(),
+        "over": baseline,
+        "rates": rates,
+        "means": {name: sum(run.evaluated for run in its.values()) / max(len(its), 1) for name, its in by.items()},
+        "runs": distinct(run.made for run in runs),
+        "differences": rows,
+        "conclusion": question.answer(rows) if whole else f"interim: {done} of {len(SEEDS) * len(by)} runs",
+    }
+
+
+def _row(name: str, mine: dict[int, LabRun], its: dict[int, LabRun], rates: tuple[float, float]) -> dict | None:
+    """Return a rule's differences over the seeds that both have; None below two seeds."""
+    seeds = sorted({*mine} & {*its})
+    if len(seeds) < 2:
+        return None
+    of = {measure: [(value(mine[seed]), value(its[seed])) for seed in seeds] for measure, value in MEASURES.items()}
+    differences = {measure: [rule - other for rule, other in pairs] for measure, pairs in of.items()}
+    scores, bootstrap = zip(*of["evaluated"], strict=True), Bootstrap()
+    return {
+        "rule": name,
+        "rates": rates,
+        "seeds": len(seeds),
+        **{measure: plain(paired(values)) for measure, values in differences.items()},
+        "iqm": plain(iqm(differences["evaluated"], bootstrap)),
+        "improvement": plain(probability_of_improvement(*scores, bootstrap)),
+        "p": float(ttest_1samp(differences["evaluated"], 0.0).pvalue),
+        "by_seed": dict(zip(seeds, differences["evaluated"], strict=True)),
+    }
+
+
+def _shown(row: dict) -> dict:
+    (name,) = titled((row["rule"],))
+    iqm = points(row["iqm"] | {"mean": row["iqm"]["value"]})
+    improvement = "{value:.2f} ({low:.2f} to {high:.2f})".format(**row["improvement"])
+    shown = {"rule": name, "rates": "{:g} over {:g}".format(*row["rates"]), "iqm": iqm, "improvement": improvement}
+    return row | shown | {measure: points(row[measure]) for measure in MEASURES}
+
+
+def main() -> None:
+    parser = script_parser(__doc__, required=True)
+    parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
+    args = parser.parse_args()
+    found = {}
+    for number, question in QUESTIONS.items():
+        try:
+            found[number] = asked(question, args.runs)
+        except ValueError as error:
+            print(f"question {number}: {error}")
+            continue
+        (over,) = titled((found[number]["over"],))
+        print_table(f"Question {number}, over {over}", list(map(_shown, found[number]["differences"])), COLUMNS)
+        print(f"Question {number}: {found[number]['conclusion']}")
+    write_json(args.output, {**provenance(), "questions": found})
+
+
+if __name__ == "__main__":
+    main()

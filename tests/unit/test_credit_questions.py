@@ -1,0 +1,117 @@
+"""The planned questions' differences: tuned rates, which runs are paired, and each row of the decision tables."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from credit_questions import JUDGED, QUESTIONS, RATES, SEEDS, SETTINGS, TEXT, asked, first_answer, second_answer
+from credit_questions import TUNING as TUNED
+from lab_cases import write_run
+
+from openrlhf_shear.lab.policy import fingerprint, start_policy
+from openrlhf_shear.lab.runs import jobs
+from openrlhf_shear.lab.variants import parse_rules
+
+ROOT = Path(__file__).parents[2]
+TUNING = range(920, 923)
+
+
+def write(folder, question, rule, rate, evaluations):
+    """Write runs by seed, with `evaluations` after steps 5 and 10."""
+    settings = replace(question.settings, learning_rate=rate)
+    start = start_policy(settings, folder, print)
+    for job in jobs(settings, parse_rules(rule), evaluations, start, fingerprint(start), folder):
+        write_run(job)
+        run = json.loads(job.path.read_text())
+        made = {"commit": "c0ffee", "machine": "a CPU", "versions": {}}
+        seen = evaluations[job.seed]
+        job.path.write_text(json.dumps(run | {"evaluations": seen, "final": seen[-1], "of": {"made": made}}))
+
+
+def tune(folder, question, rule, scores):
+    """Write the tuning's runs, with a score for each rate."""
+    for rate, score in scores.items():
+        write(folder, question, rule, rate, dict.fromkeys(TUNING, (score, score)))
+
+
+def test_each_rule_is_compared_at_its_best_rate(tmp_path):
+    """The baseline's best is an end of the range, so that its range has grown; runs at other rates do not count."""
+    question = QUESTIONS[2]
+    (rule,) = question.rules
+    tune(tmp_path, question, rule, {1e-4: 0.2, 2e-4: 0.5, 4e-4: 0.3})
+    tune(tmp_path, question, question.baseline, {1e-4: 0.2, 2e-4: 0.3, 4e-4: 0.4})
+    with pytest.raises(ValueError, match="the tuning lacks 3 runs"):
+        asked(question, tmp_path)
+    tune(tmp_path, question, question.baseline, {8e-4: 0.1})
+    rng = np.random.default_rng(0)
+    mine, its = ({seed: tuple(rng.random(2)) for seed in SEEDS} for _ in range(2))
+    write(tmp_path, question, rule, 2e-4, mine)
+    write(tmp_path, question, rule, 4e-4, dict.fromkeys(SEEDS, (1.0, 1.0)))
+    write(tmp_path, question, question.baseline, 4e-4, its)
+    found = asked(question, tmp_path)
+    (row,) = found["differences"]
+    assert (row["rates"], row["seeds"]) == ((2e-4, 4e-4), 24)
+    for measure, of in (("evaluated", np.mean), ("final", lambda pair: pair[1]), ("best", max)):
+        differences = [of(mine[seed]) - of(its[seed]) for seed in SEEDS]
+        assert row[measure]["mean"] == pytest.approx(np.mean(differences))
+        half = 2.0687 * np.std(differences, ddof=1) / np.sqrt(24)  # t of 23 degrees of freedom
+        assert row[measure]["high"] - row[measure]["mean"] == pytest.approx(half, rel=1e-4)
+    won = np.mean([np.mean(a) > np.mean(b) for a in mine.values() for b in its.values()])
+    assert row["improvement"]["value"] == pytest.approx(won)
+    middle = sorted(np.mean(mine[seed]) - np.mean(its[seed]) for seed in SEEDS)[6:18]
+    assert row["iqm"]["value"] == pytest.approx(np.mean(middle))
+    assert row["holm"] == row["p"], "one difference is planned"
+    assert found["conclusion"] == second_answer([row])
+
+
+def test_a_question_with_missing_seeds_is_interim(tmp_path, monkeypatch):
+    question = QUESTIONS[1]
+    for rule in (question.baseline, *question.rules):
+        tune(tmp_path, question, rule, {1e-4: 0.2, 2e-4: 0.5, 4e-4: 0.3})
+    write(tmp_path, question, "uniform", 2e-4, {200: (0.1, 0.2), 201: (0.2, 0.2)})
+    write(tmp_path, question, "shear", 2e-4, {200: (0.3, 0.2), 201: (0.3, 0.2), 202: (0.9, 0.9)})
+    found = asked(question, tmp_path)
+    (row,) = found["differences"]
+    assert (row["rule"], row["seeds"], row["holm"]) == ("shear", 2, min(1, 3 * row["p"])), "three are planned"
+    assert found["conclusion"] == "interim: 5 of 96 runs"
+
+
+def rows(*intervals, holm=0.01):
+    return [{"evaluated": {"low": low / 100, "high": high / 100}, "holm": holm} for low, high in intervals]
+
+
+def test_the_conclusions_are_those_of_the_decision_tables():
+    assert first_answer(rows((-1, 0.5), (0.2, 3))).startswith("SHEAR gains here")
+    assert first_answer(rows((-1, 0.5), (0.2, 3), holm=0.06)) == "undecided"
+    assert first_answer(rows((-1, 0.5), (-2, 0.9))) == "SHEAR is worth less than a point here"
+    assert first_answer(rows((-1, 0.5), (-2, 1.1))) == "undecided"
+    for low, high, said in (
+        (0.1, 0.9, "hidden states add something that words do not, on this task"),
+        (-0.9, 0.9, "words suffice, on this task"),
+        (-3, -0.1, "words are better, on this task"),
+        (-0.9, 1.1, "undecided"),
+        (-1.1, 0.9, "undecided"),
+    ):
+        assert second_answer(rows((low, high))) == said
+    page = (ROOT / "docs/credit-questions.md").read_text()
+    for answer, interval in ((first_answer, (0.1, 1)), (first_answer, (-1, 0)), (second_answer, (0.1, 1))):
+        assert answer(rows(interval)) in page
+    for interval in ((-0.5, 0.5), (-3, -2)):
+        assert second_answer(rows(interval)) in page
+
+
+def test_the_plan_and_the_script_that_trains_name_the_same_settings():
+    script = (ROOT / "examples/scripts/credit_bench.sh").read_text()
+    for flag, value in SETTINGS.items():
+        assert f"--{flag.replace('_', '-')} {value} " in script
+    assert f"--seeds {len(SEEDS)} --first-seed {SEEDS[0]} " in script
+    assert f"--learning-rates {','.join(f'{rate:.0e}'.replace('e-0', 'e-') for rate in RATES)} " in script
+    for name in ("first_tuning_seed", "widen_rates"):
+        assert f"--{name.replace('_', '-')} {getattr(TUNED, name)} " in script
+    assert f"TEXT={TEXT}\n" in script and f"JUDGED={JUDGED}\n" in script
+    for question in QUESTIONS.values():
+        assert f"question {question.steps} {question.task} " in script
+        for variant in parse_rules(",".join((question.baseline, *question.rules))):
+            variant.rule(question.settings)
