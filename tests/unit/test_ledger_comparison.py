@@ -64,11 +64,11 @@ def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
     now, then = tmp_path / "now", tmp_path / "then"
     for folder, shear in ((now, 0.9), (then, 0.6)):
         write(folder, "uniform", {0: 0.5, 1: 0.5})
-        write(folder, "shear", {0: shear, 1: shear})
+        write(folder, "shear", {0: shear, 1: shear**2})
     rows = compared(Kept(now, None), Kept(then, None))
     found = {(row["part"], row["rule"], row["over"]): row["mean"]["mean"] for row in rows}
-    assert found[("primary", "shear", "uniform")] == pytest.approx(0.4)
-    assert found[("again", "shear", "shear")] == pytest.approx(0.3)
+    assert found[("primary", "shear", "uniform")] == pytest.approx((0.9 + 0.81) / 2 - 0.5)
+    assert found[("again", "shear", "shear")] == pytest.approx((0.9 + 0.81 - 0.6 - 0.36) / 2)
     assert found[("again", "uniform", "uniform")] == 0
 
 
