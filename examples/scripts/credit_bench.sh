@@ -41,6 +41,8 @@ CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_ru
 JUDGED=error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
 SURPRISAL=error_odds/surprisal=4/entropy=0/rise=0
 TEXT=examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015/rise=6
+TRIED=uniform,$SURPRISAL,$JUDGED,$CHANGE,$CHANGE/window=1/rise=2,$CONTRAST,$CONTRAST/surprisal=0
+TRIED=$TRIED,examples.rules.discriminant_rule:DiscriminantRule
 RULES=uniform,shear,shear/matched,shear/shuffled,shear/permuted,shear/on_incorrect,shear/on_incorrect/matched
 RULES=$RULES,shear/normalize=per_rollout,shear/tail=every,shear/window=8/stride=2,shear/window=16/stride=4
 RULES=$RULES,shear/window=64/stride=16,error_odds,error_odds/rise=0,$SURPRISAL,$JUDGED
@@ -51,7 +53,10 @@ RULES=$RULES,oracle_first_wrong,oracle_first_wrong/hits=0,oracle_first_wrong/mat
 
 for arm in $ARMS; do
     case $arm in
-    kept) from_ledger --rules "$RULES" ;;
+    kept)
+        from_ledger --rules "$RULES"
+        from_ledger --rules "$TRIED" --first-seed 900
+        ;;
     faster) from_ledger --rules uniform,shear --learning-rate 2e-4 ;;
     arithmetic) bench --tasks arithmetic --seeds "$SEEDS" --rules "$FEW" ;;
     q2) question 20 bookkeeping "$JUDGED,$TEXT" --baseline "$TEXT" ;;

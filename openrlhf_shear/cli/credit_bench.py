@@ -43,8 +43,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     cores = len(os.sched_getaffinity(0))
     run.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
     about = (
-        "continuations for each value that the task does not settle; 0 leaves out the rank correlation and the "
-        "placement, and samples nothing (default: 32)"
+        "continuations for each value that the task does not settle; 0 samples nothing, and takes the rank correlation "
+        "and the placement from the rule's earlier row, if there is one (default: 32)"
     )
     run.add_argument("--continuations", type=int, default=32, metavar="N", help=about)
     run.add_argument(
@@ -108,6 +108,7 @@ def _run(args: argparse.Namespace) -> None:
             mine = [run for run in runs if run.rule == variant.name]
             at_rate = bench.at_rate(settings, best, variant)
             row = bench.make_row(at_rate, variant, mine, its, truth, about, Bootstrap())
+            row |= bench.measured_before(row, args.rows) if truth is None else {}
             print(bench.write_row(row, args.rows), file=sys.stderr)
 
 

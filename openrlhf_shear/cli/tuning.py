@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from openrlhf_shear.lab.settings import TRIED
+
 
 def add_tuning(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("learning rate of each rule")
@@ -12,8 +14,8 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--learning-rates", metavar="RATE,...", help=about)
     about = "seeds of the tuning, which judge nothing (default: 3)"
     group.add_argument("--tuning-seeds", type=int, default=3, metavar="N", help=about)
-    about = "first of the tuning's consecutive seeds (default: 900)"
-    group.add_argument("--first-tuning-seed", type=int, default=900, metavar="N", help=about)
+    about = "first of the tuning's consecutive seeds (default: %(default)s)"
+    group.add_argument("--first-tuning-seed", type=int, default=TRIED, metavar="N", help=about)
     about = "times that a rule's rates grow by a factor of two where its best is an end of them (default: 0)"
     group.add_argument("--widen-rates", type=int, default=0, metavar="N", help=about)
 

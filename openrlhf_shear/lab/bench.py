@@ -18,7 +18,7 @@ import torch
 from openrlhf_shear.data.writing import beside, write_text
 from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vine_alignment
 from openrlhf_shear.lab.placement import placement, start_models, traces
-from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.settings import TRIED, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.tracks import BASELINE
 from openrlhf_shear.lab.variants import Variant
@@ -32,6 +32,9 @@ from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 
 _EXAMPLES = 32  # problems of each split in a version
 _SEED = 7_000_000  # of these problems
+_SHARED = ("rule", "task", "version", "start", "setting")  # of rows of one rule, apart from its rate and its seeds
+_OF_ROLLOUTS = ("correlation", "correlation_correct", "correlation_incorrect", "ceiling", "continuations", "exact")
+_OF_ROLLOUTS += ("largest", "share", "measured")
 _VALUES = 1  # version of the computation of `Truth`; files of others are not read
 
 
@@ -91,7 +94,7 @@ def make_row(
 
     Args:
         runs, its: the finished runs of the rule and of the baseline; seeds that both have are compared.
-        truth: None leaves out what needs rollouts: the rank correlation and the placement.
+        truth: None leaves out what needs rollouts: the rank correlation and the placement (see `measured_before`).
         about: further entries: `version`, `start` and `baseline_learning_rate`.
     """
     others = {run.seed: run for run in its}
@@ -128,8 +131,7 @@ def make_row(
 def _of_rollouts(settings: LabSettings, variant: Variant, truth: Truth | None, bootstrap: Bootstrap) -> dict:
     """Return the entries of a row that need rollouts; each is None without them."""
     if truth is None:
-        names = ("correlation", "correlation_correct", "correlation_incorrect", "ceiling")
-        return dict.fromkeys((*names, "continuations", "exact", "largest", "share"))
+        return dict.fromkeys(_OF_ROLLOUTS)
     placed = placement(traces(settings, variant, truth.known), bootstrap)
     return {
         **rule_alignment(settings, variant, truth, bootstrap),
@@ -138,7 +140,20 @@ def _of_rollouts(settings: LabSettings, variant: Variant, truth: Truth | None, b
         "exact": truth.values.exact,
         "largest": placed.errors.hit,
         "share": placed.share,
+        "measured": provenance(),
     }
+
+
+def measured_before(row: Mapping, folder: Path) -> dict:
+    """Return the entries that need rollouts from an earlier row of the same rule, which may have other seeds.
+
+    Returns {} without such a row.
+    """
+    for earlier in read_rows(folder) if folder.is_dir() else []:
+        if earlier["correlation"] and all(earlier[name] == row[name] for name in _SHARED):
+            made = {name: earlier[name] for name in ("commit", "command", "machine", "versions")}
+            return {"measured": made} | {name: earlier[name] for name in _OF_ROLLOUTS if name in earlier}
+    return {}
 
 
 def _cost(runs: Iterable[LabRun]) -> float | None:
@@ -152,8 +167,11 @@ def _cost(runs: Iterable[LabRun]) -> float | None:
 
 
 def write_row(row: Mapping, folder: Path) -> Path:
-    """Write a row to its file, over an earlier row of the same rule, task, version, start, setting and rate."""
-    decides = [row[name] for name in ("rule", "task", "version", "start", "setting", "learning_rate")]
+    """Write a row to its file, over an earlier row of the same rule, task, version, start, setting and rate.
+
+    Seeds that judge and seeds that do not (`is_tried`) have a row each.
+    """
+    decides = [row[name] for name in (*_SHARED, "learning_rate")] + [name for name in ("tried",) if is_tried(row)]
     name = re.sub(r"[^\w.=-]+", "+", row["rule"])
     path = folder / f"{row['task']}-{row['version']}" / f"{name}-{_digest(decides)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,6 +188,11 @@ def read_rows(folder: Path) -> list[dict]:
             raise ValueError(f"{path} is no row of the credit bench; remove it from {folder}")
         rows.append(row)
     return rows
+
+
+def is_tried(row: Mapping) -> bool:
+    """Return whether a row's seeds are those on which rules were tried, which judge nothing."""
+    return min(row["seeds"], default=0) >= TRIED
 
 
 def at_rate(settings: LabSettings, rates: Mapping[str, float], variant: Variant) -> LabSettings:

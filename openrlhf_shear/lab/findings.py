@@ -11,7 +11,7 @@ from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.placement import placement_table
 from openrlhf_shear.lab.settings import TASKS
-from openrlhf_shear.lab.worth import LabRun, Worth, curve, worths
+from openrlhf_shear.lab.worth import EVALUATED, LabRun, Worth, curve, worths
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import FEW_PAIRS, POWER, Paired, Stat
 from openrlhf_shear.report.findings import Results, apart, plain
@@ -54,7 +54,9 @@ def worth_table(worths: Sequence[Worth], baseline: str) -> Table:
 def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
     means = {worth.rule: {role: versus.mean for role, versus in worth.against.items()} for worth in worths}
     finals = [worth.against["baseline"].final for worth in worths if "baseline" in worth.against]
-    shown = sum(mean.low is not None for mean in [*finals, *(mean for of in means.values() for mean in of.values())])
+    evaluated = [of[EVALUATED] for worth in worths for of in worth.against.values() if EVALUATED in of]
+    differences = [*finals, *evaluated, *(mean for of in means.values() for mean in of.values())]
+    shown = sum(difference.low is not None for difference in differences)
     if not shown:
         return [f"No rule shares seeds with {baseline} or with its control, so nothing is compared."]
     notes = [

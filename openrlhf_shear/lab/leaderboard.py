@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openrlhf_shear.lab.alignment import VINE, prediction
+from openrlhf_shear.lab.bench import is_tried
 from openrlhf_shear.lab.pictures import prediction_picture
-from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.settings import TRIED, LabSettings
 from openrlhf_shear.lab.tracks import BASELINE
 from openrlhf_shear.lab.worth import EVALUATED
 from openrlhf_shear.report.bootstrap import Bootstrap
@@ -26,6 +27,7 @@ HEADER = (
     *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
 )
 OTHER = "another version of the task: compare with nothing above"
+TRIALS = f"seeds from {TRIED} on, on which rules were tried: these rows judge nothing"
 FORMS = {"improvement": ".2f", "correlation": ".3f", "largest": ".1%", "share": ".1%"}
 HERE = Path(__file__).parent
 
@@ -78,19 +80,24 @@ class Board:
     @property
     def prediction(self) -> Estimate:
         """How well the rank correlation predicts the gain, over the rules that were trained."""
-        gains = {row["rule"]: row["differences"] for row in self.rows if row["differences"]}
+        gains = {row["rule"]: row["differences"] for row in self._by_rule if row["differences"]}
         correlations = {rule: each.value for rule, each in self._correlations.items() if rule in gains}
         return prediction(correlations, gains, Bootstrap())
 
     @property
     def picture(self) -> Picture | Omission:
-        gains = {row["rule"]: Paired(**row["difference"]) for row in self.rows if row["difference"]}
+        gains = {row["rule"]: Paired(**row["difference"]) for row in self._by_rule if row["difference"]}
         drawn = prediction_picture(self._correlations, gains, self.prediction, BASELINE, self.title)
         return replace(drawn, name=f"credit_bench_{self.rows[0]['task']}")
 
     @property
     def _correlations(self) -> dict[str, Estimate]:
-        return {row["rule"]: Estimate(**row["correlation"]) for row in self.rows if row["correlation"]}
+        return {row["rule"]: Estimate(**row["correlation"]) for row in self._by_rule if row["correlation"]}
+
+    @property
+    def _by_rule(self) -> list[dict]:
+        """A row for each rule: that of its best rate."""
+        return [*{row["rule"]: row for row in reversed(self.rows)}.values()][::-1]
 
 
 def boards(rows: Iterable[Mapping], versions: Mapping[str, str]) -> list[Board]:
@@ -142,7 +149,7 @@ def _title(row: Mapping) -> str:
     told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in own.items())
     rate = f"{BASELINE} at {row['baseline_learning_rate']:g}"
     of = f"{row['task'].capitalize()}, version {row['version']}, start policy {row['start']}"
-    return "; ".join(filter(None, (of, told, rate, measure)))
+    return "; ".join(filter(None, (of, told, rate, measure, is_tried(row) and TRIALS)))
 
 
 def _cells(row: Mapping) -> list[Shown]:
@@ -180,5 +187,9 @@ def _paired(row: Mapping, name: str) -> Paired | None:
 def _details(rows: Iterable[Mapping]) -> Iterator[dict]:
     """Yield what the page shows of each row below the table: where its numbers come from."""
     for row in rows:
-        runs = [f"{made['commit']}, {made['machine']}: {made['command']}" for made in row["runs"]]
-        yield {"rule": row["rule"], "row": f"{row['commit']}, {row['machine']}: {row['command']}", "runs": runs}
+        runs = [_made(made) for made in row["runs"]]
+        yield {"rule": row["rule"], "row": _made(row.get("measured") or row), "runs": runs}
+
+
+def _made(of: Mapping) -> str:
+    return f"{of['commit']}, {of['machine']}: {of['command']}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from openrlhf_shear.data.writing import write_text
-from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.settings import TRIED, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
@@ -66,10 +67,15 @@ def jobs(
 
 
 def finished(wanted: Sequence[LabJob]) -> list[LabRun]:
-    """Return the finished runs of these rules and settings, of all seeds, under the names of this call."""
-    folders = {job.path.parent: job for job in wanted}
-    paths = [(path, job) for folder, job in folders.items() for path in sorted(folder.glob("seed*.json"))]
-    return [_read(path, job.variant) for path, job in paths]
+    """Return the finished runs of these rules and settings, under the names of this call.
+
+    They are of all seeds that judge, without those that only tuned or tried something (`TRIED`). If seeds of that kind
+    are wanted, they are of that kind.
+    """
+    kinds = {(job.path.parent, job.variant): None for job in wanted}
+    paths = [(path, variant) for folder, variant in kinds for path in sorted(folder.glob("seed*.json"))]
+    tried = {job.seed >= TRIED for job in wanted}
+    return [run for run in itertools.starmap(_read, paths) if (run.seed >= TRIED) in tried]
 
 
 def run_all(wanted: Sequence[LabJob], workers: int) -> list[LabRun]:
@@ -79,9 +85,9 @@ def run_all(wanted: Sequence[LabJob], workers: int) -> list[LabRun]:
     interrupt, unfinished ones are stopped at once. Raises RuntimeError where a run failed: the message names the run,
     and the exception's cause is the error.
     """
-    missing = [job for job in wanted if not job.path.is_file()]
+    missing = {job.path: job for job in wanted if not job.path.is_file()}  # a rule may have two names
     if missing:
-        _train(missing, workers)
+        _train([*missing.values()], workers)
     return [_read(job.path, job.variant) for job in wanted]
 
 

@@ -43,13 +43,17 @@ def distinct(made: Iterable[Mapping | None]) -> list[Mapping]:
 
 
 def commit() -> str | None:
-    """Return the commit of the package's checkout, with `+` where its files differ; None outside a checkout."""
+    """Return the commit of the package's checkout, with `+` where its files differ.
+
+    None outside a checkout, also where the package is installed inside another one.
+    """
     here = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=here, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", str(Path(__file__).relative_to(here)))
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

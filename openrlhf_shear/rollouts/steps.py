@@ -6,7 +6,7 @@ from pathlib import Path
 
 from openrlhf_shear.rollouts.record import Rollout, TableError, read_rollouts
 
-_STEPS, _DIAGNOSIS = "step*.parquet", "rollouts.parquet"
+_STEPS, _DIAGNOSIS = "step[0-9]*.parquet", "rollouts.parquet"
 _SHARED = ("rule", "estimator", "window", "stride", "model")  # a page shows a single value of each
 
 

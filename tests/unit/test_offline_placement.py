@@ -233,7 +233,8 @@ class Nines(CreditRule):
 
 def test_the_gate_is_the_lift_on_the_changed_step(read):
     steps = ("3 and 4.", "3 + 4 = 7", "so 7")
-    group = ResponseGroup(5, (Response(PROBLEM, steps, True, -1), Response(PROBLEM, ("7",), True, None)))
+    others = Response(PROBLEM, ("7",), True, None), Response(PROBLEM, ("so 999", "no 9", "no"), False, 1)
+    group = ResponseGroup(5, (Response(PROBLEM, steps, True, -1), *others))
     pair = Planted(group, 0, Response(PROBLEM, (steps[0], "3 + 4 = 9", "so 7"), False, 1))
     uniform, nines = parse_rules("uniform,my:Nines")
     control = parse_rules("my:Nines/shuffled")[0]
@@ -242,6 +243,7 @@ def test_the_gate_is_the_lift_on_the_changed_step(read):
     tokens, of_step = len("\n\n".join(steps)), len("3 + 4 = 7\n\n")
     assert list(found.rules) == ["uniform", "my:Nines"]
     assert (found.passed, found.by, found.needed) == (True, "my:Nines", 1.5)
+    assert found.rules["my:Nines"]["responses"] == 2, "one a pair; the response that a human marked does not count"
     assert found.rules["my:Nines"]["lift"].value == pytest.approx(tokens / of_step)
     assert found.rules["my:Nines"]["lift_unchanged"].value == 0  # it has no 9
     assert found.rules["uniform"]["lift"].value == pytest.approx(1)

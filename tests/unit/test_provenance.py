@@ -39,6 +39,18 @@ def test_the_commit_of_a_changed_checkout_ends_in_a_plus(tmp_path, monkeypatch):
     assert module.commit() == f"{clean}+"
 
 
+def test_a_package_that_is_installed_inside_another_checkout_has_no_commit(tmp_path, monkeypatch):
+    (tmp_path / "work.py").write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    file = tmp_path / ".venv" / "package" / "report" / "provenance.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    monkeypatch.setattr(module, "__file__", str(file))
+    assert module.commit() is None
+
+
 def test_one_is_kept_of_every_commit_machine_and_set_of_versions():
     made = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
     others = [made | {"commit": "decaf"}, made | {"machine": "another"}, made | {"versions": {"torch": "3"}}]

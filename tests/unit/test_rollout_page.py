@@ -90,6 +90,13 @@ def made_by_command(tmp_path, *flags):
     return (tmp_path / "new" / "page.html").read_text()
 
 
+def test_a_diagnosis_with_the_steps_of_a_process_reward_model_is_shown(tmp_path, capsys):
+    write_rollouts(tmp_path / "run/rollouts.parquet", arithmetic_groups(3), SETTINGS)
+    (tmp_path / "run/steps.parquet").write_bytes(b"scores of steps, another table")
+    rollout_page.main([str(tmp_path / "run"), "--output", str(tmp_path / "page.html")])
+    assert "heat" in (tmp_path / "page.html").read_text()
+
+
 def test_a_run_shows_all_its_steps_and_the_limit_counts_groups_of_a_step(tmp_path, capsys):
     for step in (1, 20, 40):
         path = tmp_path / f"run/ckpt/rollouts/step{step:06d}.parquet"

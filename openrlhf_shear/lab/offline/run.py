@@ -77,9 +77,13 @@ def compare(rules: Rules, groups: Iterable[ResponseGroup], reader: Reader, seed:
 
 
 def _planted_groups(planted: Iterable[Planted], reader: Reader) -> Iterator[tuple[ReadGroup, ReadGroup]]:
-    """Yield each pair of groups: with the changed response in place of the original, and the original called wrong."""
+    """Yield each pair of groups: with the changed response in place of the original, and the original called wrong.
+
+    No other response of theirs is marked, so that measures see this one alone.
+    """
     for member, pair in enumerate(planted):
-        responses, readings = list(pair.group.responses), reader.read(pair.group.responses)
+        responses = [replace(each, label=None) if each.is_marked else each for each in pair.group.responses]
+        readings = reader.read(responses)
         unchanged = replace(responses[pair.at], correct=False, label=pair.changed.label)
         for_changed = [*readings[: pair.at], *reader.read([pair.changed]), *readings[pair.at + 1 :]]
         groups = []
