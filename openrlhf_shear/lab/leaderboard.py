@@ -113,9 +113,15 @@ def boards(rows: Iterable[Mapping], versions: Mapping[str, str]) -> list[Board]:
     for title, group in groups.items():
         first = group[0]
         current = versions.get(first["task"]) == first["version"]
-        group.sort(key=lambda row: (-(row["difference"] or {"mean": 0.0})["mean"], row["rule"]))
+        group.sort(key=_place)
         made.append(Board(title if current else f"{title}; {OTHER}", current, group))
     return sorted(made, key=lambda board: (not board.current, -len(board.rows), board.title))
+
+
+def _place(row: Mapping) -> tuple[bool, float, str]:
+    """Return the place in a board: by the gain, then rules without one; the baseline has a gain of 0."""
+    gain = row["difference"] or {"mean": 0.0}
+    return not row["difference"] and row["rule"] != BASELINE, -gain["mean"], row["rule"]
 
 
 def markdown(made: Sequence[Board], page: str) -> str:

@@ -107,6 +107,20 @@ def test_a_row_without_rollouts_has_its_gain_alone(made, tmp_path, monkeypatch):
     assert board.notes == [] and [str(cell) for cell in board.cells[0][6:9]] == [""] * 3
 
 
+def test_a_row_made_without_rollouts_keeps_what_an_earlier_row_measured(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
+    earlier = made[0]["oracle_first_wrong"]
+    bench.write_row(earlier | {"commit": "c0ffee", "learning_rate": 2e-4, "measured": None}, tmp_path)
+    line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
+    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path)])
+    rows = [row for row in bench.read_rows(tmp_path) if row["learning_rate"] == 1e-4]
+    row = next(row for row in rows if row["rule"] == "oracle_first_wrong")
+    assert {name: row[name] for name in ("correlation", "largest", "exact")} == {
+        name: earlier[name] for name in ("correlation", "largest", "exact")
+    }
+    assert row["seeds"] == [0, 1, 2]
+
+
 # ── Versions ──
 
 
@@ -148,6 +162,23 @@ def test_only_equal_versions_starts_settings_and_baselines_share_a_board(made):
     last = board_of([*rows, *(row | {"version": "older"} for row in rows)])[-1]
     assert "another version of the task" in last.title and not last.current
     assert len(board_of([*rows, rows[0] | {"learning_rate": 2e-4}])) == 1, "a rule may have been tuned"
+
+
+def test_rows_of_seeds_that_judge_nothing_have_a_board_and_a_file_of_their_own(made, tmp_path):
+    rows = [*made[0].values()]
+    tried = rows[0] | {"seeds": [900, 901]}
+    first, second = board_of([*rows, tried])
+    assert len(first.rows) == 3 and [row["seeds"] for row in second.rows] == [[900, 901]]
+    assert second.title == f"{first.title}; seeds from 900 on, on which rules were tried: these rows judge nothing"
+    assert bench.write_row(rows[0], tmp_path) != bench.write_row(tried, tmp_path)
+
+
+def test_a_rule_at_two_rates_counts_once_and_at_its_better_one(made):
+    rows = [*made[0].values()]
+    tuned = made[0]["entropy_adv"] | {"learning_rate": 2e-4, "difference": rows[0]["difference"] | {"mean": 0.5}}
+    (board,) = board_of([*rows, tuned])
+    assert len(board.rows) == 4 and [row["rule"] for row in board._by_rule].count("entropy_adv") == 1
+    assert next(row for row in board._by_rule if row["rule"] == "entropy_adv")["learning_rate"] == 2e-4
 
 
 def test_the_page_has_the_tables_between_its_two_lines(made):

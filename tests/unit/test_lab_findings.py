@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib.image
@@ -171,6 +172,12 @@ def test_columns_that_no_rule_has_are_left_out(findings):
     (table,) = find(planted_runs({"a": 0.1}), {}, {}).tables
     assert table.header == ("Rule", "Seeds", "Final accuracy", "Mean accuracy")
     assert table.notes == ["No rule shares seeds with uniform or with its control, so nothing is compared."]
+
+
+def test_intervals_of_evaluations_are_counted_too():
+    runs = [replace(run, evaluations=(run.final,)) for run in planted_runs({"uniform": 0.0, "a": 0.1})]
+    (table,) = find(runs, {}, {}).tables
+    assert "The table has 3 such intervals." in " ".join(table.notes), "final, mean and evaluations over uniform"
 
 
 def test_the_notes_count_the_intervals_and_name_the_rules_beyond_zero(findings):

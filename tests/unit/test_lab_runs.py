@@ -185,6 +185,21 @@ def test_runs_of_version_0_1_are_read_where_they_are(tmp_path, monkeypatch):
     assert wanted(rule, [0], tmp_path)[0].path == newer.path
 
 
+def test_two_names_of_a_rule_are_trained_once_and_both_read(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(runs, "_train", lambda missing, workers: asked.extend(missing) or [*map(write_run, missing)])
+    both = wanted("shear,shear/window=16/stride=4", range(2), tmp_path)
+    assert [run.rule for run in run_all(both, 1)] == ["shear", "shear/window=16/stride=4"] * 2
+    assert len(asked) == 2 and sorted(run.rule for run in finished(both)) == sorted(job.variant.name for job in both)
+
+
+def test_seeds_that_only_tuned_are_not_among_the_finished(tmp_path):
+    for job in wanted("shear", (0, 300, 899, 900, 922), tmp_path):
+        write_run(job)
+    assert [run.seed for run in finished(wanted("shear", [0], tmp_path))] == [0, 300, 899]
+    assert [run.seed for run in finished(wanted("shear", [901], tmp_path))] == [900, 922]
+
+
 def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):
     found = wanted("shear/window=16,uniform", range(3), tmp_path)
     write_run(found[4])
