@@ -16,15 +16,14 @@ from openrlhf_shear.rewards.maths.grade import tidy_golds
 from openrlhf_shear.rewards.settings import BUILT_IN
 
 _LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # usual names of labels
+_SUM = 1e-8  # a sum of shares that differs more from 1 is refused by NumPy, which draws
 _SHOWN = 3  # rows that a message lists
 
 
 def data(values: Values) -> Iterator[Finding]:
     probabilities, names = values["data.prompt_probs"], values["data.prompt_dataset"].split(",")
-    if probabilities is not None and len(probabilities.split(",")) != len(names):
-        yield refusal(
-            "data.prompt_probs", f"must be one for each of {len(names)} data sets", probabilities, "e.g. 0.7,0.3"
-        )
+    if probabilities is not None and (problem := _of_shares(probabilities.split(","), len(names))):
+        yield refusal("data.prompt_probs", problem, probabilities, "e.g. 0.7,0.3")
     if values["data.max_samples"] < 1:
         yield refusal("data.max_samples", "must be at least 1", values["data.max_samples"], "a positive number")
         return
@@ -41,6 +40,17 @@ def data(values: Values) -> Iterator[Finding]:
                     yield from error.refusals
     if first := next(filter(None, firsts), None):
         yield from try_reward(values, *first)
+
+
+def _of_shares(texts: list[str], count: int) -> str | None:
+    """Return why these cannot be the shares of `count` data sets."""
+    if len(texts) != count:
+        return f"must be one for each of {count} data sets"
+    try:
+        shares = [float(text) for text in texts]
+    except ValueError:
+        return "must be numbers"
+    return None if min(shares) > 0 and abs(sum(shares) - 1) < _SUM else "must be above 0, and sum to 1"
 
 
 def _data_set(

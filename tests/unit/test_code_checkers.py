@@ -53,6 +53,12 @@ def test_a_checker_is_given_the_input_the_expected_and_the_returned_value():
     assert grade("def f(x, y): return 4, {5}", values).correct
 
 
+def test_a_checker_is_given_the_value_of_json_text():
+    texts = FUNCTION | {"inputs": ['"ab"', '"cd"'], "outputs": ['["a", "b"]', '["c", "d"]']}
+    assert grade("def split(text): return tuple(text[::-1])", texts).correct
+    assert grade("def split(text): return [text]", texts).reason == "wrong_answer"
+
+
 def test_a_checker_may_use_packages():
     near = "import numpy\ndef check(input, expected, output): return bool(numpy.isclose(float(output), 2.0))"
     assert grade("print(2.0000000001)", {"inputs": [""], "outputs": [""], "checker": near}).correct

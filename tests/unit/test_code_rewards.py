@@ -138,6 +138,20 @@ def test_a_function_s_values_and_arguments_cross_whole():
     assert grade("def f(*_): return object()", tests).reason == "error"
 
 
+@pytest.mark.parametrize(("name", "arguments", "value"), [("factorial", [5], 120), ("gcd", [12, 18], 6)])
+def test_a_library_in_scope_does_not_answer_for_the_response(name: str, arguments: list, value: int):
+    tests = {"fn_name": name, "inputs": [arguments], "outputs": [value]}
+    assert not grade("pass", tests).correct
+    assert not grade(f"class Solution:\n    def {name}(self, *_): return 0", tests).correct
+    assert grade(f"class Solution:\n    def {name}(self, *of): return {name}(*of)", tests).correct, "it is in scope"
+    assert grade(f"def {name}(*_): return {value}", tests).correct
+
+
+def test_a_method_may_have_the_name_of_a_library_s_function():
+    tests = {"fn_name": "merge", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]]}
+    assert grade("class Solution:\n    def merge(self, x: List[int]) -> List[int]: return sorted(x)", tests).correct
+
+
 def test_leetcode_has_its_scope_lists_and_trees():
     tests = {
         "functional": "def check(candidate):\n"
@@ -185,6 +199,13 @@ def test_humaneval_completes_or_repeats_its_prompt():
     }
     assert grade("    return math.pi * r ** 2", tests).correct
     assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).correct
+    packaged = {
+        "prompt": "import numpy as np\n\n\ndef total(x):\n    '''Sum.'''\n",
+        "entry_point": "total",
+        "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n",
+    }
+    for code in ("    return int(np.sum(x))", "import numpy as np\ndef total(x): return int(np.sum(x))"):
+        assert grade(code, packaged).correct, "the prompt's packages are there"
     cheat = "class X(float):\n    pass\ndef half(x): return 0\ndef area(r): return 1"
     assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
 

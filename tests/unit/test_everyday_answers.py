@@ -75,6 +75,12 @@ x \neq 3 ~ x != 3 ~ x = 3
 (0,\sqrt{2}) ~ 0<x<\sqrt{2} ~ 0<x<2
 [-1,0)\cup(0,1] ~ -1\le x<0 or 0<x\le 1 ~ -1\le x\le 1
 x>-1 ~ -1<x ~ x+1>0
+-3<x<3 ~ (-3,3) ~ x=-3 \text{ or } x=3
+x=-3 \text{ or } x=3 ~ x=3, x=-3 ~ -3<x<3
+1, 3 ~ x=1, x=3 ~ 1<x<3
+(-3,3) ~ -3<x<3 ~ x=-3, x=3
+\{1,\sqrt{3}\} ~ \sqrt{3}, 1 ~ (1,\sqrt{3})
+(-\sqrt{3},\sqrt{3}) ~ -\sqrt{3}<x<\sqrt{3} ~ \{-\sqrt{3},\sqrt{3}\}
 """
 LISTS = r"""
 x_1=2, x_2=-3 ~ x=2, x=-3 ~ x=2, x=3
@@ -103,6 +109,11 @@ NUMBERS = r"""
 25\% ~ 25\text{ pct} ~ 24\text{ pct}
 25\% ~ 25 percentage ~ 52 percentage
 25\% ~ 25\text{ per cent} ~ 0.025
+2000000 ~ 2 \text{ millions} ~ 2
+36 ~ 3 \text{ dozens} ~ 3
+5 ~ 5 \text{ apples} ~ 5 \text{ sixths}
+60 \text{ mph} ~ 60 \text{ miles per hour} ~ 60 \text{ hours}
+5 \text{ oz} ~ 5 \text{ ounces} ~ 5 \text{ gallons}
 11111 ~ 11,\! 111 ~ 11,\! 112
 11111 ~ 11,\!111 ~ 11111.5
 17 ~ \textbf{(B)}\ 17 ~ \textbf{(B)}\ 18

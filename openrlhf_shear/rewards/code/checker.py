@@ -69,7 +69,7 @@ class Checker:
     def _of_test(self, at: int) -> tuple[object, object]:
         if isinstance(self._tests, StdinTests):
             return self._tests.inputs[at], self._tests.outputs[at]
-        return self._tests.arguments[at], self._tests.accepted[at][0]
+        return self._tests.arguments[at], self._tests.expected(at)
 
     def _said(self, at: int, output: object, timeout: float) -> bool:
         given, expected = self._of_test(at)

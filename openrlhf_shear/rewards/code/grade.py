@@ -116,12 +116,13 @@ class _Grade:
         seconds: tuple[float, float],
         memory_mb: int,
     ) -> None:
-        self._workers, self._tests, self._packages = workers, tests, needs_packages(code)
+        self._workers, self._tests = workers, tests
         self._timeout, self._total = seconds
         sources = [code]
         if isinstance(tests, AssertTests) and tests.prompt:  # a response that only completes the prompt runs below it
             whole = defines(code, tests.entry_point)
             sources = [tests.helpers, code] if whole else [f"{tests.prompt}\n{code}"]
+        self._packages = any(map(needs_packages, sources))
         self._job = {
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
             "sources": sources,
@@ -209,7 +210,7 @@ class _Grade:
         with ExitStack() as pipes:
             for fd in (calls_in, calls_out, replies_in, replies_out):
                 pipes.callback(os.close, fd)
-            packages = any(map(needs_packages, (tests.setup, *tests.tests)))
+            packages = any(map(needs_packages, (tests.helpers, tests.setup, *tests.tests)))
             solver = self._start(stack, "responses", self._packages, calls_in, replies_out)
             judge = self._start(stack, "tests", packages, calls_out, replies_in)
         deadline = self.started + min(self._timeout, self._total)

@@ -54,6 +54,11 @@ class FunctionTests:
     def __len__(self) -> int:
         return len(self.arguments)
 
+    def expected(self, at: int) -> object:
+        """Return the value that test `at` expects, parsed if the label has it as JSON text."""
+        value, *others = self.accepted[at]
+        return others[0] if isinstance(value, str) and others else value
+
 
 @dataclass(frozen=True)
 class AssertTests:

@@ -11,7 +11,7 @@ _BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|o
 _LISTS = re.compile(r"[,;]|and|or")
 _MOST_BOXES = 16
 _DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
-_SAID = re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?|\bfinal answer[*_ \t]*+(?=\n)")
+_SAID = re.compile(r"(?im)\banswer(?: is|\s*:)\s*:?|\b(?:final |(?<=^[#*_ \t]*))answer[*_ \t]*+(?=\n)")
 _TAIL = 4000
 _NOT_SAID = "*_ \t"
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
@@ -22,6 +22,9 @@ _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[
 _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
 _TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
 _RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
+_VALUED = re.compile(r"[0-9$\\]")
+_COUNT = re.compile(r"(-?\$?[0-9][0-9,.]*(?:/[0-9]+)?)\s+([A-Za-z]{2,}(?: [A-Za-z]{2,})?)")
+_CHECKED = re.compile(r"(?<=[0-9].*)\s\([^()]*=[^()]*\)\s*$")  # 12 apples (7 + 5 = 12)
 _END = re.compile(r"[.!?](?:\s|$)")
 
 
@@ -83,6 +86,7 @@ def _last(response: str) -> str | None:
 
 def _last_value(sentence: str) -> str | None:
     """Return what follows the last "=" of plain text, else its last number, as LaTeX."""
+    sentence = _CHECKED.sub("", sentence)
     if "=" in sentence:
         return as_latex(_VALUE.match(sentence.rpartition("=")[2])[0])
     *_, value = [None, *(run[0] for run in _RUN.finditer(sentence) if re.search(r"[0-9]|pi", run[0]))]
@@ -130,15 +134,26 @@ def _box_at(response: str, at: int) -> tuple[str, int] | None:
 def _said(tail: str) -> str | None:
     hashes = tail.rfind("####")
     *_, said = [None, *_SAID.finditer(tail)]
-    if hashes >= 0 and (said is None or said.start() < hashes):  # else it was a heading
-        return tail[hashes + 4 :].lstrip().partition("\n")[0]
+    marked = tail[hashes + 4 :].lstrip().partition("\n")[0]
+    if hashes >= 0 and (said is None or (said.start() < hashes and _VALUED.search(marked))):  # else it is a heading
+        return _counted(marked)
     if said is None:
         return None
     rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")
     if display := _DISPLAY.match(rest):
         return display[1] or display[2]
     line = rest.partition("\n")[0].strip(_NOT_SAID)
-    return _stated(re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip(_NOT_SAID))
+    return _counted(_stated(_END.split(line, maxsplit=1)[0].strip(_NOT_SAID)))
+
+
+def _counted(text: str) -> str:
+    r"""Return a number of things as a number with a unit; other texts stay unchanged.
+
+    >>> _counted("42 dogs"), _counted("two dogs"), _counted("x dogs")
+    ('42\\text{ dogs}', 'two dogs', 'x dogs')
+    """
+    match = _COUNT.fullmatch(text)
+    return rf"{match[1]}\text{{ {match[2]}}}" if match else text
 
 
 def _stated(sentence: str) -> str:

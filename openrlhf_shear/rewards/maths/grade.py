@@ -22,6 +22,7 @@ from openrlhf_shear.rewards.maths.numbers import Number, read_number, split_unit
 from openrlhf_shear.rewards.maths.quantities import value_of, value_of_named
 from openrlhf_shear.rewards.maths.question import formulas_of
 from openrlhf_shear.rewards.maths.ranges import as_intervals
+from openrlhf_shear.rewards.maths.splitting import inside, split
 from openrlhf_shear.rewards.maths.text import COMMAND, MAX_ANSWER, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
@@ -143,10 +144,15 @@ def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | 
     wanted, value = read(gold), read(answer)
     if isinstance(wanted, ValueGroup) and isinstance(value, Number):
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
+    solved = value if subject else wanted
+    if bool(subject) != bool(name) and isinstance(solved, ValueGroup) and not solved.brackets:
+        return Reason.WRONG  # the ends of an inequality's interval do not solve it
     equal = same(wanted, value, asked.tolerance, asked.ordered)
     if equal is not None:
         return _decided(wanted, value, equal)
     gold, answer = _without_names(gold, answer)
+    if asked.ordered:
+        gold, answer = _as_tuple(gold), _as_tuple(answer)
     if not readable(gold, commands(gold)):
         return Reason.WRONG  # a gold with words: only the same words will do
     if refused := refusal(answer, gold):
@@ -207,6 +213,13 @@ def _without_unit(text: str) -> tuple[str, frozenset[str]]:
     if '"' in bare or not bare.strip() or has_variables(bare):
         return text, frozenset()
     return bare.strip(), unit
+
+
+def _as_tuple(text: str) -> str:
+    """Return a list or set as a tuple, of which math-verify sees the order."""
+    held = inside(text)
+    items = held[1] if held and held[0] == "{}" else split(text)
+    return f"({', '.join(items)})" if len(items) > 1 else text
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:

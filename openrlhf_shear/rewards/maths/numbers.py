@@ -23,7 +23,7 @@ _NUMBER = re.compile(
 _UNIT_PATTERNS = r"""
 units? degrees? cm mm km ft feet foot inch(?:es)? miles? yards? met(?:er|re)s? centimet(?:er|re)s? kilomet(?:er|re)s?
 seconds? minutes? min hours? days? weeks? months? years? dollars? cents? grams? kg pounds? lit(?:er|re)s? people
-per\x20?cent(?:age)? pct hundred thousand million billion trillion dozen"""
+per\x20?cent(?:age)? pct hundreds? thousands? millions? billions? trillions? dozens? mph oz ounces? ml gal gallons?"""
 _EACH = r"(?: ?(?:/|per(?![A-Za-z])) ?(?:s|sec|seconds?|h|hr|hours?|min|minutes?|days?|weeks?|months?|years?))?"
 _KNOWN_UNIT = re.compile(
     rf"(?:(?:sq(?:uare)?|cubic) )?(?:{'|'.join(_UNIT_PATTERNS.split())}){_EACH}(?:\^(?:[23]|\{{[23]\}}))?$"
@@ -31,7 +31,8 @@ _KNOWN_UNIT = re.compile(
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _NUMERALS = """
 or and not minus plus times over point pi root factorial negative less more than between if mod base half halves
-third thirds quarter quarters fourth fourths fifth fifths tenth tenths hundredth hundredths thousandth pair pairs
+third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
+tenth tenths hundredth hundredths thousandth pair pairs
 score squared cubed power to by divided one two three four five six seven eight nine ten zero"""
 _NOT_UNITS = set(_NUMERALS.split())
 _UNITS = {
@@ -41,6 +42,7 @@ _UNITS = {
     **{"inch": "in", "inche": "in", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "gram": "g"},
     **{"kilogram": "kg", "liter": "l", "mile": "mi", "pound": "lb", "yard": "yd", "square": "^2", "sq": "^2"},
     **{"cubic": "^3", "metre": "m", "centimetre": "cm", "kilometre": "km", "litre": "l"},
+    **{"ounce": "oz", "milliliter": "ml", "millilitre": "ml", "gallon": "gal"},
 }
 _BASED = re.compile(r"([0-9]+)_(?:\{(-?[0-9]{1,2})\}|([0-9]))")
 
@@ -95,12 +97,14 @@ def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
         start = next((at for at in letters if _KNOWN_UNIT.match(text, at)), -1)
         if start < 0:
             return text, frozenset(), 1
-    words = re.findall(r"[a-z]+", text[start:end].lower().replace("per cent", "percent"))
+    said = text[start:end].lower().replace("per cent", "percent").replace("mph", "miles per hour")
+    words = re.findall(r"[a-z]+", said)
     if not words or _NOT_UNITS.intersection(words):
         return text, None, 1
     scale = 1
-    while words and words[0] in _SCALES:
-        scale *= _SCALES[words.pop(0)]
+    while words and (factor := _SCALES.get(words[0].removesuffix("s"))):
+        scale *= factor
+        del words[0]
     singular = [w if w in _UNITS or len(w) < 3 else w.removesuffix("s") for w in words]
     unit = {_UNITS.get(word, word) for word in singular}
     if power:

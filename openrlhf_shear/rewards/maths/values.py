@@ -191,6 +191,11 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
     if not ordered and kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
         return _same_set(_nameless(gold.items), _nameless(answer.items), tolerance)
     # `x=1, y=2` is no set: its names give its order. An answer without names must keep the order of the gold.
+    if not ordered and "{}" in kinds and kinds & {"()", "[]", "[)", "(]"}:
+        return False  # a set is no tuple and no interval, whatever its items are
+    bare = {item.name for group in (gold, answer) if not group.brackets for item in group.items}
+    if kinds == {"", "()"} and len(bare) == 1 and "" not in bare:
+        return False  # x=-3, x=3 are two values of one variable, and no pair or interval
     by_name = not _one_name(gold) or not _one_name(answer)
     in_order = by_name or len(kinds) == 1 or kinds == {"", "()"} or (ordered and kinds <= {"", "()", "{}"})
     if not in_order or len(gold.items) != len(answer.items):

@@ -81,7 +81,10 @@ def load(job: dict, name: str) -> dict:
     if job["prelude"]:
         import prelude
 
-        vars(module).update(prelude.NAMES)
+        if job["kind"] == "function":  # as builtins: a name of the library is no answer to a call
+            vars(module)["__builtins__"] = vars(builtins) | prelude.NAMES
+        else:
+            vars(module).update(prelude.NAMES)
     for source in job["sources"]:
         exec(compile(source, "<response>", "exec", dont_inherit=True), vars(module))
     return vars(module)
