@@ -86,10 +86,12 @@ def batches(values: Values) -> Iterator[Finding]:
         least = values["ds.ring_attn_size"] * values["ds.tensor_parallel_size"]
         yield refusal("actor.num_gpus_per_node", problem, world(values, "actor"), f"at least {least}")
         return
-    if not values["train.dynamic_batch_enable"]:
-        yield from _whole_steps(values, "actor", ranks)
-        if values[ESTIMATOR] == "gae":
-            yield from _whole_steps(values, "critic", max(1, _ranks(values, "critic")))
+    updated = {"actor": ranks} | ({"critic": max(1, _ranks(values, "critic"))} if values[ESTIMATOR] == "gae" else {})
+    if values["train.dynamic_batch_enable"]:
+        yield from _whole_dynamic_steps(values, rollouts, updated)
+        return
+    for model, count in updated.items():
+        yield from _whole_steps(values, model, count)
     if rollouts < values["train.batch_size"]:
         yield Told(
             f"train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its single "
@@ -102,6 +104,20 @@ def _whole_steps(values: Values, model: str, ranks: int) -> Iterator[Finding]:
     if values["ds.tensor_parallel_size"] == 1 and batch % (micro * ranks):
         problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
         yield refusal("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
+
+
+def _whole_dynamic_steps(values: Values, rollouts: int, ranks: dict[str, int]) -> Iterator[Finding]:
+    # Upstream's setup_dynamic_batch makes rollouts // batch steps of batch // ranks rollouts a rank; it drops the rest.
+    batch = values["train.batch_size"]
+    problems = [f"a multiple of the {count} {model} ranks" for model, count in ranks.items() if batch % count]
+    if rollouts % batch:
+        problems.insert(0, f"a divisor of the {rollouts} rollouts of a step")
+    if problems:
+        shared = math.lcm(*ranks.values())
+        fits = [n for n in range(shared, rollouts + 1, shared) if rollouts % n == 0]
+        remedy = f"e.g. {max([n for n in fits if n <= batch], default=fits[0])}, or " if fits else ""
+        problem = f"must be {' and '.join(problems)} with --train.dynamic_batch_enable, which drops the rest"
+        yield refusal("train.batch_size", problem, batch, f"{remedy}fixed micro-batches")
 
 
 def _ranks(values: Values, model: str) -> int:

@@ -78,12 +78,12 @@ def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
         "--ds.tensor_parallel_size 2",
         "--train.async_enable --train.partial_rollout_enable --rollout.batch_size 3 --rollout.micro_batch_size 4",
         "--train.async_enable --eval.dataset prompts.jsonl --eval.before_train",
-        "RESHAPE PRM --train.async_enable --train.dynamic_batch_enable --rollout.batch_size 16",
+        "RESHAPE PRM --train.async_enable --train.dynamic_batch_enable --rollout.batch_size 16 --train.batch_size 64",
         "GRPO --ds.ring_attn_size 2",
         "AS gae --critic.num_gpus_per_node 2",
         "--rollout.batch_size 2 --rollout.n_samples_per_prompt 3 --rollout.micro_batch_size 2 --train.batch_size 6",
         "--rollout.batch_size 3 --rollout.micro_batch_size 4",  # with shear the fork evens out the ranks
-        "--train.dynamic_batch_enable --train.batch_size 126",
+        "--train.dynamic_batch_enable --train.batch_size 64",
         "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv "
         "--algo.advantage.is_correction_threshold 0.1",
         "--reward.remote_url http://reward:5000,http://reward:5001",

@@ -43,6 +43,7 @@ class Trainer:
         self.args = SimpleNamespace(train=SimpleNamespace(dynamic_batch_enable=bool(dynamic_steps)), algo=algo)
         self.actor_loss_fn = SimpleNamespace(token_level_loss=True)
         norms = {"dynamic_batch_num_tokens": [tokens] * 9, "dynamic_global_batch_size": [1.0] * 9}
+        norms |= {"dynamic_indices": [[i] for i in range(len(dynamic_steps))], "items": list(dynamic_steps)}
         self.replay_buffer = SimpleNamespace(dynamic_optimizer_step=list(dynamic_steps), **norms)
         self.boundaries = []
         self.strategy = SimpleNamespace(
@@ -104,6 +105,14 @@ def test_rollouts_count_when_their_optimizer_step_is_applied():
     steps, *_ = watched(Engine(2, skip={1}), rollouts(6, failed={5}))
     assert (steps.trained, steps.skipped, steps.applied_steps, steps.skipped_steps) == (3, 2, 2, 1)
     assert steps.moved and steps.status()["actor_grad_norm"] == 0.5
+
+
+def test_dynamic_batches_without_some_rollouts_end_the_run():
+    trainer = Trainer(Engine(1), dynamic_steps=[1, 1])
+    trainer.replay_buffer.items.append("a rollout in no micro-batch")
+    watching = ActorSteps(trainer, trainer._engine).watching()
+    with pytest.raises(RuntimeError, match="dynamic batches had 2 of a rank's 3 rollouts"), watching:
+        pass
 
 
 def test_an_update_whose_every_step_was_skipped_has_no_gradient_norm():

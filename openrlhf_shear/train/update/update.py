@@ -47,7 +47,7 @@ class WatchedSteps(ABC):
         """Replace `training_step` inside the context.
 
         Raises:
-            RuntimeError: the update ended between two optimizer steps, with rollouts or micro-batches left over.
+            RuntimeError: the update ended between two optimizer steps, or without some of the rollouts.
         """
         self._trainer.training_step = self
         try:
@@ -60,6 +60,12 @@ class WatchedSteps(ABC):
                 f"the update ended between two optimizer steps: {self._waiting} rollouts wait, {micro_steps} "
                 f"micro-batches in steps of {each}; please report this"
             )
+
+        if self._trainer.args.train.dynamic_batch_enable:
+            buffer = self._trainer.replay_buffer
+            had, held = sum(map(len, buffer.dynamic_indices)), len(buffer.items)
+            if had != held:
+                raise RuntimeError(f"dynamic batches had {had} of a rank's {held} rollouts; please report this")
 
     def status(self) -> dict[str, float]:
         """Return the update's metrics over all ranks; every rank calls this."""
