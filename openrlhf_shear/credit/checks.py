@@ -1,6 +1,8 @@
 """Checks of what rules return, before it reaches an update. All raise `CreditRuleError`."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,13 +11,20 @@ import torch
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
 
+_STATES = ("hidden_states", "source_states")
+_NUMBERS = (*_STATES, "log_probs", "entropies", "ref_log_probs", "hint_log_probs")
+
 
 class CreditRuleError(RuntimeError):
     """A rule raised, or returned something other than credit of its group; the message names the rule and the group."""
 
 
 def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Credit]:
-    """Return `rule.credits(groups)`; refuse tensors of another kind, number or shape, or that are not finite."""
+    """Return `rule.credits(groups)`; refuse tensors of another kind, number or shape, or that are not finite.
+
+    The rule sees rollouts whose numbers are not finite as rollouts without a reward (`without_nonfinite`).
+    """
+    groups = [without_nonfinite(group) for group in groups]
     wheres = [_where(rule, f"group {group.number}") for group in groups]
     if type(rule).credits is CreditRule.credits:  # one by one, so that a message names the group
         credits = [_asked(where, partial(rule.credit, group)) for where, group in zip(wheres, groups, strict=True)]
@@ -26,6 +35,31 @@ def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Cr
         if not isinstance(credits, list) or len(credits) != len(groups):
             raise CreditRuleError(f"{where}: credits() must return a list with a Credit for each group")
     return [_checked(rule, *each) for each in zip(wheres, groups, credits, strict=True)]
+
+
+def without_nonfinite(group: RolloutGroup) -> RolloutGroup:
+    """Return the group with no reward and no outcome for rollouts that have a NaN or infinite number.
+
+    No update trains on them, and they must not change the credit of the others. Their log-probs and entropies become 0;
+    their states stay, so that a rule can count them.
+    """
+    given = {name: rows for name in _NUMBERS if (rows := getattr(group, name)) is not None}
+    if not given or not group.lengths:
+        return group
+    sums = [
+        torch.stack([row.sum(dtype=torch.float32).to(rows[0].device) for row in rows]).cpu() for rows in given.values()
+    ]
+    usable = torch.stack(sums).isfinite().all(0).tolist()
+    if all(usable):
+        return group
+    changed = {
+        name: tuple(row if usable[i] else torch.zeros_like(row) for i, row in enumerate(rows))
+        for name, rows in given.items()
+        if name not in _STATES
+    }
+    rewards = tuple(reward if usable[i] else math.nan for i, reward in enumerate(group.rewards))
+    correct = tuple(outcome if usable[i] else None for i, outcome in enumerate(group.correct))
+    return replace(group, rewards=rewards, correct=correct, **changed)
 
 
 def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) -> Credit:

@@ -151,7 +151,7 @@ def credited_groups(
     device = _device(rows)
     given = [_group(rule, numbers[group], ours, step, device) for group, ours in members.items()]
     whole, rollouts = [replace(group, **shared) for group, _ in given], [rollouts for _, rollouts in given]
-    made = [credit for credit, _ in weighed(rule, whole, rollouts)]
+    made = [credit for credit, _ in (weighed(rule, whole, rollouts) if whole else ())]  # a rank may have padding alone
     groups = gather([credit for credit in made if credit.rollouts[0] in own])
     seconds = max(gather([sum(credit.seconds for credit in made)]))
     return groups, step_metrics(rule, groups, seconds)

@@ -107,7 +107,7 @@ def captured_rows(engine) -> Iterator[dict[int, torch.Tensor]]:
             sequences = [row[:length] for row, length in zip(hidden, lengths, strict=True)]
         masks = micro_batch["response_mask"].unbind()
         for row, sequence, mask in zip(micro_batch[ROW].tolist(), sequences, masks, strict=True):
-            states[row] = sequence[-len(mask) :][mask.to(sequence.device).bool()].clone()
+            states[row] = sequence[len(sequence) - len(mask) :][mask.to(sequence.device).bool()].clone()
         return done
 
     engine.forward_step = reading
@@ -260,6 +260,16 @@ def refuse_unfit(config, credit: str) -> None:
             correction.get("bypass_mode", False),
             "rollout_correction.bypass_mode leaves out the forward pass in which hidden states are read",
             "bypass_mode=False",
+        ),
+        (
+            config.algorithm.adv_estimator != NAME,
+            f"algorithm.adv_estimator is {config.algorithm.adv_estimator}, which ignores credit",
+            f"algorithm.adv_estimator={NAME}",
+        ),
+        (
+            getattr(rule, "makes_advantages", False) and config.algorithm.get("use_kl_in_reward", False),
+            f"{rule.name} makes its own advantages, so algorithm.use_kl_in_reward has no effect",
+            "actor.use_kl_loss",
         ),
     ):
         if wrong:

@@ -3,6 +3,7 @@
 It trains only on rollouts that were sampled and graded, and whose values are finite.
 """
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -43,6 +44,7 @@ from openrlhf_shear.train.update.saving import Saver, pass_over
 from openrlhf_shear.train.upstream import plain_class
 
 logger = init_logger(__name__)
+_BEST = ("best_eval_metric_key", "best_eval_metric_value")
 _NO_PROMPTS = ("no --eval.dataset, a suite only",)  # upstream evaluates if there is an evaluation data loader
 
 
@@ -213,7 +215,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self.args, step + steps_from(self.args, len(self._order), states["episode"], states["consumed"])
         )
         self._books.saved = step
-        self._tracking.resume(self, step)
+        if best := self._tracking.resume(self, step):  # of evaluations after the checkpoint was saved
+            self.restore_best_checkpoint_state(best | {"latest_eval_metric_value": self._latest_eval_metric_value})
         self.broadcast_to_vllm()
         self._story.resumed(states, len(self._order))
         due = self.eval_dataloader and step > 0 and step % self.args.eval.steps == 0
@@ -334,7 +337,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             metrics = self.evaluate(step, go_on=go_on, **self.generate_kwargs | asked)
         if states is not None:
             self.save_best_checkpoint(metrics, step, dict(states))
-            self._tracking.note_evaluated(step)
+            best = {name: getattr(self, name) for name in _BEST}
+            self._tracking.note_evaluated(step, best if math.isfinite(self.best_eval_metric_value) else {})
 
     def evaluate(self, global_step, go_on: bool = False, **generate_kwargs):
         if self.eval_dataloader is _NO_PROMPTS:
@@ -371,6 +375,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
         except ray.exceptions.RayTaskError as error:
             pass_over(error, f"the best checkpoint, of step {global_step}")
+            self.best_eval_metric_value = before  # so that a later evaluation above it is saved
             return
         if self.best_eval_metric_value > before:
             self._saver.prune(f"best_global_step{global_step}")
@@ -397,5 +402,5 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def _best(self) -> dict:
         """Return the states of the best evaluation, as upstream names them in a checkpoint."""
-        best = {name: getattr(self, name) for name in ("best_eval_metric_key", "best_eval_metric_value")}
+        best = {name: getattr(self, name) for name in _BEST}
         return best | {"latest_eval_metric_value": self._latest_eval_metric_value}

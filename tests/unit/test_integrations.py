@@ -70,7 +70,7 @@ def test_rows_are_numbered_over_all_processes():
     assert (found[1].rollout, found[1].group, found[1].correct, found[1].length) == (5, "a", None, 1)
 
 
-@pytest.mark.parametrize("cuts", [(), (4, 8), (4,), (2,), (1, 3, 6, 11), tuple(range(1, 12))])
+@pytest.mark.parametrize("cuts", [(), (4, 8), (4,), (2,), (12,), (1, 3, 6, 11), tuple(range(1, 12))])
 def test_groups_weigh_the_same_however_their_rows_lie_on_processes(cuts):
     rows, rule = rows_of(), made_rule("shear/window=4/stride=2", "here", "TRL")
     expected = {

@@ -111,6 +111,10 @@ def test_a_head_that_does_not_make_the_logits_alone_is_refused():
     with pytest.raises(ValueError, match=r"final_logit_softcapping of the model's config.json changes the logits"):
         LMHead.of(model)
     model.config.final_logit_softcapping = None
+    model.config.lm_head_multiplier = 0.02  # of Falcon-H1
+    with pytest.raises(ValueError, match=r"lm_head_multiplier of the model's config.json changes the logits"):
+        LMHead.of(model)
+    model.config.lm_head_multiplier = None
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=["lm_head"])).get_base_model()
     with pytest.raises(ValueError, match=r"the LM head is a peft\..*Linear; leave it without adapters"):
         LMHead.of(adapted)

@@ -221,10 +221,21 @@ def test_notes_that_cannot_be_written_are_said_once_and_tried_again(args, said, 
     with monkeypatch.context() as patched:
         patched.setattr(tracking, "write_text", refused)
         kept = tracking.Tracking(args)
-        kept.note_evaluated(1)
+        kept.note_evaluated(1, {})
     assert len(said) == 1 and os.strerror(code) in said[0] and "training goes on" in said[0]
-    kept.note_evaluated(2)
+    kept.note_evaluated(2, {})
     assert json.loads((tmp_path / "ckpt" / "tracking.json").read_text())["evaluated"] == 2
+
+
+def test_the_best_evaluation_is_there_for_a_resume_and_one_of_lost_steps_is_not(args):
+    """The checkpoint of step 20 is older than the evaluation of step 20."""
+    first, trainer = tracking.Tracking(args), SimpleNamespace(tensorboard_logger=None)
+    for step, value in ((10, 0.5), (20, 0.8), (30, 0.8)):
+        first.note_evaluated(step, {"best_eval_metric_key": "eval_pass1", "best_eval_metric_value": value})
+    args.ckpt.load_enable = True
+    best = {"step": 20, "best_eval_metric_key": "eval_pass1", "best_eval_metric_value": 0.8}
+    for step, found in ((30, best), (20, best), (10, {})):
+        assert tracking.Tracking(args).resume(trainer, step) == found
 
 
 def test_an_error_of_the_disk_costs_what_only_shows(said):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
+import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
@@ -18,6 +19,7 @@ from openrlhf_shear.train.sampling.batches import Batch
 from openrlhf_shear.train.start import attempts
 from openrlhf_shear.train.start.fingerprint import Fingerprint
 from openrlhf_shear.train.start.outcome import RewardsLostError
+from openrlhf_shear.train.update.checkpoints import NotSavedError
 
 MET = {"timing/ppo_train": 1.0}
 
@@ -109,6 +111,19 @@ def test_the_best_checkpoint_is_of_a_trained_model(monkeypatch, trained):
     monkeypatch.setattr(trainer.ShearTrainer.__base__, "save_best_checkpoint", lambda self, *given: saved.append(given))
     run.save_best_checkpoint({"eval_math_pass1": 0.5}, 1, {})
     assert len(saved) == bool(trained)
+
+
+def test_a_best_checkpoint_that_the_disk_refused_is_not_the_best(monkeypatch):
+    run = a_run(monkeypatch, [])
+    run._books.accounts.trained, run.best_eval_metric_value = 4, 0.5
+
+    def full(self, metrics, *_):
+        self.best_eval_metric_value = metrics["eval_math_pass1"]  # upstream sets it before it saves
+        raise ray.exceptions.RayTaskError("save_checkpoint", "", NotSavedError("no space left"))
+
+    monkeypatch.setattr(trainer.ShearTrainer.__base__, "save_best_checkpoint", full)
+    run.save_best_checkpoint({"eval_math_pass1": 0.8}, 1, {})
+    assert run.best_eval_metric_value == 0.5, "a later 0.7 is saved"
 
 
 # ── The filter ──

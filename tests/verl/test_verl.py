@@ -210,7 +210,8 @@ def test_the_estimator_without_the_trainer_says_what_is_missing():
 
 
 def configuration(credit="shear", **more):
-    config = {"actor_rollout_ref": {"actor": {"strategy": "fsdp2"}}, "algorithm": {"credit": credit}}
+    algorithm = {"credit": credit, "adv_estimator": "shear"}
+    config = {"actor_rollout_ref": {"actor": {"strategy": "fsdp2"}}, "algorithm": algorithm}
     return OmegaConf.merge(OmegaConf.create(config), OmegaConf.create(more))
 
 
@@ -221,6 +222,8 @@ def configuration(credit="shear", **more):
         (configuration("entropy_adv"), "entropy_adv acts in the update"),
         (configuration("pure"), "pure needs a process reward model"),
         (configuration(actor_rollout_ref={"actor": {"strategy": "megatron"}}), "actor.strategy is megatron"),
+        (configuration(algorithm={"adv_estimator": "gae"}), "adv_estimator is gae, which ignores credit"),
+        (configuration("ktae", algorithm={"use_kl_in_reward": True}), "use_kl_in_reward has no effect"),
         (configuration(algorithm={"rollout_correction": {"bypass_mode": True}}), "leaves out the forward pass"),
     ],
 )

@@ -1,14 +1,16 @@
 """Identity of a run in TensorBoard and W&B, kept beside its checkpoints so that a resumed run continues the curves.
 
-`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last evaluated step}. Tracking only
-observes: if a file cannot be read or written, this is logged, and the run goes on.
+`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last evaluated step, "best": the best
+evaluation}. The best is kept here because a step's checkpoint is older than its evaluation. If a file cannot be read or
+written, this is logged, and the run goes on.
 """
 
 import json
+import math
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from openrlhf_shear.train.accounts.curves import Curves, Tracker, check_room
 
 logger = init_logger(__name__)
 _TIME_STAMP = re.compile(r"ppo_\d{4}T\d\d:\d\d")  # upstream's default run name
-_KINDS = {"run_name": str, "wandb_id": str, "evaluated": int}
+_KINDS = {"run_name": str, "wandb_id": str, "evaluated": int, "best": dict}
 
 
 class Tracking:
@@ -34,7 +36,8 @@ class Tracking:
         names = args.logger.wandb
         if "run_name" in kept and _TIME_STAMP.fullmatch(names.run_name):
             names.run_name = kept["run_name"]
-        self._kept = {"wandb_id": uuid.uuid4().hex[:12], "evaluated": -1} | kept | {"run_name": names.run_name}
+        new = {"wandb_id": uuid.uuid4().hex[:12], "evaluated": -1, "best": {}}
+        self._kept = new | kept | {"run_name": names.run_name}
         os.environ.setdefault("WANDB_RUN_ID", self._kept["wandb_id"])
         os.environ.setdefault("WANDB_RESUME", "allow")
         self._write()
@@ -64,16 +67,26 @@ class Tracking:
         """Last step whose evaluation ended."""
         return self._kept["evaluated"]
 
-    def note_evaluated(self, step: int) -> None:
+    def note_evaluated(self, step: int, best: Mapping[str, object]) -> None:
+        """Keep the step, and the best evaluation so far: its `best_eval_metric_key` and `best_eval_metric_value`."""
         self._kept["evaluated"] = step
+        if best != {name: self._kept["best"].get(name) for name in best}:
+            self._kept["best"] = {"step": step, **best}
         self._write()
 
-    def resume(self, trainer, step: int) -> None:
-        """Continue the curves after `step`; TensorBoard hides the killed run's later steps."""
+    def resume(self, trainer, step: int) -> dict[str, object]:
+        """Continue the curves after `step`; TensorBoard hides the killed run's later steps.
+
+        Returns:
+            The best evaluation up to this step, as of `note_evaluated`; {} without one.
+        """
         self._kept["evaluated"] = min(self.evaluated, step)
+        if self._kept["best"].get("step", math.inf) > step:
+            self._kept["best"] = {}
         if trainer.tensorboard_logger:
             self._purge = step + 1 if step else 0
             trainer.tensorboard_logger.renew()
+        return self._kept["best"]
 
     def log(self, trainer, step: int, values: dict) -> None:
         """Log a training step's metrics every --logger.logging_steps steps, and flush them to the disk."""
@@ -104,7 +117,7 @@ class Tracking:
             return {}
         kept = kept if isinstance(kept, dict) else {}
         usable = {name: kept[name] for name, kind in _KINDS.items() if type(kept.get(name)) is kind}
-        if lacking := _KINDS.keys() - usable:
+        if lacking := _KINDS.keys() - usable - {"best"}:  # older files have no best
             self._pass_over(f"it has no {' and no '.join(sorted(lacking))}")
         return usable
 
