@@ -43,8 +43,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     cores = len(os.sched_getaffinity(0))
     run.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
     about = (
-        "continuations for each value that the task does not settle; 0 samples nothing, and takes the rank correlation "
-        "and the placement from the rule's earlier row, if there is one (default: 32)"
+        "continuations for each value that the task does not settle (default: 32). 0 samples nothing. The rank "
+        "correlation and the placement are then those of the rule's earlier row, if there is one"
     )
     run.add_argument("--continuations", type=int, default=32, metavar="N", help=about)
     run.add_argument(

@@ -27,7 +27,7 @@ HEADER = (
     *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
 )
 OTHER = "another version of the task: compare with nothing above"
-TRIALS = f"seeds from {TRIED} on, on which rules were tried: these rows judge nothing"
+TRIALS = f"seeds from {TRIED} on, which judge nothing"
 FORMS = {"improvement": ".2f", "correlation": ".3f", "largest": ".1%", "share": ".1%"}
 HERE = Path(__file__).parent
 

@@ -169,7 +169,7 @@ def test_rows_of_seeds_that_judge_nothing_have_a_board_and_a_file_of_their_own(m
     tried = rows[0] | {"seeds": [900, 901]}
     first, second = board_of([*rows, tried])
     assert len(first.rows) == 3 and [row["seeds"] for row in second.rows] == [[900, 901]]
-    assert second.title == f"{first.title}; seeds from 900 on, on which rules were tried: these rows judge nothing"
+    assert second.title == f"{first.title}; seeds from 900 on, which judge nothing"
     assert bench.write_row(rows[0], tmp_path) != bench.write_row(tried, tmp_path)
 
 
