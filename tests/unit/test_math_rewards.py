@@ -40,6 +40,7 @@ def test_the_final_answer_is_the_last_one():
         *((r"\fbox{7}", "7"), (r"#### 1 \boxed{2}", "2"), (r"\boxed{2} #### 1", "2"), ("16 - 3 = 13\n#### 13\n", "13")),
         ("The answer is 5. But the Final Answer: **$7.50$**.\nBye", "$7.50$"),
         *(("the answer is 3.14", "3.14"), ("It is 42. The answer is 42!", "42"), ("#### Answer\n42", "42")),
+        (r"The answer is \(n! (n-1)\)! Done.", r"\(n! (n-1)\)"),
         ("The answer is 42.\n\n#### Verification\n6 * 7 = 42", "42"),
         *((text, r"42\text{ dogs}") for text in ("#### 42 dogs", "The answer is 42 dogs.")),
     ):

@@ -143,7 +143,13 @@ def _said(tail: str) -> str | None:
     if display := _DISPLAY.match(rest):
         return display[1] or display[2]
     line = rest.partition("\n")[0].strip(_NOT_SAID)
-    return _counted(_stated(_END.split(line, maxsplit=1)[0].strip(_NOT_SAID)))
+    end = _END.search(_masked(line))
+    return _counted(_stated(line[: end.start() if end else None].strip(_NOT_SAID)))
+
+
+def _masked(text: str) -> str:
+    """Return a text of the same length without what its formulas say."""
+    return _FORMULA.sub(lambda match: "#" * len(match[0]), text)
 
 
 def _counted(text: str) -> str:
@@ -165,7 +171,7 @@ def _stated(sentence: str) -> str:
     words = _WORD.findall(_FORMULA.sub(" ", sentence))
     if len(words) < 3:
         return sentence
-    *_, last = [None, *_STATES.finditer(_FORMULA.sub(lambda match: "#" * len(match[0]), sentence))]
+    *_, last = [None, *_STATES.finditer(_masked(sentence))]
     value = sentence[last.end() :].strip(_NOT_SAID) if last else ""
     if re.search(r"[0-9]", value) or _FORMULA.search(value):
         return value
