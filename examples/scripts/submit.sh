@@ -22,8 +22,18 @@ cd "$(dirname "$0")/../.."
 
 # Variables for run.sh go on the command line, because the user's RUNTIME_ENV may set the environment's variables.
 settings=(DATA="$DATA" RUNS="$RUNS")
-for name in NODES GPUS EVAL BENCHMARKS EPISODES BATCH MINI_BATCH PRM; do
+for name in NODES GPUS EVAL BENCHMARKS EPISODES BATCH MINI_BATCH PRM GRACE_SECONDS; do
     [ -z "${!name-}" ] || settings+=("$name=${!name}")
+done
+
+# Ray quotes for another shell than the one that runs the job.
+for word in "${settings[@]}" "$@"; do
+    case $word in
+        *[\\\$\`\;\&\|\<\>\(\)*?\']* | '#'* | '~'* | *$'\n'*)
+            echo "submit.sh: Ray does not pass on: $word; put the flag into a YAML file and give --config FILE" >&2
+            exit 2
+            ;;
+    esac
 done
 
 id=$(basename "$1" | tr -c 'a-zA-Z0-9\n' _)_$(date +%m%d%H%M%S)_$$
@@ -31,7 +41,7 @@ id=$(basename "$1" | tr -c 'a-zA-Z0-9\n' _)_$(date +%m%d%H%M%S)_$$
 trap 'ray job stop --no-wait "$id" >/dev/null 2>&1 || true; exit 143' INT TERM
 succeeded() { ray job status "$id" 2>&1 | grep succeeded >/dev/null; }
 # Ray gives a job three seconds to end, or RAY_JOB_STOP_WAIT_TIME_S seconds if `ray start` had that variable.
-trap 'ray job stop "$id" || true; succeeded || exit 75' USR1
+trap 'ray job stop "$id" || true; succeeded && exit 0; exit 75' USR1
 # Without this the log would arrive in blocks of 8 KiB if stdout is a file, as in a Slurm job.
 # srun sends USR1 to all processes of a step. This process ignores it, to show the log of a training that saves.
 (trap '' USR1 && PYTHONUNBUFFERED=1 exec ray job submit --submission-id "$id" --working-dir . \

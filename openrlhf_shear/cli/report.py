@@ -14,7 +14,7 @@ from, and the ablations become figures. A figure is made if the runs hold its da
 the reason.
 
   python -m openrlhf_shear.cli.report runs/grpo-* runs/shear-* --output report
-  python -m openrlhf_shear.cli.report runs/* --output report --select last
+  python -m openrlhf_shear.cli.report runs/*-seed* --output report --select last
 
 It writes index.html (open it in any browser; it needs no other file), first_and_last.md and .csv (the first and last
 values of each run), table_TASK.md, .csv and .tex (the paper's form, needs booktabs and xcolor), and each figure as
@@ -24,7 +24,7 @@ values of each run), table_TASK.md, .csv and .tex (the paper's form, needs bookt
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, e.g. runs/*")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, e.g. runs/*-seed*")
     add("--output", required=True, type=Path, metavar="DIR", help="folder to write into; created if missing")
     about = (
         "checkpoint that counts for a seed: best benchmark average (the paper's choice), last, or at a training step "

@@ -35,7 +35,8 @@ def translate(argv: Sequence[str], findings: Findings) -> list[str]:
     for word in argv:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").removeprefix("+")
-        is_flag = flag.startswith("--") or bool(equals)
+        trainer, _ = RENAMES.get(name) or REMEDIES.get(name) or ("", "")
+        is_flag = flag.startswith("--") or (bool(equals) and trainer == "verl")  # TRL has no KEY=VALUE
         if is_flag and name in RENAMES:
             trainer, new = RENAMES[name]
             renamed.setdefault(trainer, {})[flag] = f"--{new}"
@@ -48,6 +49,10 @@ def translate(argv: Sequence[str], findings: Findings) -> list[str]:
         elif not (refused and not word.startswith("--")):
             line.append(word)
         refused = (is_flag and name in REMEDIES) or (refused and not word.startswith("--"))
+    if renamed and not any(word.startswith("--algo.kl.") for word in line):
+        other = " and ".join(renamed)
+        told = f"the KL coefficient is OpenRLHF's 0.01 here, and 0 in {other}; use --algo.kl.init_coef 0 for none"
+        findings.told.append(Told(told))
     for trainer, names in renamed.items():
         spellings = ", ".join(f"{old} -> {new}" for old, new in names.items())
         findings.told.append(Told(f"flags of {trainer} were used; here they are: {spellings}", "Info"))

@@ -117,6 +117,8 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
     flag = f"--{key}"
     action = parser._option_string_actions.get(legacy.OF_EVERY_RULE.get(flag, flag))
     if action is None and (foreign.knows(key) or flag in legacy.RENAMES or flag in legacy.SWITCHES):
+        if isinstance(value, list):
+            return [flag, *map(str, value)]
         return [] if value in (None, False) else [flag] if value is True else [f"{flag}={value}"]
     if action is None:
         near = foreign.near(key) or did_you_mean(flag, parser._option_string_actions, "{}").removeprefix("--")

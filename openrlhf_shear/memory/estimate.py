@@ -140,7 +140,8 @@ def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
     for stage, batch in (("rollout", rollouts), ("train", values["train.batch_size"])):
         if values["train.dynamic_batch_enable"]:
             limit = values[f"{stage}.max_tokens_per_gpu"] or values["train.max_tokens_per_gpu"]
-            most = max(1, -(-batch // ranks)) * longest  # tokens of a rank's rollouts
+            limit *= values["ds.tensor_parallel_size"]  # the limit is a group's, and each of its ranks passes it all
+            most = max(1, -(-batch // ranks)) * longest / values["ds.ring_attn_size"]  # tokens of a rank's rollouts
             tokens.append(int(max(min(limit, most), longest / values["ds.ring_attn_size"])))
         else:
             rows = 1 if certain and packed else values[f"{stage}.micro_batch_size"]

@@ -13,7 +13,7 @@ from test_recipes import MODELS, command, grid
 from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main, read
 from openrlhf_shear.doctor import gpu
-from openrlhf_shear.memory.estimate import GIB
+from openrlhf_shear.memory.estimate import GIB, pass_tokens
 from openrlhf_shear.memory.model_shape import model_shape
 from openrlhf_shear.preflight import checks, inputs
 from openrlhf_shear.preflight.memory import memory, plan
@@ -262,3 +262,18 @@ def test_the_smallest_visible_gpu_decides(monkeypatch, visible, smallest):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(gpu, "ask_driver", lambda: ("580", (13, 0), [gpu.Gpu("a GPU", 0, n) for n in (80, 40, 60)]))
     assert gpu.smallest() == smallest
+
+
+def test_every_rank_of_a_tensor_parallel_group_passes_the_tokens_of_the_group():
+    """Upstream's limit is times ring and tensor-parallel ranks (`get_minimum_num_micro_batch_size`)."""
+    values = {
+        "data.max_len": 4096,
+        "rollout.batch_size": 64,
+        "rollout.n_samples_per_prompt": 8,
+        "ds.packing_samples": True,
+    }
+    values |= {"train.batch_size": 512, "train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 16384}
+    values |= {"rollout.max_tokens_per_gpu": None, "actor.num_nodes": 1, "actor.num_gpus_per_node": 8}
+    for ring, tensor, tokens in ((1, 1, 16384), (1, 2, 32768), (1, 4, 65536), (2, 1, 16384)):
+        layout = {"ds.ring_attn_size": ring, "ds.tensor_parallel_size": tensor}
+        assert pass_tokens(values | layout) == (tokens, tokens)

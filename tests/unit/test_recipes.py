@@ -158,7 +158,16 @@ def test_a_users_flag_wins_and_names_the_run():
     flags = command("shear", "qwen2.5-math-7b", "math", "--smoke", "--actor.model_name_or_path", "org/my model")
     assert flags[-2:] == ["--actor.model_name_or_path", "org/my model"]
     folder = flags[flags.index("--ckpt.output_dir") + 1]
-    assert folder == "runs/shear-qwen2.5-math-7b-math-g8-seed0-smoke-model_name_or_path-org_my model/checkpoint"
+    assert folder == "runs/shear-qwen2.5-math-7b-math-g8-seed0-smoke-actor.model_name_or_path-org_my model/checkpoint"
+
+
+def test_different_flags_are_different_runs():
+    lines = (
+        *(["--actor.adam.lr=1.5e-6"], ["--actor.adam.lr=2.5e-6"], ["--shear.epsilon=0.5"], ["--shear.epsilon=1.5"]),
+        *(["--rollout.temperature", "0.6"], ["--eval.temperature", "0.6"], ["--rollout.top_p=0.6"]),
+    )
+    found = [command("shear", "qwen2.5-math-7b", "math", *words) for words in lines]
+    assert len({flags[flags.index("--ckpt.path") + 1] for flags in found}) == len(lines)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import yaml
 from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
-from openrlhf_shear.line import placement, run_file
+from openrlhf_shear.config.refusal import Findings
+from openrlhf_shear.line import foreign, legacy, placement, run_file
 from openrlhf_shear.preflight import rewards
 from openrlhf_shear.train.start import machine
 
@@ -50,6 +51,15 @@ def test_a_file_that_is_wrong_is_refused(tmp_path, parser, text):
 def test_no_file_is_refused_with_the_presets(parser):
     with pytest.raises(ValueError, match="--config gpu9 is not there; use a YAML file, or one of code, cpu, gpu1"):
         run_file.expand(["--config", "gpu9"], parser)
+
+
+def test_lists_of_other_trainers_flags_are_words(tmp_path, parser):
+    file = tmp_path / "trl.yaml"
+    file.write_text("lora_target_modules: [q_proj, v_proj]\neps_clip_low_high: [0.1, 0.3]\nadam_betas: [0.9, 0.95]\n")
+    words = legacy.translate(foreign.translate(run_file.expand(["--config", str(file)], parser), Findings()), print)
+    values = vars(parser.parse_args(words))
+    assert values["ds.lora.target_modules"] == ["q_proj", "v_proj"]
+    assert values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["actor.adam.betas"] == [0.9, 0.95]
 
 
 def test_a_runs_file_starts_the_same_run(tmp_path, job, monkeypatch):

@@ -178,6 +178,59 @@ def test_limits_with_which_ray_or_nccl_fails_are_refused(slurm, tmp_path, variab
     assert "Ray did not start on all of one two" in done.stderr and said in logs(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("word", "passes"),
+    [
+        *(("a b", True), ("--actor.adam.lr=1e-6", True), ('{"a": 1}', True), ("m[1]", True), ("\\n", False)),
+        *(
+            ("http://h/score?a=1", False),
+            ("a&b", False),
+            ("$US", False),
+            ("o'brien", False),
+            ("~/x", False),
+            ("a;b", False),
+        ),
+    ],
+)
+def test_words_that_ray_s_shell_would_change_are_refused(slurm, tmp_path, word, passes):
+    slurm()  # makes the stand-ins
+    environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
+    line = ["bash", "examples/scripts/submit.sh", "./job.sh", word]
+    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == (0 if passes else 2), done.stderr
+    assert passes or f"Ray does not pass on: {word}; put the flag into a YAML file" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("stopped", 75)])
+def test_a_job_that_has_just_finished_is_not_queued_again(slurm, tmp_path, status, code):
+    slurm()
+    (tmp_path / "bin/ray").write_text(
+        f"#!{sys.executable}\nimport sys, time\nprint(sys.argv[2], {status!r}, flush=True)\n"
+        "sys.argv[2] == 'submit' and time.sleep(4)\n"
+    )
+    environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    line = ["bash", "examples/scripts/submit.sh", "./job.sh"]
+    with subprocess.Popen(line, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout.readline().startswith("submit")
+        time.sleep(0.2)
+        running.send_signal(signal.SIGUSR1)
+        running.stdout.read()
+    assert running.returncode == code
+
+
+def test_nodes_get_an_address_of_the_head_that_they_reach(slurm, tmp_path):
+    """Debian's /etc/hosts has 127.0.1.1 for a machine's own name: another node is asked for the address."""
+    slurm()
+    getent = "#!/bin/sh\n[ -f asked ] && echo 127.0.0.3 || echo 127.0.1.1\ntouch asked\n"
+    (tmp_path / "bin/getent").write_text(getent)
+    (tmp_path / "bin/getent").chmod(0o755)
+    (tmp_path / "seen").unlink()
+    _, seen = slurm()
+    (head, _), (other, _) = started(seen)
+    assert head[head.index("--node-ip-address") + 1] == "127.0.0.3"
+    assert other[other.index("--address") + 1].startswith("127.0.0.3:")
+
+
 def test_the_log_goes_on_while_a_training_saves(slurm, tmp_path):
     """USR1 to all processes of the step leaves `ray job submit` alone, and ends in the job's stop."""
     slurm()  # makes the stand-ins

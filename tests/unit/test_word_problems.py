@@ -21,7 +21,7 @@ PACKS = WordProblem("?", "3 + 5 = 8 packs, which cost 4 * 8 = 32 dollars.", "a*(
         (BOXES, {4, 3, 5, 12, 17}),
         # A sum of some terms: 40 - 7, 40 + 5, 5 - 7, and each alone.
         (GIVEN, {40, -7, 7, 5, 33, 45, -2, 38, -1}),
-        (PACKS, {4, 3, 5, 8, 32}),
+        (PACKS, {4, 3, 5, 8, 32, 12, 20}),  # also 4 * 3 and 4 * 5, person by person
     ],
 )
 def test_the_values_of_a_problem_s_parts(problem, expected):
@@ -37,6 +37,8 @@ RIGHT = [
     (BOXES, "$4 * $3 = $12. $12 + $5 = $17"),
     (GIVEN, "40 + 5 = 45, 45 - 7 = 38"),
     (GIVEN, "40 \u2212 7 = 33. 33 + 5 = 38."),
+    (PACKS, "The first pays 4 * 3 = 12, the second 4 * 5 = 20, together 12 + 20 = 32."),
+    (BOXES, "04 * 3 = 012 apples, and 12 + 05 = 17"),
     (PACKS, "4 * (3 + 5) = 32"),  # brackets are not read: nothing is found wrong, and the answer is right
 ]
 
@@ -56,7 +58,9 @@ WRONG = [
     (BOXES, "There are 12 apples.\n#### 12", "12"),
     (BOXES, "4 * 3 = 12\n#### 12", "12"),
     (GIVEN, "40 + 7 = 47. Then 47 + 5 = 52.", "+ 7 = 47"),
-    (PACKS, "4 * 3 = 12, so 12 + 5 = 17", "* 3 = 12"),
+    (PACKS, "4 * 3 = 12, so 12 + 5 = 17", "+ 5 = 17"),
+    (BOXES, "They spend $.50", ".50"),
+    (BOXES, "04 * 03 = 13", "13"),
     (BOXES, "I do not know.", ""),
 ]
 

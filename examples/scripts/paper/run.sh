@@ -67,7 +67,7 @@ esac
 
 NAME=$METHOD-$MODEL-$TASK-g$GROUP-seed$SEED${SMOKE:+-smoke}
 for word in "${EXTRA[@]}"; do # each run of a sweep gets a separate folder
-    word=${word##--*.}
+    word=${word#--}
     NAME+=-${word//\//_}
 done
 RUN=$RUNS/$NAME
@@ -81,15 +81,15 @@ smoke_data() { # uses the same prepare_data as the real data sets
     python -m openrlhf_shear.cli.make_arithmetic --out "$RUN/smoke" --train 4 --heldout 4 --seed "$SEED" --prm
     echo '{% for message in messages %}{{ message.content }}{% endfor %}' >"$RUN/smoke/policy/chat_template.jinja"
     if [ "$TASK" = math ]; then
-        python -m openrlhf_shear.cli.prepare_data "${arithmetic[@]}" --input "$RUN/smoke/train.jsonl" --output "$TRAIN"
-        python -m openrlhf_shear.cli.prepare_data "${arithmetic[@]}" --input "$RUN/smoke/heldout.jsonl" --output "$EVAL"
+        python -m openrlhf_shear.cli.prepare_data "${arithmetic[@]}" --input "$RUN/smoke/train.jsonl" --output "$TRAIN" --overwrite
+        python -m openrlhf_shear.cli.prepare_data "${arithmetic[@]}" --input "$RUN/smoke/heldout.jsonl" --output "$EVAL" --overwrite
         return
     fi
     for name in sum difference product maximum; do
         printf '{"prompt": "Read two integers from one line and print their %s.", "ability": "code", ' "$name"
         printf '"reward_model": {"ground_truth": {"inputs": ["7 7\\n"], "outputs": ["14\\n"]}}}\n'
     done >"$RUN/smoke/code.jsonl"
-    python -m openrlhf_shear.cli.prepare_data --source eurus-code --input "$RUN/smoke/code.jsonl" --output "$TRAIN"
+    python -m openrlhf_shear.cli.prepare_data --source eurus-code --input "$RUN/smoke/code.jsonl" --output "$TRAIN" --overwrite
     cp "$TRAIN" "$EVAL"
 }
 if [ -n "$SMOKE" ]; then
@@ -124,6 +124,7 @@ COMMAND=(python -m openrlhf_shear.cli.train_ppo_ray
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.path "$RUN/ckpt" --ckpt.save_hf --ckpt.max_num 1
     # The same command resumes a killed run, and the run restarts itself up to three times.
     --ckpt.save_steps 10 --ckpt.load_enable --train.max_restarts 3
+    --train.grace_seconds "${GRACE_SECONDS:-120}"
     # The machine: actor and engines take turns on all GPUs.
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
     --actor.num_nodes "$NODES" --actor.num_gpus_per_node "$GPUS" --ref.num_nodes "$NODES" --ref.num_gpus_per_node "$GPUS"

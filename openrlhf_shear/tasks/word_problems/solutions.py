@@ -1,7 +1,8 @@
 """Check of a free response to a word problem: each equation that it writes, and its answer.
 
 An equation is right if it is true and its value belongs to a part of the problem's expression. A part is a sum of some
-terms, or a product of some factors. For `a*b + c` the parts are a*b, a*b + c and the given numbers.
+terms, or a product of some factors. For `a*b + c` the parts are a*b, a*b + c and the given numbers. The parts of the
+expanded expression count too: for `a*(b + c)` a*b and a*c.
 """
 
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ import regex as re
 from openrlhf_shear.rewards.last_number import final_number
 from openrlhf_shear.tasks.word_problems.problems import WordProblem
 
-_NUMBER = r"\$?(?<![0-9.,])([0-9]{1,9}+(?:\.[0-9]{1,6}+)?+)"
+_NUMBER = r"\$?(?<![0-9.,])([0-9]{1,9}+(?:\.[0-9]{1,6}+)?+|\.[0-9]{1,6}+)"
 _UNIT = r"(?:\s*+(?!x\s*+[0-9$])[A-Za-z]{1,20}+){0,3}+"  # "3 boxes * 4 apples each = 12"
 _OPERATION = r"\s*+([-+*/\u00d7\u00f7\u2212]|x(?=\s*+[0-9$]))\s*+"
 _EQUATION = re.compile(rf"{_NUMBER}{_UNIT}(?:{_OPERATION}{_NUMBER}{_UNIT}){{1,6}}+\s*+=\s*+{_NUMBER}")
+_LEADING_ZEROS = re.compile(r"(?<![0-9.])0++(?=[0-9])")  # which sympy does not read
 _SIGNS = {"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-"}
 
 
@@ -52,7 +54,8 @@ def values(problem: WordProblem) -> frozenset:
     symbols = {name: sympy.Symbol(name) for name, _ in problem.numbers}
     given = {symbols[name]: value for name, value in problem.numbers}
     found = set()
-    for node in sympy.preorder_traversal(sympy.sympify(problem.expression, locals=symbols)):
+    expression = sympy.sympify(problem.expression, locals=symbols)
+    for node in (*sympy.preorder_traversal(expression), *sympy.preorder_traversal(sympy.expand(expression))):
         parts = [node]
         if node.func in (sympy.Add, sympy.Mul):
             sizes = range(1, len(node.args) + 1)
@@ -69,7 +72,7 @@ def _wrong(problem: WordProblem, response: str) -> Iterator[int]:
         numbers = [*equation.captures(1), *equation.captures(3)]
         operators = [_SIGNS.get(sign, sign) for sign in equation.captures(2)]
         text = numbers[0] + "".join(a + b for a, b in zip(operators, numbers[1:], strict=True))
-        made, said = sympy.sympify(text, rational=True), sympy.sympify(equation[4], rational=True)
+        made, said = (sympy.sympify(_LEADING_ZEROS.sub("", part), rational=True) for part in (text, equation[4]))
         if made != said:
             yield equation.start(4)
         elif made not in values(problem):
