@@ -79,8 +79,12 @@ def continued(before: Curves, after: Curves) -> Curves:
 
     A newer log that starts at the beginning replaces the older log; a log without points changes nothing.
     """
-    first = min((points[0][0] for points in after.values() if points), default=math.inf)
-    kept = {tag: [point for point in points if point[0] < first] for tag, points in before.items()}
+
+    def first(tag: str) -> float:
+        return after[tag][0][0] if after.get(tag) else math.inf
+
+    # A resumed run may begin with the evaluation of the step before its first one.
+    kept = {tag: [p for p in points if p[0] < min(first(tag), first(REWARD))] for tag, points in before.items()}
     merged = {tag: kept.get(tag, []) + after.get(tag, []) for tag in {**kept, **after}}
     return {tag: points for tag, points in merged.items() if points}
 

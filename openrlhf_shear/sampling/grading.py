@@ -35,6 +35,11 @@ class Grading:
     allow_unsandboxed: bool = False  # see `jail.find_jail`
     answer_format: str = ANSWER_FORMAT  # of maths, see `RewardSettings`
 
+    @property
+    def of_verdicts(self) -> dict[str, object]:
+        """The settings that a verdict depends on, as JSON values."""
+        return {"answer_format": self.answer_format, "timeout": self.timeout, "memory_mb": self.memory_mb}
+
     def __post_init__(self) -> None:
         if self.cores < 0:
             raise ValueError(f"cores must be at least 0: got {self.cores}; use 0 for half of the machine's")

@@ -60,6 +60,13 @@ def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progr
 def graded_anew(
     store: Store, completions: Iterable[Completion], grading: Grading, progress: bool, again: bool = False
 ) -> list[Completion]:
-    """Grade, write generations.jsonl and return the completions with their verdicts; `again` as in `grading.grade`."""
+    """Grade, write generations.jsonl and return the completions with their verdicts.
+
+    Args:
+        again: as in `grading.grade`. Verdicts by other settings of the grading are always made again.
+    """
     tasks = store.settings()["tasks"]
-    return store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))
+    again = again or store.graded_by not in (None, grading.of_verdicts)
+    graded = store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))
+    store.note_grading(grading.of_verdicts)
+    return graded

@@ -63,6 +63,15 @@ class Store:
     def settings(self) -> dict:
         return json.loads((self.folder / "settings.json").read_text())
 
+    @property
+    def graded_by(self) -> dict | None:
+        """The `Grading.of_verdicts` of generations.jsonl; None if it is not known."""
+        file = self.folder / "grading.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    def note_grading(self, settings: Mapping[str, object]) -> None:
+        write_text(self.folder / "grading.json", json.dumps(dict(settings), indent=1) + "\n")
+
     def questions(self) -> dict[tuple[str, str], Question]:
         """(benchmark, id) -> question, in order."""
         questions = [Question(**row) for row in _read(self.folder / "questions.jsonl")]

@@ -74,9 +74,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._fingerprint = self.args.fingerprint.with_data(self.prompts_dataloader.dataset.fingerprint)
         with passed_over("run.json"):
             write_run_facts(self.args)
+        ahead = self.args.train.async_enable
+        self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
         self._suite = None
         if self.args.eval.suite:
-            self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
+            self._suite = TrainingSuite(self.args, self._engines, self.tokenizer, self._check_stop)
             self.best_eval_metric_key = self.best_eval_metric_key or SUITE_AVERAGE
             self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
         self._pools: list[ray.actor.ActorHandle] = []
@@ -88,8 +90,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
         own = self._weighs and getattr(self.experience_maker.rule, "makes_advantages", False)
         if self.reward and not own and compares_rewards(self.args):
             self._advantages = Advantages(self.args.rollout.n_samples_per_prompt)
-        ahead = self.args.train.async_enable
-        self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
         self._order_prompts()
         self.samples_generator = ShearSamplesGenerator(
             self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self._engines, self._order
@@ -234,9 +234,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
             raise StoppedError(f"stopped by {self._stop_asked} after step {self._states['global_step']}")
 
     def restore_best_checkpoint_state(self, checkpoint_states) -> None:
-        """Restore the best evaluation as upstream does, but keep a better one that came since."""
-        best = self.best_eval_metric_value
+        """Restore the best evaluation as upstream does, but keep a better one that came since, and the line's metric."""
+        best, asked = self.best_eval_metric_value, self.best_eval_metric_key
         super().restore_best_checkpoint_state(checkpoint_states)
+        if asked and self.best_eval_metric_key != asked:
+            self.best_eval_metric_key, self.best_eval_metric_value = asked, best
         self.best_eval_metric_value = max(best, self.best_eval_metric_value)
 
     # ── A step ──

@@ -39,6 +39,17 @@ def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, capl
         sampled(books, 16, 10)
 
 
+def test_a_batch_of_rollouts_that_waited_says_nothing_about_the_rewards(books):
+    """With twice as many prompts as a step needs, every second batch is one."""
+    books.accounts.trained = 16
+    for _ in range(2):
+        sampled(books, 16, 16)
+        sampled(books, 0, 0)
+        assert not books.worth_saving
+    with pytest.raises(RewardsLostError, match="in 3 steps"):
+        sampled(books, 16, 16)
+
+
 def test_a_model_that_nothing_was_trained_into_is_not_saved(books):
     """With --reward.max_failed 1 no number of failed rewards ends a run; a resumed one would count as finished."""
     books.accounts.dispatched = 16

@@ -118,7 +118,7 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
     ledger = {"dispatched": 32, "trained": 20, "filtered": 4, "failed": {"raised KeyError": 8}, "waiting": 0}
     story.ended({"global_step": 13, "ledger": ledger}, False, False)
     assert lines(capsys) == [
-        "ended after step 13 of 40: 2 steps in this attempt with 3 optimizer steps, which changed NO WEIGHT",
+        "ended after step 13 of 40: 2 steps in this attempt with 4 optimizer steps, which changed NO WEIGHT",
         "rollouts  20 trained of 32 sampled (4 filtered, 8 raised KeyError)",
         "resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)",
         "curves    tensorboard --logdir RUN/tb",
@@ -129,7 +129,7 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
     story.ended({"global_step": 13}, True, True)
     *said, last = lines(capsys)
     assert said[:3] == [
-        "finished after step 13 of 40: 2 steps in this attempt with 3 optimizer steps",
+        "finished after step 13 of 40: 2 steps in this attempt with 4 optimizer steps",
         f"resume    the same line with --ckpt.load_enable, from {tmp_path}/ckpt",
         "curves    tensorboard --logdir RUN/tb",
     ]

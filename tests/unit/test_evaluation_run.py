@@ -56,6 +56,23 @@ def run(plan: Plan, folder: Path, engines: Engines, grading: Grading = QUICK) ->
     return evaluate(plan, Store(folder), engines, grading, progress=False)
 
 
+def test_other_settings_of_the_grading_are_those_of_all_verdicts(tmp_path):
+    """Two engine failures are sampled again, with another answer format: all four verdicts are by the new one."""
+
+    def answer(failing):
+        return lambda request: (
+            Verdict(None, failure=Failure.ENGINE_DIED)
+            if failing and request.sample
+            else f"The answer is {request.question.label}."
+        )
+
+    tags = Grading(cores=2, timeout=20.0, answer_format="tags")
+    row = run(plan("1", "2"), tmp_path, Engines(answer(failing=True)), tags)["benchmarks"]["sums"]
+    assert row["avg@2"] is None or row["avg@2"] == 0
+    row = run(plan("1", "2"), tmp_path, Engines(answer(failing=False)))["benchmarks"]["sums"]
+    assert row["avg@2"] == 1
+
+
 def boxed(request) -> str:
     return rf"So it is \boxed{{{request.question.label}}}."
 

@@ -14,6 +14,7 @@ from openrlhf_shear.train.sampling.batches import Batches
 from openrlhf_shear.train.sampling.order import PromptOrder
 from openrlhf_shear.train.start import fingerprint
 from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.start.resume import states_of
 from openrlhf_shear.train.update import saving
 from openrlhf_shear.train.update.checkpoints import NotSavedError
 
@@ -114,6 +115,22 @@ def test_other_prompts_that_are_taken_are_begun_at_the_first_one(monkeypatch, ca
     assert made._story._steps == 7 + 2 * -(-size // BATCH)
     taken = left(made)
     assert sorted(taken[:size]) == sorted(taken[size:]) == list(range(size))
+
+
+def test_waiting_rollouts_in_groups_of_another_size_are_dropped_and_their_prompts_begin_again(capsys):
+    def of(group: int) -> dict:
+        return topics() | {"batch": {"rollout.n_samples_per_prompt": group}}
+
+    args = SimpleNamespace(
+        ckpt=SimpleNamespace(accept_changes="batch", path="ckpt"), ds=SimpleNamespace(use_universal_ckpt=False)
+    )
+    kept = {"episode": 1, "consumed": 16, "global_step": 7, "total_consumed_prompts": SIZE + 16, "waiting": [{}, {}]}
+    states = states_of(kept | {fingerprint.STATE: of(2)}, fingerprint.Fingerprint(of(4)), args, SIZE)
+    assert (states["waiting"], states["consumed"], states["total_consumed_prompts"]) == ([], 0, SIZE)
+    said = capsys.readouterr().out
+    assert "2 waiting rollouts are dropped" in said and "episode 2 begins again" in said
+    states = states_of(kept | {fingerprint.STATE: of(4)}, fingerprint.Fingerprint(of(4)), args, SIZE)
+    assert (states["waiting"], states["consumed"]) == ([{}, {}], 16)
 
 
 def test_what_is_saved_next_has_the_fingerprint_of_what_was_taken(monkeypatch):

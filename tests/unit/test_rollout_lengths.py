@@ -68,6 +68,13 @@ def test_lengths_count_the_policy_s_tokens(tokens, ranges, length, total):
     assert (torch.where(made.action_mask[0])[0] + 1).tolist() == written, "column j speaks of token j + 1"
 
 
+def test_an_agent_s_reward_without_scores_is_its_score():
+    """Else the filter lets every group pass, and a micro-batch with a failed rollout cannot be joined."""
+    rows = [processed(30, [(10, 30)], reward=reward, scores=None) for reward in (1.0, 0.25, float("nan"))]
+    assert torch.cat([row.scores for row in rows]).tolist() == [1.0, 0.25, 0.0]
+    assert [row.info[FAILED].item() for row in rows] == [0.0, 0.0, 1.0]
+
+
 def test_a_reward_model_s_rollouts_have_the_same_lengths():
     made = generator(remote=None)._process_response_into_experience(response(50, [(10, 20), (35, 50)]), max_len=64)
     assert made.response_length.tolist() == [25] and FAILED not in made.info

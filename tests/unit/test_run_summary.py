@@ -7,7 +7,7 @@ import pytest
 from command_lines import refusal
 
 from openrlhf_shear.cli import summarize as cli
-from openrlhf_shear.evaluation.run_summary import read_run, summarize
+from openrlhf_shear.evaluation.run_summary import continued, read_run, summarize
 
 CURVES = {
     "train/rollout/reward_mean": [(i + 1, i / 10) for i in range(8)],
@@ -50,6 +50,15 @@ def test_a_resumed_run_is_one_curve_and_a_new_one_replaces_the_old(tmp_path):
     assert read_run(tmp_path).steps == 8
     write("anew", range(1, 3), 0.75, newer=2**33)
     assert read_run(tmp_path).curves[tags[0]] == [(1, 0.75), (2, 0.75)]
+
+
+def test_a_resume_that_begins_with_an_evaluation_keeps_the_step_before_it():
+    """A run of eight steps that was killed in the evaluation of step 5."""
+    reward, first = "train/rollout/reward_mean", [(step, step / 10) for step in range(1, 8)]
+    before = {reward: first[:6], "eval/x": [(0, 0.1), (5, 0.2)], "train/lost": [(6, 1.0)]}
+    after = {"eval/x": [(5, 0.3)], reward: first[5:]}
+    found = continued(before, after)
+    assert found[reward] == first and found["eval/x"] == [(0, 0.1), (5, 0.3)] and "train/lost" not in found
 
 
 def test_without_an_evaluation_after_training_there_is_no_result():

@@ -1,5 +1,6 @@
 """A run that trained on nothing is no success, and its filter is questioned long before."""
 
+import math
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,15 @@ def test_a_best_checkpoint_that_the_disk_refused_is_not_the_best(monkeypatch):
     monkeypatch.setattr(trainer.ShearTrainer.__base__, "save_best_checkpoint", full)
     run.save_best_checkpoint({"eval_math_pass1": 0.8}, 1, {})
     assert run.best_eval_metric_value == 0.5, "a later 0.7 is saved"
+
+
+def test_the_metric_that_the_line_asks_for_outlives_that_of_a_checkpoint(monkeypatch):
+    kept = {"best_eval_metric_key": "suite/average", "best_eval_metric_value": 0.9}
+    for asked, found in (("eval_math_pass1", ("eval_math_pass1", -math.inf)), ("", ("suite/average", 0.9))):
+        run = a_run(monkeypatch, [])
+        run.best_eval_metric_key, run.best_eval_metric_value = asked, -math.inf
+        run.restore_best_checkpoint_state(kept)
+        assert (run.best_eval_metric_key, run.best_eval_metric_value) == found
 
 
 # ── The filter ──

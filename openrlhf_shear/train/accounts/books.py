@@ -37,7 +37,9 @@ class Books:
             RewardsLostError: too many such steps came in a row, or the run ends without anything trained.
         """
         reward, failed, sampled = self._args.reward, batch.counts.failed, batch.counts.dispatched
-        share = sum(failed.values()) / sampled if sampled else 0.0
+        if not sampled:  # the batch is of rollouts that waited, and says nothing about the rewards now
+            return
+        share = sum(failed.values()) / sampled
         if share <= reward.max_failed:
             self._bad_steps = 0
             return

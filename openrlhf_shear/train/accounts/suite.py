@@ -3,11 +3,11 @@
 import filecmp
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.evaluation.basis import basis_of
@@ -16,6 +16,7 @@ from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
 from openrlhf_shear.sampling.plan import Grading
 from openrlhf_shear.sampling.store import Store
 from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
+from openrlhf_shear.train.sampling.engines import Engines
 
 logger = init_logger(__name__)
 
@@ -23,15 +24,20 @@ logger = init_logger(__name__)
 class TrainingSuite:
     """Evaluator of the benchmarks of `--eval.suite` on a training run's engines."""
 
-    def __init__(self, args, engines, tokenizer):
-        """Read the questions (`suite_plan`), so that their errors show before training."""
+    def __init__(self, args, engines: Engines, tokenizer, check_stop: Callable[[], None] = lambda: None):
+        """Read the questions (`suite_plan`), so that their errors show before training.
+
+        Args:
+            check_stop: called about once a second while completions are sampled; it raises to stop.
+        """
         self._plan = suite_plan(args)
         self._folder = Path(args.ckpt.path) / "evaluations"
         reward = args.reward
         limits = (reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
         self._grading = Grading(*limits, reward.answer_format)
         self._engines, self._sleeps = engines, args.vllm.enable_sleep
-        self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.asked, args.data.max_len)
+        asked = self._plan.sampling, self._plan.asked, args.data.max_len
+        self._sampler = EngineSampler(engines.handles, tokenizer, *asked, check_stop)
 
     def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
         """Evaluate the engines' current weights; return `suite/NAME`, avg@k, their `suite/average`, and details.
@@ -46,13 +52,19 @@ class TrainingSuite:
         if not go_on:
             shutil.rmtree(folder, ignore_errors=True)  # from before a resume at an older checkpoint
         plan = replace(self._plan, model=f"{self._plan.model}, step {step}")
+        if go_on:
+            try:
+                Store(folder).start(plan.settings(), plan.questions)
+            except ValueError as error:
+                logger.warning(f"the evaluation of step {step} begins anew: {error}")
+                shutil.rmtree(folder, ignore_errors=True)
         if self._sleeps:
-            batch_vllm_engine_call(self._engines, "wake_up")
+            self._engines.call("wake_up")
         try:
             results = evaluate(plan, Store(folder), lambda: nullcontext(self._sampler), self._grading)
         finally:
             if self._sleeps:
-                batch_vllm_engine_call(self._engines, "sleep")
+                self._engines.call("sleep")
         _share(folder / "questions.jsonl", self._folder / "questions.jsonl")
         rows = results["benchmarks"]
         scores = {name: row[f"avg@{row['k']}"] for name, row in rows.items()}

@@ -83,6 +83,7 @@ class Tracking:
         self._kept["evaluated"] = min(self.evaluated, step)
         if self._kept["best"].get("step", math.inf) > step:
             self._kept["best"] = {}
+        self._write()
         if trainer.tensorboard_logger:
             self._purge = step + 1 if step else 0
             trainer.tensorboard_logger.renew()

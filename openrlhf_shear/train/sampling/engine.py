@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from copy import copy
 
 import ray
@@ -31,6 +32,8 @@ _POOL_TRIES, _POOL_SECONDS = 600, 1.0
 _RECEIPT_SECONDS = 60.0  # that a pool waits for a caller to receive its verdict
 _GATHER_SECONDS = 0.01  # between checks whether a batch is complete
 VERDICT = "reward_verdict"  # key in a rollout's extra_logs, until the samples generator removes it
+# What training asked of a rollout's generation, in the task of that rollout.
+_asked: ContextVar[SamplingParams | None] = ContextVar("asked", default=None)
 
 
 class RewardRolloutActor(plain_class(RolloutRayActor)):
@@ -65,6 +68,7 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         async def sampled(number: int):
             seeded = copy(sampling_params)
             seeded.seed = seed_of(sampling_params.seed, number)
+            _asked.set(seeded)
             same = (prompt, label, seeded, max_length, hf_tokenizer)
             try:
                 return await super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
@@ -77,9 +81,13 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
 
     async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
         """Generate as upstream does, for executors; each turn of a conversation gets a new seed."""
-        if sampling_params.seed is not None:
+        asked = _asked.get() or sampling_params
+        if sampling_params.logprobs is None:  # an agent's own parameters; its executor reads this again
+            sampling_params.logprobs = asked.logprobs
+        seed = asked.seed if sampling_params.seed is None else sampling_params.seed
+        if seed is not None:
             sampling_params = copy(sampling_params)
-            sampling_params.seed = seed_of(sampling_params.seed, len(prompt_token_ids))
+            sampling_params.seed = seed_of(seed, len(prompt_token_ids))
         if sampling_params.logprobs is not None:  # only for training
             self._sampled.add((sampling_params.temperature, sampling_params.top_p, sampling_params.top_k))
         return await self._generate(prompt_token_ids, sampling_params, multi_modal_data)

@@ -17,6 +17,7 @@ from openrlhf_shear.sampling.sampler import EngineSettings, Output, Request, Sam
 
 logger = init_logger(__name__)
 IN_FLIGHT = 512  # requests per engine: enough to keep it full
+_STOP_SECONDS = 1.0
 TRIES = 3  # engines that a request may die with
 
 
@@ -35,6 +36,7 @@ class EngineSampler:
         sampling: Sampling,
         asked: PromptFormat,
         room: int,
+        check_stop: Callable[[], None] = lambda: None,
     ):
         """
         Args:
@@ -44,9 +46,10 @@ class EngineSampler:
             asked: the prompt format.
             room: tokens for prompt, prefix and completion together. A completion gets all of the sampling's tokens,
                 or what prompt and prefix leave of the room.
+            check_stop: called about once a second; it raises to stop.
         """
         self._engines, self._tokenizer, self._sampling = list(engines), tokenizer, sampling
-        self._asked, self._room = asked, room
+        self._asked, self._room, self._check_stop = asked, room, check_stop
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Output | Verdict]]:
         waiting = deque((request, 0) for request in requests)
@@ -68,7 +71,11 @@ class EngineSampler:
             if not running:
                 yield from ((request, Verdict(None, failure=Failure.NO_ENGINE)) for request, _ in waiting)
                 return
-            (ref,), _ = ray.wait(list(running), num_returns=1)
+            self._check_stop()
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=_STOP_SECONDS)
+            if not ready:
+                continue
+            (ref,) = ready
             request, tries, engine = running.pop(ref)
             if engine in load:
                 load[engine] -= 1

@@ -294,6 +294,8 @@ class ShearSamplesGenerator(SamplesGenerator):
         if verdict.failure is not None:
             response |= {"reward": 0.0, "scores": 0.0}
             self._record(verdict, response)
+        elif response.get("scores") is None:  # of an agent
+            response["scores"] = verdict.score
         return response, verdict.failure is not None
 
     def _apart(self, logs: dict) -> dict:

@@ -48,8 +48,13 @@ def _compare(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: i
         raise RefusedError(str(error)) from None
     for line in lines:
         say(line)
-    topics = {change.topic for change in mine.changes(saved)}
-    if topics & {"data", "seed"} and kept["consumed"]:
-        say(f"episode {kept['episode'] + 1} begins again: its prompts, or their order, are others")
+    changes = mine.changes(saved)
+    cut = kept.get("waiting") and any(change.what == "rollout.n_samples_per_prompt" for change in changes)
+    if cut:
+        say(f"{len(kept['waiting'])} waiting rollouts are dropped: they are groups of another size")
+        kept["waiting"] = []
+    if kept["consumed"] and (cut or {change.topic for change in changes} & {"data", "seed"}):
+        why = "some of its rollouts were dropped" if cut else "its prompts, or their order, are others"
+        say(f"episode {kept['episode'] + 1} begins again: {why}")
         kept["total_consumed_prompts"] = kept["episode"] * size
         kept["consumed"] = 0

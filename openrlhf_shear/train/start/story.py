@@ -85,7 +85,7 @@ class Story:
             rule: the name of the credit rule, which is the prefix of its metrics.
         """
         self._first = step if self._first is None else self._first
-        self._updates += int(status.get("update/optimizer_steps", 0) - status.get("update/skipped_steps", 0))
+        self._updates += int(status.get("update/optimizer_steps", 0))
         self._seconds.append(status["timing/step_total"])
         left = max(self._steps - step, 0) * sum(self._seconds) / len(self._seconds)
         shown = [f"{step:{len(str(self._steps))}}/{self._steps}"]
