@@ -26,14 +26,18 @@ for name in NODES GPUS EVAL BENCHMARKS EPISODES BATCH MINI_BATCH PRM GRACE_SECON
     [ -z "${!name-}" ] || settings+=("$name=${!name}")
 done
 
-# Ray quotes for another shell than the one that runs the job.
+# Ray quotes for another shell than the one that runs the job: it puts double quotes around words with blanks only.
 for word in "${settings[@]}" "$@"; do
+    changed=
     case $word in
-        *[\\\$\`\;\&\|\<\>\(\)*?\']* | '#'* | '~'* | *$'\n'*)
-            echo "submit.sh: Ray does not pass on: $word; put the flag into a YAML file and give --config FILE" >&2
-            exit 2
-            ;;
+        *[\\\$\`]* | *$'\n'*) changed=1 ;;
+        *[[:blank:]]*) ;;
+        *[\;\&\|\<\>\(\)*?\'{[]* | '#'* | '~'* | *'=~'*) changed=1 ;;
     esac
+    [ -z "$changed" ] || {
+        echo "submit.sh: Ray does not pass on: $word; put the flag into a YAML file and give --config FILE" >&2
+        exit 2
+    }
 done
 
 id=$(basename "$1" | tr -c 'a-zA-Z0-9\n' _)_$(date +%m%d%H%M%S)_$$

@@ -1,5 +1,6 @@
 """Checks of what rules return, before it reaches an update. All raise `CreditRuleError`."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
 
+logger = logging.getLogger(__name__)
 _STATES = ("hidden_states", "source_states")
 _NUMBERS = (*_STATES, "log_probs", "entropies", "ref_log_probs", "hint_log_probs")
 
@@ -24,7 +26,7 @@ def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Cr
 
     The rule sees rollouts whose numbers are not finite as rollouts without a reward (`without_nonfinite`).
     """
-    groups = [without_nonfinite(group) for group in groups]
+    groups = [_told(rule, group, without_nonfinite(group)) for group in groups]
     wheres = [_where(rule, f"group {group.number}") for group in groups]
     if type(rule).credits is CreditRule.credits:  # one by one, so that a message names the group
         credits = [_asked(where, partial(rule.credit, group)) for where, group in zip(wheres, groups, strict=True)]
@@ -40,8 +42,8 @@ def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Cr
 def without_nonfinite(group: RolloutGroup) -> RolloutGroup:
     """Return the group with no reward and no outcome for rollouts that have a NaN or infinite number.
 
-    No update trains on them, and they must not change the credit of the others. Their log-probs and entropies become 0;
-    their states stay, so that a rule can count them.
+    They must not change the credit of the others. Updates leave out those whose log-probs are not finite. Their
+    log-probs and entropies become 0 here; their states stay, so that a rule can count them.
     """
     given = {name: rows for name in _NUMBERS if (rows := getattr(group, name)) is not None}
     if not given or not group.lengths:
@@ -62,6 +64,16 @@ def without_nonfinite(group: RolloutGroup) -> RolloutGroup:
     return replace(group, rewards=rewards, correct=correct, **changed)
 
 
+def _told(rule: CreditRule, given: RolloutGroup, usable: RolloutGroup) -> RolloutGroup:
+    lost = usable.correct.count(None) - given.correct.count(None)
+    if lost:
+        logger.warning(
+            "%s: %d of %d rollouts have NaN or infinite numbers, and count as rollouts without a reward",
+            _where(rule, f"group {given.number}"), lost, len(given.lengths),
+        )  # fmt: skip
+    return usable
+
+
 def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) -> Credit:
     if not isinstance(credit, Credit):
         raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
@@ -78,7 +90,8 @@ def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) 
 
 
 def checked_part(rule: CreditRule, group: RolloutGroup, part: int, parts: int) -> object:
-    """Return `rule.part(group, part, parts)`."""
+    """Return `rule.part(group, part, parts)`, of the group that `checked_credits` gives the rule."""
+    group = without_nonfinite(group)
     return _asked(_where(rule, f"group {group.number}"), lambda: rule.part(group, part, parts), "part() raised")
 
 
@@ -117,7 +130,7 @@ def checked_advantages(
 
 def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
     """Return `rule.evidence(group, credit)`; refuse anything but evidence of these rollouts."""
-    where = _where(rule, f"group {group.number}")
+    where, group = _where(rule, f"group {group.number}"), without_nonfinite(group)
     evidence = _asked(where, lambda: rule.evidence(group, credit), "evidence() raised")
     if evidence is None:
         return None

@@ -80,6 +80,9 @@ def continued(before: Curves, after: Curves) -> Curves:
     A newer log that starts at the beginning replaces the older log; a log without points changes nothing.
     """
 
+    if any(points and points[0][0] == 0 for points in after.values()):
+        return {tag: points for tag, points in after.items() if points}
+
     def first(tag: str) -> float:
         return after[tag][0][0] if after.get(tag) else math.inf
 

@@ -49,7 +49,7 @@ def translate(argv: Sequence[str], findings: Findings) -> list[str]:
         elif not (refused and not word.startswith("--")):
             line.append(word)
         refused = (is_flag and name in REMEDIES) or (refused and not word.startswith("--"))
-    if renamed and not any(word.startswith("--algo.kl.") for word in line):
+    if renamed and not any(word.startswith("--") and "kl" in word.partition("=")[0] for word in line):
         other = " and ".join(renamed)
         told = f"the KL coefficient is OpenRLHF's 0.01 here, and 0 in {other}; use --algo.kl.init_coef 0 for none"
         findings.told.append(Told(told))

@@ -16,7 +16,7 @@ from openrlhf_shear.rewards.maths.grade import tidy_golds
 from openrlhf_shear.rewards.settings import BUILT_IN
 
 _LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # usual names of labels
-_SUM = 1e-8  # a sum of shares that differs more from 1 is refused by NumPy, which draws
+_SUM = 1.4e-8  # a sum of shares that differs more from 1 is refused by NumPy, which draws
 _SHOWN = 3  # rows that a message lists
 
 

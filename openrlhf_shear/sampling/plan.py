@@ -63,10 +63,11 @@ def graded_anew(
     """Grade, write generations.jsonl and return the completions with their verdicts.
 
     Args:
-        again: as in `grading.grade`. Verdicts by other settings of the grading are always made again.
+        again: as in `grading.grade`. Verdicts by other settings of the grading, or by unknown ones, are always made
+            again.
     """
-    tasks = store.settings()["tasks"]
-    again = again or store.graded_by not in (None, grading.of_verdicts)
+    tasks, completions = store.settings()["tasks"], list(completions)
+    again = again or store.graded_by != grading.of_verdicts
     graded = store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))
     store.note_grading(grading.of_verdicts)
     return graded

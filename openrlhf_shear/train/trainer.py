@@ -234,7 +234,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             raise StoppedError(f"stopped by {self._stop_asked} after step {self._states['global_step']}")
 
     def restore_best_checkpoint_state(self, checkpoint_states) -> None:
-        """Restore the best evaluation as upstream does, but keep a better one that came since, and the line's metric."""
+        """Restore the best evaluation as upstream does, but keep a better one since, and the line's metric."""
         best, asked = self.best_eval_metric_value, self.best_eval_metric_key
         super().restore_best_checkpoint_state(checkpoint_states)
         if asked and self.best_eval_metric_key != asked:

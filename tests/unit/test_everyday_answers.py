@@ -110,6 +110,10 @@ NUMBERS = r"""
 25\% ~ 25 percentage ~ 52 percentage
 25\% ~ 25\text{ per cent} ~ 0.025
 2000000 ~ 2 \text{ millions} ~ 2
+42 ~ 42 dogs ~ 43 dogs
+5 apples ~ 5 apples ~ 6 apples
+20 years old ~ 20 years old ~ 21 years old
+5 ~ 5 red balls ~ 5 sixths
 36 ~ 3 \text{ dozens} ~ 3
 5 ~ 5 \text{ apples} ~ 5 \text{ sixths}
 60 \text{ mph} ~ 60 \text{ miles per hour} ~ 60 \text{ hours}

@@ -42,7 +42,9 @@ def test_the_final_answer_is_the_last_one():
         *(("the answer is 3.14", "3.14"), ("It is 42. The answer is 42!", "42"), ("#### Answer\n42", "42")),
         (r"The answer is \(n! (n-1)\)! Done.", r"\(n! (n-1)\)"),
         ("The answer is 42.\n\n#### Verification\n6 * 7 = 42", "42"),
-        *((text, r"42\text{ dogs}") for text in ("#### 42 dogs", "The answer is 42 dogs.")),
+        *((text, "42 dogs") for text in ("#### 42 dogs", "The answer is 42 dogs.")),
+        *(("Final answer:\n#### a+b", "a+b"), ("The answer is as follows.\n#### True", "True")),
+        *(("Which answer is right? Option B.\n#### B", "B"), ("The answer is 4! = 24", "4! = 24")),
     ):
         assert final_answer(response) == (answer, None)
 

@@ -234,7 +234,8 @@ def test_the_best_evaluation_is_there_for_a_resume_and_one_of_lost_steps_is_not(
         first.note_evaluated(step, {"best_eval_metric_key": "eval_pass1", "best_eval_metric_value": value})
     args.ckpt.load_enable = True
     best = {"step": 20, "best_eval_metric_key": "eval_pass1", "best_eval_metric_value": 0.8}
-    for step, found in ((30, best), (20, best), (10, {})):
+    before = best | {"step": 10, "best_eval_metric_value": 0.5}
+    for step, found in ((30, best), (20, best), (15, before), (5, {})):
         assert tracking.Tracking(args).resume(trainer, step) == found
 
 

@@ -22,10 +22,9 @@ _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[
 _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
 _TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
 _RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
-_VALUED = re.compile(r"[0-9$\\]")
-_COUNT = re.compile(r"(-?\$?[0-9][0-9,.]*(?:/[0-9]+)?)\s+([A-Za-z]{2,}(?: [A-Za-z]{2,})?)")
+_HEADING = re.compile(r"(?i)\W*(?:verif|check|explan|note\b|reason|summary|justif|proof)")
 _CHECKED = re.compile(r"(?<=[0-9].*)\s\([^()]*=[^()]*\)\s*$")  # 12 apples (7 + 5 = 12)
-_END = re.compile(r"[.!?](?:\s|$)")
+_END = re.compile(r"[.?](?:\s|$)|!(?=\s+[A-Z]|\s*$)")  # 4! = 24 is a factorial
 
 
 def final_answer(response: str, formats: tuple[str, ...] = ("boxed",)) -> tuple[str | None, Reason | None]:
@@ -135,8 +134,8 @@ def _said(tail: str) -> str | None:
     hashes = tail.rfind("####")
     *_, said = [None, *_SAID.finditer(tail)]
     marked = tail[hashes + 4 :].lstrip().partition("\n")[0]
-    if hashes >= 0 and (said is None or (said.start() < hashes and _VALUED.search(marked))):  # else it is a heading
-        return _counted(marked)
+    if hashes >= 0 and (said is None or (said.start() < hashes and not _HEADING.match(marked))):
+        return marked
     if said is None:
         return None
     rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")
@@ -144,22 +143,12 @@ def _said(tail: str) -> str | None:
         return display[1] or display[2]
     line = rest.partition("\n")[0].strip(_NOT_SAID)
     end = _END.search(_masked(line))
-    return _counted(_stated(line[: end.start() if end else None].strip(_NOT_SAID)))
+    return _stated(line[: end.start() if end else None].strip(_NOT_SAID))
 
 
 def _masked(text: str) -> str:
     """Return a text of the same length without what its formulas say."""
     return _FORMULA.sub(lambda match: "#" * len(match[0]), text)
-
-
-def _counted(text: str) -> str:
-    r"""Return a number of things as a number with a unit; other texts stay unchanged.
-
-    >>> _counted("42 dogs"), _counted("two dogs"), _counted("x dogs")
-    ('42\\text{ dogs}', 'two dogs', 'x dogs')
-    """
-    match = _COUNT.fullmatch(text)
-    return rf"{match[1]}\text{{ {match[2]}}}" if match else text
 
 
 def _stated(sentence: str) -> str:

@@ -35,6 +35,7 @@ _CHOICE = re.compile(
     r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-E][.):])[^\s*+/^=-].*))"
 )
 _FUNCTION = re.compile(r"([a-zA-Z])\(([a-z])\)\s*+=")
+_COUNT = re.compile(r"(-?[0-9][0-9,.]*(?:/[0-9]+)?) ([A-Za-z]{2,}(?: [A-Za-z]{2,})?)")
 _DEGREES = re.compile(r'(.*\S)\s*"?degrees?"?')
 
 
@@ -122,7 +123,7 @@ def _compared(answer: str, golds: list[str], asked: _Asked, workers: MathWorkers
 
 def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | None:
     """Compare two tidy texts. Return None (equal), why they differ, or two texts that a worker has to compare."""
-    if (wanted := read_number(gold)) and (value := read_number(answer)):
+    if (wanted := read_number(gold)) and (value := read_number(answer) or read_number(_counted(answer))):
         return _decided(wanted, value, same(wanted, value, asked.tolerance))
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
     if gold_choice and choice and (gold_choice != choice or not (gold and answer)):
@@ -160,6 +161,16 @@ def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | 
     if ("=" in gold) != ("=" in answer) and not isinstance(wanted, ValueGroup) and not isinstance(value, ValueGroup):
         return Reason.WRONG  # math-verify takes 2x=3 for 3, and 4 for xy=4
     return gold, answer
+
+
+def _counted(text: str) -> str:
+    """Return a number of things, in words, as a number with a unit; other texts stay unchanged.
+
+    >>> _counted("42 dogs"), _counted("two dogs"), _counted("x dogs")
+    ('42 "dogs"', 'two dogs', 'x dogs')
+    """
+    match = _COUNT.fullmatch(text)
+    return f'{match[1]} "{match[2]}"' if match else text
 
 
 def _decided(wanted: Value, value: Value, equal: bool) -> Reason | None:

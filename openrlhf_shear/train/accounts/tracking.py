@@ -1,12 +1,11 @@
 """Identity of a run in TensorBoard and W&B, kept beside its checkpoints so that a resumed run continues the curves.
 
-`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last evaluated step, "best": the best
-evaluation}. The best is kept here because a step's checkpoint is older than its evaluation. If a file cannot be read or
-written, this is logged, and the run goes on.
+`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last evaluated step, "best": the
+evaluations that were the best so far}. They are here because a step's checkpoint is older than its evaluation. If a
+file cannot be read or written, this is logged, and the run goes on.
 """
 
 import json
-import math
 import os
 import re
 import uuid
@@ -22,7 +21,7 @@ from openrlhf_shear.train.accounts.curves import Curves, Tracker, check_room
 
 logger = init_logger(__name__)
 _TIME_STAMP = re.compile(r"ppo_\d{4}T\d\d:\d\d")  # upstream's default run name
-_KINDS = {"run_name": str, "wandb_id": str, "evaluated": int, "best": dict}
+_KINDS = {"run_name": str, "wandb_id": str, "evaluated": int, "best": list}
 
 
 class Tracking:
@@ -36,7 +35,7 @@ class Tracking:
         names = args.logger.wandb
         if "run_name" in kept and _TIME_STAMP.fullmatch(names.run_name):
             names.run_name = kept["run_name"]
-        new = {"wandb_id": uuid.uuid4().hex[:12], "evaluated": -1, "best": {}}
+        new = {"wandb_id": uuid.uuid4().hex[:12], "evaluated": -1, "best": []}
         self._kept = new | kept | {"run_name": names.run_name}
         os.environ.setdefault("WANDB_RUN_ID", self._kept["wandb_id"])
         os.environ.setdefault("WANDB_RESUME", "allow")
@@ -70,9 +69,12 @@ class Tracking:
     def note_evaluated(self, step: int, best: Mapping[str, object]) -> None:
         """Keep the step, and the best evaluation so far: its `best_eval_metric_key` and `best_eval_metric_value`."""
         self._kept["evaluated"] = step
-        if best != {name: self._kept["best"].get(name) for name in best}:
-            self._kept["best"] = {"step": step, **best}
+        if best and best != {name: value for name, value in self._best().items() if name != "step"}:
+            self._kept["best"].append({"step": step, **best})
         self._write()
+
+    def _best(self) -> dict[str, object]:
+        return self._kept["best"][-1] if self._kept["best"] else {}
 
     def resume(self, trainer, step: int) -> dict[str, object]:
         """Continue the curves after `step`; TensorBoard hides the killed run's later steps.
@@ -81,13 +83,12 @@ class Tracking:
             The best evaluation up to this step, as of `note_evaluated`; {} without one.
         """
         self._kept["evaluated"] = min(self.evaluated, step)
-        if self._kept["best"].get("step", math.inf) > step:
-            self._kept["best"] = {}
+        self._kept["best"] = [best for best in self._kept["best"] if best["step"] <= step]
         self._write()
         if trainer.tensorboard_logger:
             self._purge = step + 1 if step else 0
             trainer.tensorboard_logger.renew()
-        return self._kept["best"]
+        return self._best()
 
     def log(self, trainer, step: int, values: dict) -> None:
         """Log a training step's metrics every --logger.logging_steps steps, and flush them to the disk."""

@@ -50,6 +50,7 @@ class WatchedSteps(ABC):
             RuntimeError: the update ended between two optimizer steps, or without some of the rollouts.
         """
         self._trainer.training_step = self
+        held = len(self._trainer.replay_buffer.items)  # upstream clears it in the end
         try:
             yield
         finally:
@@ -62,8 +63,7 @@ class WatchedSteps(ABC):
             )
 
         if self._trainer.args.train.dynamic_batch_enable:
-            buffer = self._trainer.replay_buffer
-            had, held = sum(map(len, buffer.dynamic_indices)), len(buffer.items)
+            had = sum(map(len, self._trainer.replay_buffer.dynamic_indices))
             if had != held:
                 raise RuntimeError(f"dynamic batches had {had} of a rank's {held} rollouts; please report this")
 
