@@ -182,13 +182,9 @@ def test_limits_with_which_ray_or_nccl_fails_are_refused(slurm, tmp_path, variab
     ("word", "passes"),
     [
         *(("a b", True), ("--actor.adam.lr=1e-6", True), ('{"a": 1}', True), ("m[1]", False), ("\\n", False)),
-        *(
-            ("http://h/score?a=1", False),
-            ("a&b", False),
-            ("$US", False),
-            ("o'brien", False),
-        *(("~/x", False), ("a;b", False), ('{"a":1,"b":2}', False), ("DATA=~/x", False)),
-        *(("Question: {} Why?", True), ("It's 2 (two); ok", True), ("a b$c", False)),
+        *(("http://h/score?a=1", False), ("a&b", False), ("$US", False), ("o'brien", False), ("a;b", False)),
+        *(("~/x", False), ('{"a":1,"b":2}', False), ("DATA=~/x", False), ("a b$c", False)),
+        *(("Question: {} Why?", True), ("It's 2 (two); ok", True)),
     ],
 )
 def test_words_that_ray_s_shell_would_change_are_refused(slurm, tmp_path, word, passes):
