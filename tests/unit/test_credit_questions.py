@@ -58,6 +58,7 @@ def test_each_rule_is_compared_at_its_best_rate(tmp_path):
         assert row[measure]["mean"] == pytest.approx(np.mean(differences))
         half = 2.0687 * np.std(differences, ddof=1) / np.sqrt(24)  # t of 23 degrees of freedom
         assert row[measure]["high"] - row[measure]["mean"] == pytest.approx(half, rel=1e-4)
+    assert row["steps"]["mean"] == 0, "every run of `write_run` has the same steps"
     won = np.mean([np.mean(a) > np.mean(b) for a in mine.values() for b in its.values()])
     assert row["improvement"]["value"] == pytest.approx(won)
     middle = sorted(np.mean(mine[seed]) - np.mean(its[seed]) for seed in SEEDS)[6:18]
