@@ -3,9 +3,9 @@
     examples/scripts/credit_bench.sh         # ARMS="q2 q1": trains the runs and calls this: PYTHONPATH=. python ...
 
 Each rule has its best learning rate on the tuning seeds. Differences are of the mean of the evaluations, of the last
-evaluation and of the best one, and of the mean accuracy of the training steps. They are paired over seeds, with 95% intervals (t). p is that of the two-sided paired t
-test, also corrected by Holm's method over a question's planned differences. A question with missing seeds is interim,
-and has no conclusion.
+evaluation, of the best one, and of the mean accuracy of the training steps. They are paired over seeds, with 95%
+intervals (t). p is that of the two-sided paired t test, also corrected by Holm's method over a question's planned
+differences. A question with missing seeds is interim, and has no conclusion.
 """
 
 from collections.abc import Callable, Sequence

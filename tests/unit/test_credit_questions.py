@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from credit_questions import JUDGED, QUESTIONS, RATES, SEEDS, SETTINGS, TEXT, asked, first_answer, second_answer
+from credit_questions import JUDGED, QUESTIONS, RATES, SEEDS, SETTINGS, TEXT, _shown, asked, first_answer, second_answer
 from credit_questions import TUNING as TUNED
 from lab_cases import write_run
 
@@ -101,6 +101,15 @@ def test_the_conclusions_are_those_of_the_decision_tables():
         assert answer(rows(interval)) in page
     for interval in ((-0.5, 0.5), (-3, -2)):
         assert second_answer(rows(interval)) in page
+
+
+def test_the_page_has_the_kept_answer():
+    kept = json.loads((ROOT / "benchmarks/results/credit_questions.json").read_text())["questions"]
+    page = (ROOT / "docs/credit-questions.md").read_text()
+    for found in kept.values():
+        for row in map(_shown, found["differences"]):
+            assert all(row[name] in page for name in ("evaluated", "final", "best", "steps", "iqm", "improvement"))
+        assert found["conclusion"].split(",")[0] in page.replace("Words", "words")
 
 
 def test_the_plan_and_the_script_that_trains_name_the_same_settings():
