@@ -25,7 +25,7 @@ from openrlhf_shear.lab.placement import known_rollouts, traces
 from openrlhf_shear.lab.policy import Policy, fingerprint, start_policy
 from openrlhf_shear.lab.rollouts import sample
 from openrlhf_shear.lab.runs import finished, jobs
-from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.settings import TRIED, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import worths
@@ -105,7 +105,7 @@ def worth_gates(settings: LabSettings, start: Path, folder: Path, first: int | N
 
     `first` limits the runs to their first steps.
     """
-    wanted = jobs(settings, parse_rules(",".join(RULES)), [0], start, fingerprint(start), folder)
+    wanted = jobs(settings, parse_rules(",".join(RULES)), [TRIED], start, fingerprint(start), folder)
     runs = [replace(run, accuracy=run.accuracy[:first]) for run in finished(wanted)]
     over = {
         base: {worth.rule: worth.against.get("baseline") for worth in worths(runs, base)}
