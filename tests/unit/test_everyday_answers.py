@@ -115,6 +115,7 @@ NUMBERS = r"""
 20 years old ~ 20 years old ~ 21 years old
 5 ~ 5 red balls ~ 5 sixths
 36 ~ 3 \text{ dozens} ~ 3
+300000 ~ 3 \text{ hundred thousand} ~ 3000
 5 ~ 5 \text{ apples} ~ 5 \text{ sixths}
 60 \text{ mph} ~ 60 \text{ miles per hour} ~ 60 \text{ hours}
 5 \text{ oz} ~ 5 \text{ ounces} ~ 5 \text{ gallons}
