@@ -168,6 +168,8 @@ def main() -> None:
     parser = script_parser(__doc__, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
     args = parser.parse_args()
+    if not (args.runs / "runs").is_dir():
+        parser.error(f"--runs: no runs of the lab in {args.runs}; give the lab's --output, which has a folder runs")
     found = {}
     for number, question in QUESTIONS.items():
         try:
@@ -180,6 +182,8 @@ def main() -> None:
         print_table(f"Question {number}, points over {over}", rows, COLUMNS)
         print_table("Of the evaluations", rows, ROBUST)
         print(f"Question {number}: {found[number]['conclusion']}")
+    if not found:
+        raise SystemExit(f"no question has all runs of its tuning in {args.runs}: nothing is written")
     write_json(args.output, {**provenance(), "questions": found})
 
 

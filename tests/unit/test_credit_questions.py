@@ -1,9 +1,11 @@
 """The planned questions' differences: tuned rates, which runs are paired, and each row of the decision tables."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import credit_questions
 import numpy as np
 import pytest
 from credit_questions import JUDGED, QUESTIONS, RATES, SEEDS, SETTINGS, TEXT, _shown, asked, first_answer, second_answer
@@ -77,6 +79,17 @@ def test_a_question_with_missing_seeds_is_interim(tmp_path, monkeypatch):
     (row,) = found["differences"]
     assert (row["rule"], row["seeds"], row["holm"]) == ("shear", 2, min(1, 3 * row["p"])), "three are planned"
     assert found["conclusion"] == "interim: 5 of 96 runs"
+
+
+def test_a_folder_without_tuned_questions_overwrites_no_answer(tmp_path, monkeypatch, capsys):
+    kept = tmp_path / "kept.json"
+    kept.write_text("an answer")
+    for folder, said in ((tmp_path, "no runs of the lab in"), (tmp_path / "lab", "nothing is written")):
+        monkeypatch.setattr(sys, "argv", ["credit_questions.py", "--runs", str(folder), "--output", str(kept)])
+        with pytest.raises(SystemExit) as stopped:
+            credit_questions.main()
+        assert said in f"{stopped.value}{capsys.readouterr().err}" and kept.read_text() == "an answer"
+        (tmp_path / "lab/runs").mkdir(parents=True, exist_ok=True)
 
 
 def rows(*intervals, holm=0.01):
