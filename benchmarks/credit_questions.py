@@ -94,7 +94,7 @@ QUESTIONS = {
         "bookkeeping-paraphrased",
         60,
         "uniform",
-        ("shear", "shear/epsilon_rel=0.1", "shear/normalize=per_rollout"),
+        ("shear", "shear/normalize=per_rollout"),
         first_answer,
     ),
     2: Question("bookkeeping", 20, TEXT, (JUDGED,), second_answer),
