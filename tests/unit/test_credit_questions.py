@@ -77,8 +77,8 @@ def test_a_question_with_missing_seeds_is_interim(tmp_path, monkeypatch):
     write(tmp_path, question, "shear", 2e-4, {200: (0.3, 0.2), 201: (0.3, 0.2), 202: (0.9, 0.9)})
     found = asked(question, tmp_path)
     (row,) = found["differences"]
-    assert (row["rule"], row["seeds"], row["holm"]) == ("shear", 2, min(1, 3 * row["p"])), "three are planned"
-    assert found["conclusion"] == "interim: 5 of 96 runs"
+    assert (row["rule"], row["seeds"], row["holm"]) == ("shear", 2, min(1, 2 * row["p"])), "two are planned"
+    assert found["conclusion"] == "interim: 5 of 72 runs"
 
 
 def test_a_folder_without_tuned_questions_overwrites_no_answer(tmp_path, monkeypatch, capsys):
