@@ -1,5 +1,6 @@
 """Interface of credit rules: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md)."""
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -31,11 +32,15 @@ class StepScores:
 
     ends: torch.Tensor  # (K,) int64, ascending: the response token that ends step k, from 0
     scores: torch.Tensor  # (K,) float32: the probability that step k is right, in [0, 1]
-    steps: int  # all steps of the rollout; more than K if it is too long for the model, which reads the first K
+    steps: int  # all steps of the rollout; more than K if the model scored only the first K
 
     @classmethod
     def of(cls, ends: Sequence[int], scores: Sequence[float]) -> Self:
-        """Make scores from the ends of all steps, and the scores of the first few steps, possibly none."""
+        """Make scores from the ends of all steps, and the scores of the first few steps, possibly none.
+
+        Steps from the first NaN or infinite score on are not scored.
+        """
+        scores = list(itertools.takewhile(math.isfinite, scores))
         known = torch.tensor(ends[: len(scores)], dtype=torch.int64)
         return cls(known, torch.tensor(scores, dtype=torch.float32), len(ends))
 

@@ -1,16 +1,27 @@
 """A response cut into steps, on policies' tokens of several kinds."""
 
 import functools
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, lists, sampled_from
+from openrlhf.trainer.ppo_utils.experience import Experience
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from openrlhf_shear.config import PrmConfig
+from openrlhf_shear.credit.checks import checked_credits
 from openrlhf_shear.credit.prm.steps import Steps, StepSplitter
+from openrlhf_shear.credit.rule import RolloutGroup
+from openrlhf_shear.credit.rules.prm_reshape import PrmReshapeRule
+from openrlhf_shear.credit.rules.pure import PureRule
+from openrlhf_shear.train.experience.prm import StepScorer
 
 ROOT = Path(__file__).parents[2]
 EOS = "<eos>"
@@ -113,3 +124,22 @@ def test_every_step_has_text_even_where_tokens_hold_text_behind_a_blank_line(tex
     tokenizer = policy_tokenizer("nowhere", "a\n\nb")
     assert any(re.search("ĊĊb|Ċb", token) for token in tokenizer.get_vocab())
     assert all(split(tokenizer, text).texts)
+
+
+def test_steps_from_the_first_nan_on_count_as_not_scored():
+    """One of two rollouts has a NaN at its second step; PURE and prm_reshape go on without it."""
+    tokenizer = policies()[0]
+    ids = ids_of(tokenizer, "So x is one.\n\nThen two\n\nAnd so on.")
+    samples = Experience(
+        sequences=torch.tensor([ids, ids]), action_mask=torch.ones(2, len(ids)), prompts=["1 + 1?", "1 + 1?"]
+    )
+    model = SimpleNamespace(score=lambda problems, steps: [[0.5, math.nan, 0.25], [0.5, 0.75, 0.25]])
+    scorer = StepScorer(model, PrmConfig(), tokenizer, {})
+    (scores,) = scorer([samples])
+    assert [rollout.scores.tolist() for rollout in scores] == [[0.5], [0.5, 0.75, 0.25]]
+    metrics = scorer.metrics
+    counts = [metrics[f"prm/{name}"] for name in ("nonfinite_rollouts", "truncated_steps", "steps_per_rollout")]
+    assert counts == [1, 2, 3] and metrics["prm/score_min"] == 0.25
+    group = RolloutGroup(0, (1.0, 0.0), (True, False), (len(ids), len(ids)), prm_scores=scores)
+    for rule in (PureRule(), PrmReshapeRule()):
+        checked_credits(rule, [group])  # which refuses NaN

@@ -1,6 +1,7 @@
 """The interface of credit rules: what a rule is given, what is refused, and rules from outside the package."""
 
 import importlib.util
+import math
 import types
 from pathlib import Path
 
@@ -252,7 +253,9 @@ def test_a_rule_that_cannot_be_had_is_refused_with_the_reason(name, said):
 def test_scores_of_no_step_are_scores():
     scores = StepScores.of((3, 7), ())
     assert (scores.ends.dtype, scores.scores.dtype, scores.steps) == (torch.int64, torch.float32, 2)
-    known = StepScores.of((3, 7), (0.5,))
+    for given in ((0.5,), (0.5, math.nan), (0.5, math.inf)):
+        known = StepScores.of((3, 7), given)
+        assert (known.ends.tolist(), known.scores.tolist(), known.steps) == ([3], [0.5], 2)
     assert known.ends.tolist() == [3] and known.scores.tolist() == [0.5]
     group = RolloutGroup(0, (1.0, 0.0), (True, False), (1, 2), prm_scores=(scores, StepScores.of((), ())))
     made = PureRule().credit(group).advantages

@@ -1,5 +1,6 @@
 """Process reward model as an actor group: DeepSpeed inference, on the policy's GPUs or on separate ones."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -136,7 +137,14 @@ class StepScorer:
         if self._colocated:
             ray.get(self._group.async_run_method("empty_cache"))
         scores = [StepScores.of(step.ends, of_steps) for step, of_steps in zip(steps, values, strict=True)]
-        self.metrics = _metrics(scores) | {"prm/seconds": time.perf_counter() - started}
+        broken = sum(not all(map(math.isfinite, of_steps)) for of_steps in values)
+        if broken:
+            logger.warning(
+                f"the process reward model gave NaN or infinite scores for {broken} of {len(values)} rollouts, whose "
+                "steps from there on count as not scored"
+            )
+        timed = {"prm/nonfinite_rollouts": float(broken), "prm/seconds": time.perf_counter() - started}
+        self.metrics = _metrics(scores) | timed
         rows = iter(scores)
         return [tuple(next(rows) for _ in batch.prompts) for batch in samples]
 
