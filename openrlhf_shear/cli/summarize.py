@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from openrlhf_shear.evaluation.run_summary import read_run, write_summary
+from openrlhf_shear.evaluation.run_summary import SUITE_AVERAGE, before_and_after, held_out, read_run, write_summary
 from openrlhf_shear.line import frame
 from openrlhf_shear.report.tables import Table, print_tables
 
@@ -24,9 +24,11 @@ def main(args: argparse.Namespace) -> None:
         return "-" if value is None else f"{value:.1%}"
 
     title = ", ".join(f"{name} {value}" for name, value in facts.items()) or str(path.parent)
-    held_out = f"held-out accuracy ({summary.heldout_problems} samples)" if summary.heldout_problems else "held-out"
+    samples = f" ({summary.heldout_problems} samples)" if summary.heldout_problems else ""
+    sets = held_out(summary.curves) or {"suite average": SUITE_AVERAGE}
+    accuracies = {name: before_and_after(summary.curves.get(tag, [])) for name, tag in sets.items()}
     rows = [
-        (held_out, percent(summary.heldout_before), percent(summary.heldout_after)),
+        *((f"held-out accuracy, {name}{samples}", *map(percent, both)) for name, both in accuracies.items()),
         ("rollout reward (first, last 5 steps)", f"{summary.reward_first:.3f}", f"{summary.reward_last:.3f}"),
         ("PPO steps", "", str(summary.steps)),
         ("seconds a step", "", f"{summary.seconds_per_step:.2f}"),

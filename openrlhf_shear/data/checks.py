@@ -24,11 +24,14 @@ def usable(problem: ReadProblem) -> None:
 
 
 def unique() -> Check:
-    """Make a check that drops, as "duplicate", a problem whose prompt it has seen before."""
+    """Make a check that drops, as "duplicate", a problem whose prompt it has seen before, but for dollar signs and white space.
+
+    Letter case counts, and whether two words are apart: 2 1/2 is not 21/2.
+    """
     seen: set[str] = set()
 
     def check(problem: ReadProblem) -> None:
-        text = normalized(problem.prompt)
+        text = re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", " ".join(problem.prompt.replace("$", "").split()))
         if text in seen:
             raise Dropped("duplicate", problem.prompt)
         seen.add(text)

@@ -11,12 +11,13 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, BinaryIO
 
 from openrlhf_shear.config.near import did_you_mean
 
 _TO_UTF8 = "`iconv -f latin1 -t utf-8` to convert it, or its encoding in place of latin1"
+_HEAD = 1000  # rows that are read to know the columns
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
 
@@ -49,7 +50,7 @@ class OpenRows:
     """A data set being read."""
 
     rows: Iterator[dict]
-    columns: tuple[str, ...]  # of the first row
+    columns: tuple[str, ...]  # of the first rows; a row of a JSON file can lack some
     total: int | None  # number of rows; None if unknown
 
 
@@ -62,7 +63,8 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> O
         split: of a folder or hub id; a file is one split.
         configs: of a folder or hub id, read one after the other.
 
-    Raises DataError: the data set is missing, cannot be read, or has no row. A broken line raises when it is reached.
+    Raises DataError: the data set is missing, cannot be read, or has no row. A broken line raises when it is reached,
+    one of the first thousand rows here.
     """
     if os.path.isfile(name):
         if not name.endswith(KINDS):
@@ -72,10 +74,10 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> O
         raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file or folder, or a hub id")
     else:
         rows, total = _loaded(name, split, configs)
-    first = next(rows, None)
-    if first is None:
+    head = list(islice(rows, _HEAD))
+    if not head:
         raise DataError(f"{name} has no row; use a data set with rows")
-    return OpenRows(chain([first], rows), tuple(first), total)
+    return OpenRows(chain(head, rows), tuple(dict.fromkeys(column for row in head for column in row)), total)
 
 
 def _parquet(path: str) -> tuple[Iterator[dict], int]:

@@ -34,8 +34,17 @@ def run_facts(args: Namespace) -> dict:
         "batch": [args.rollout.batch_size, args.train.batch_size],
         "max_new_tokens": args.rollout.max_new_tokens,
         "max_len": args.data.max_len,
+        "data": [_without_folder(args.data.prompt_dataset), args.data.prompt_probs, args.data.max_samples],
+        "kl": [args.algo.kl.init_coef, args.algo.kl.use_loss],
+        "sampling": [args.rollout.temperature, args.rollout.top_p],
+        "eval_data": _without_folder(args.eval.dataset),
         "eval": {name: getattr(args.eval, name) for name in ("suite", "k", "limit", "temperature")},
     }
+
+
+def _without_folder(dataset: str | None) -> str | None:
+    """Return the last two parts of a path or hub id: copies of a file lie in different folders."""
+    return dataset and ",".join("/".join(Path(each.strip()).parts[-2:]) for each in dataset.split(","))
 
 
 def write_run_facts(args: Namespace) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.report.figures import INKS, Picture, Theme, line_style, panels, render
+from openrlhf_shear.report.findings import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 REWARD = "train/rollout/reward_mean"
+STEP_SECONDS = "train/timing/step_total"
+SUITE = "eval/suite/"
+SUITE_AVERAGE = f"{SUITE}average"
 LOGS = "events.out.tfevents.*"
 COLUMNS = 2  # of panels
 ROW = 2.0  # inches of a row of panels
@@ -47,9 +53,10 @@ class RunSummary:
     steps: int
     reward_first: float  # mean rollout reward of the first five steps
     reward_last: float  # mean rollout reward of the last five steps
+    heldout_set: str | None  # the first of several sets
     heldout_before: float | None
     heldout_after: float | None
-    heldout_problems: int | None
+    heldout_problems: int | None  # samples; None with several sets, as the log has their sum alone
     credit_share: float | None  # fraction of the step's time, mean over steps
     seconds_per_step: float
     curves: Curves = field(repr=False)
@@ -62,7 +69,7 @@ def read_run(tensorboard: str | Path) -> RunSummary:
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logs = sorted(Path(tensorboard).rglob(LOGS), key=lambda path: path.stat().st_mtime)
+    logs = sorted(Path(tensorboard).rglob(LOGS), key=_started)
     if not logs:
         raise FileNotFoundError(f"no TensorBoard log under {tensorboard}; was --logger.tensorboard_dir set?")
     curves: Curves = {}
@@ -72,6 +79,24 @@ def read_run(tensorboard: str | Path) -> RunSummary:
     if REWARD not in curves:
         raise FileNotFoundError(f"{logs[-1]} holds no training step; did the run fail before its first one?")
     return summarize(curves)
+
+
+def _started(log: Path) -> tuple[float, float, str]:
+    """Return the seconds in the file's name, `events.out.tfevents.SECONDS.HOST.PID.N`: copies have other times."""
+    seconds = log.name.split(".")[3]
+    return float(seconds) if seconds.isdecimal() else 0.0, log.stat().st_mtime, log.name
+
+
+def held_out(curves: Mapping[str, object]) -> dict[str, str]:
+    """Return the tags of the accuracies on `--eval.dataset`, by the names of its sets."""
+    tags = [tag for tag in sorted(curves) if tag.startswith("eval/") and tag.endswith("_pass1")]
+    return {tag.removeprefix("eval/eval_").removesuffix("_pass1"): tag for tag in tags}
+
+
+def before_and_after(evaluated: Sequence[tuple[int, float]]) -> tuple[float | None, float | None]:
+    """Return the values before training and of the last evaluation after a step."""
+    before = next((value for step, value in evaluated if step == 0), None)
+    return before, evaluated[-1][1] if evaluated and evaluated[-1][0] > 0 else None
 
 
 def continued(before: Curves, after: Curves) -> Curves:
@@ -95,18 +120,22 @@ def continued(before: Curves, after: Curves) -> Curves:
 def summarize(curves: Curves) -> RunSummary:
     values = {tag: [value for _, value in points] for tag, points in curves.items()}
     rewards = values[REWARD]
-    held_out = [tag for tag in sorted(values) if tag.startswith("eval/") and tag.endswith("_pass1")]
-    accuracy = next((tag for tag in (*held_out, "eval/suite/average") if tag in values), None)
-    evaluated = curves[accuracy] if accuracy else []
+    if STEP_SECONDS not in values:
+        raise ValueError(f"the log has no {STEP_SECONDS}; was it written by this fork's training?")
+    sets = held_out(curves) or {"suite": SUITE_AVERAGE}
+    name, tag = next(iter(sets.items()))
+    before, after = before_and_after(curves.get(tag, []))
+    counted = len(sets) == 1 and "eval/eval_num_samples" in values
     return RunSummary(
         steps=len(rewards),
         reward_first=fmean(rewards[:5]),
         reward_last=fmean(rewards[-5:]),
-        heldout_before=next((value for step, value in evaluated if step == 0), None),
-        heldout_after=evaluated[-1][1] if evaluated and evaluated[-1][0] > 0 else None,
-        heldout_problems=int(values["eval/eval_num_samples"][-1]) if "eval/eval_num_samples" in values else None,
+        heldout_set=name if tag in curves else None,
+        heldout_before=before,
+        heldout_after=after,
+        heldout_problems=int(values["eval/eval_num_samples"][-1]) if counted else None,
         credit_share=next((fmean(shares) for tag, shares in values.items() if tag.endswith("/credit_share")), None),
-        seconds_per_step=fmean(values["train/timing/step_total"]),
+        seconds_per_step=fmean(values[STEP_SECONDS]),
         curves=curves,
     )
 
@@ -116,15 +145,14 @@ def write_summary(summary: RunSummary, folder: str | Path, **facts) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "summary.json"
-    path.write_text(json.dumps({**facts, **asdict(summary)}, indent=1) + "\n")
+    write_text(path, json.dumps(plain({**facts, **asdict(summary)}), indent=1, allow_nan=False) + "\n")
     (folder / "curves.png").write_bytes(render(_picture(summary.curves), "png"))
     return path
 
 
 def _picture(curves: Curves) -> Picture:
-    held_out = [tag for tag in curves if tag.startswith("eval/") and tag.endswith("_pass1")]
-    labels = {tag: tag.removeprefix("eval/eval_").removesuffix("_pass1") for tag in held_out}
-    labels |= {tag: tag.removeprefix("eval/suite/") for tag in curves if tag.startswith("eval/suite/")}
+    labels = {tag: name for name, tag in held_out(curves).items()}
+    labels |= {tag: tag.removeprefix(SUITE) for tag in curves if tag.startswith(SUITE)}
     known = {"Held-out accuracy": labels, **PANELS}
     known = {title: {tag: of[tag] for tag in of if tag in curves} for title, of in known.items()}
     shown = {title: of for title, of in known.items() if of}

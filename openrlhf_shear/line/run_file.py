@@ -9,6 +9,7 @@ Keys are the flags without dashes, nested or not; flags without a value take tru
 """
 
 import argparse
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,6 +55,18 @@ def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[
     return words + rest
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's booleans: `off` and `on` are texts, as `algo.advantage.is_correction_level: off` needs."""
+
+
+_BOOL = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] != _BOOL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
 def presets_there() -> list[str]:
     return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
@@ -68,8 +81,8 @@ def _read(name: str, wrong: list[Refusal]) -> dict:
         )
     try:
         text = file.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-        twice = _twice(yaml.compose(text, yaml.SafeLoader))
+        content = yaml.load(text, _Loader)
+        twice = _twice(yaml.compose(text, _Loader))
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:

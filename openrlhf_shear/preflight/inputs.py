@@ -1,5 +1,6 @@
 """Checks of the code, models and benchmarks that a command line names: do they exist, and do they fit the flags?"""
 
+import ast
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,23 @@ def code(values: Values) -> Iterator[Finding]:
     if agent:
         if not agent.endswith(".py") or not os.path.isfile(agent):
             yield refusal("train.agent_func_path", "must be a Python file", agent, "the path of an existing .py file")
+        else:
+            yield from caught(_agent, agent)
     elif values["reward.remote_url"]:
         yield from graders(values, values["reward.remote_url"])
+
+
+def _agent(file: str) -> None:
+    """Refuse a file that is no Python, or that names no AgentExecutor; it is not run, which takes an engine."""
+    flag, name = "train.agent_func_path", "AgentExecutor"
+    try:
+        parts = list(ast.walk(ast.parse(Path(file).read_bytes(), file)))
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        refuse(flag, f"is no Python file ({error})", file, f"python {file} to see the error")
+    named = {getattr(part, "name", None) for part in parts} | {getattr(part, "asname", None) for part in parts}
+    named |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    if not named & {name, "*"}:
+        refuse(flag, f"has no {name}", file, f"class {name}(MultiTurnAgentExecutor), as in examples/agents")
 
 
 def models(values: Values) -> Iterator[Finding]:

@@ -160,9 +160,16 @@ def test_the_system_turn_is_the_user_s_or_absent(tmp_path):
 
 
 def test_a_prompt_is_kept_once_whatever_its_spaces(tmp_path):
-    again = {"problem": "what is\n1 +  $1$?", "solution": r"\boxed{2}"}
-    rows, report = prepare(tmp_path, [*MATHS, again])
-    assert len(rows) == 2 and report["dropped"]["duplicate"]["row"] == 3
+    again = {"problem": MATHS[0]["problem"].replace("$", "").replace(" ", "\n  "), "solution": r"\boxed{2}"}
+    others = [{"problem": f"Write {number} as a decimal.", "solution": r"\boxed{2}"} for number in ("2 1/2", "21/2")]
+    others += [{"problem": f"Count the capital letters of {word}.", "solution": r"\boxed{0}"} for word in ("aA", "aa")]
+    rows, report = prepare(tmp_path, [*MATHS, again, *others])
+    assert len(rows) == 6 and report["dropped"]["duplicate"]["row"] == 3 and counts(report) == {"duplicate": 1}
+
+
+def test_the_first_row_may_lack_the_answer(tmp_path):
+    rows, report = prepare(tmp_path, [{"problem": "What is this?"}, *MATHS])
+    assert len(rows) == 2 and report["dropped"]["no_answer"]["row"] == 1
     assert normalized("1 + 1") != normalized("1 - 1")
 
 
@@ -355,8 +362,8 @@ COLUMNS = "--prompt-key problem --label-key tests"
 @pytest.mark.parametrize(
     ("source", "file", "more", "kinds", "dropped"),
     [
-        ("math", "math_train/math_train_7500.jsonl.gz", f"--exclude {DATA}/math500/test.jsonl", {"answer": 7495},
-         {"duplicate": 3, "no_answer": 2}),
+        ("math", "math_train/math_train_7500.jsonl.gz", f"--exclude {DATA}/math500/test.jsonl", {"answer": 7496},
+         {"duplicate": 2, "no_answer": 2}),
         ("gsm8k", "gsm8k/train.jsonl", "--check --limit 200", {"answer": 200}, {}),
         ("eurus-code", "code_rl/eurus_format_row.jsonl", "", {"stdin": 1}, {}),
         ("columns", "code_rl/code_contests_165_rllm.json", COLUMNS, {"stdin": 140}, {"image": 25}),

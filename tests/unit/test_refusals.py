@@ -73,6 +73,7 @@ FILES = {  # by name, what is wrong with them
     "not_a_number.py": "def reward_func(queries, prompts, labels): return {'rewards': float('nan')}\n",
     "semi.csv": "question;answer\n1 + 1?;2\n",
     "unnamed.py": "def reward_func(queries, prompts, labels): return {'reward': 1.0}\n",
+    "agent.py": "from openrlhf.utils.agent import MultiTurnAgentExecutor\nclass Agent(MultiTurnAgentExecutor): ...\n",
     "gpu.py": "def reward_func(queries, prompts, labels): raise RuntimeError('No CUDA GPUs are available')\n",
     "dying.py": "import os\ndef reward_func(queries, prompts, labels): os._exit(3)\n",
 }

@@ -76,7 +76,7 @@ def test_a_page_begins_with_what_its_runs_hold(browser, trained):
     headings = browser.execute_script("return [...document.querySelectorAll('h2')].map(n => n.textContent)")
     assert headings == ["First and last", "Figures", "Runs", "Left out"]
     figures = browser.execute_script("return [...document.querySelectorAll('figure h3')].map(n => n.textContent)")
-    assert figures == ["Held-out accuracy", "Rollout reward", "Mixed groups", "Loss", "Gradient"]
+    assert figures == ["Held-out accuracy, heldout", "Rollout reward", "Mixed groups", "Loss", "Gradient"]
     folded = browser.find_element("css selector", "#omitted + details")
     assert not folded.get_attribute("open") and "evaluation on benchmarks" in folded.get_attribute("textContent")
     names = {file.name for file in path.parent.iterdir()}

@@ -61,12 +61,15 @@ from openrlhf_shear.lab.variants import parse_rules
 line = json.loads(sys.argv[1])
 flat = parse([*line, "--late.power", "3"])
 nested = types.SimpleNamespace(
-    credit=flat.credit, logger=None, data=types.SimpleNamespace(max_len=9),
-    rollout=types.SimpleNamespace(n_samples_per_prompt=4, batch_size=8, max_new_tokens=9),
+    credit=flat.credit, logger=None,
+    data=types.SimpleNamespace(max_len=9, prompt_dataset="d", prompt_probs=None, max_samples=9),
+    rollout=types.SimpleNamespace(n_samples_per_prompt=4, batch_size=8, max_new_tokens=9, temperature=1, top_p=1),
     reward=types.SimpleNamespace(remote_url="r.py"), train=types.SimpleNamespace(seed=1, batch_size=8),
     actor=types.SimpleNamespace(model_name_or_path="m", adam=types.SimpleNamespace(lr=1.0)),
-    eval=types.SimpleNamespace(suite=None, k=0, limit=0, temperature=1.0),
-    algo=types.SimpleNamespace(advantage=types.SimpleNamespace(estimator="group_norm")),
+    eval=types.SimpleNamespace(dataset=None, suite=None, k=0, limit=0, temperature=1.0),
+    algo=types.SimpleNamespace(
+        advantage=types.SimpleNamespace(estimator="group_norm"), kl=types.SimpleNamespace(init_coef=0, use_loss=False)
+    ),
 )
 (variant,) = parse_rules("late/power=5")
 print(json.dumps({

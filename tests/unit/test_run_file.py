@@ -23,11 +23,13 @@ def test_later_files_win_and_the_line_over_all(tmp_path, parser):
     )
     second.write_text(
         "train.seed: 4\ntrain.colocate_all: false\nactor: {eps_clip_low_high: [0.1, 0.3]}\ndata.max_len:\n"
+        "algo.advantage.is_correction_level: off\ndata.label_key: yes\n"
     )
     words = run_file.expand(["--config", str(first), str(second), "--train.batch_size", "32"], parser)
     values = vars(parser.parse_args(words))
     assert (values["train.seed"], values["train.batch_size"], values["train.colocate_all"]) == (4, 32, False)
     assert values["actor.adam.lr"] == 1e-6 and values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["ref.offload"]
+    assert (values["algo.advantage.is_correction_level"], values["data.label_key"]) == ("off", "yes")
 
 
 WRONG = {

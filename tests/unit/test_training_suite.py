@@ -9,21 +9,39 @@ import pytest
 
 from openrlhf_shear.config import CreditSpec, PrmConfig, PureConfig, ShearConfig
 from openrlhf_shear.data.files import DataError
+from openrlhf_shear.evaluation.comparison.cells import sections
+from openrlhf_shear.evaluation.comparison.runs import ReportError, Run
 from openrlhf_shear.evaluation.run_facts import run_facts, write_run_facts
 from openrlhf_shear.evaluation.suite import suite_benchmarks, suite_plan
 
 
 def arguments(credit=None, estimator="group_norm", **changed) -> Section:
     """The parts of OpenRLHF's nested namespace that are read, as its parser leaves them."""
-    evaluation = {"suite": "rows.jsonl", "data_dir": None, "k": 0, "limit": 0, "temperature": 0.1}
+    evaluation = {
+        "dataset": "/data/math/test.jsonl",
+        "suite": "rows.jsonl",
+        "data_dir": None,
+        "k": 0,
+        "limit": 0,
+        "temperature": 0.1,
+    }
     return Section(
         credit=credit,
-        algo=Section(advantage=Section(estimator=estimator)),
+        algo=Section(advantage=Section(estimator=estimator), kl=Section(init_coef=0.0, use_loss=False)),
         actor=Section(model_name_or_path="org/model", adam=Section(lr=1e-6)),
         reward=Section(remote_url=["math"]),
         train=Section(seed=7, batch_size=32),
-        rollout=Section(n_samples_per_prompt=16, max_new_tokens=None, batch_size=4),
-        data=Section(input_key="ask", label_key="gold", max_len=512, apply_chat_template=True, input_template=None),
+        rollout=Section(n_samples_per_prompt=16, max_new_tokens=None, batch_size=4, temperature=1.0, top_p=0.9),
+        data=Section(
+            prompt_dataset="/data/math/train.jsonl,org/set",
+            prompt_probs="0.5,0.5",
+            max_samples=100,
+            input_key="ask",
+            label_key="gold",
+            max_len=512,
+            apply_chat_template=True,
+            input_template=None,
+        ),
         logger=Section(tensorboard_dir=None),
         eval=Section(**evaluation | changed),
     )
@@ -55,10 +73,35 @@ def test_what_can_be_asked_and_what_cannot(rows):
         suite_benchmarks("rows.jsonl", "http://a:80", "ask", "gold")
 
 
+def test_seeds_of_other_data_or_another_objective_share_no_cell_of_a_report():
+    """The folder of a copied file does not matter."""
+    same, first = arguments(), run_facts(arguments())
+    same.data.prompt_dataset = "/elsewhere/math/train.jsonl,org/set"
+    assert run_facts(same) == first
+    changes = (
+        *(("data", name, value) for name, value in (("prompt_dataset", "gsm8k/train.jsonl"), ("max_samples", 9))),
+        *(("rollout", name, 0.5) for name in ("temperature", "top_p")),
+        ("eval", "dataset", "gsm8k/test.jsonl"),
+    )
+    for part, name, value in changes:
+        other = arguments()
+        setattr(getattr(other, part), name, value)
+        seeds = [Run(Path(f"{seed}"), seed=seed, others=facts) for seed, facts in enumerate((first, run_facts(other)))]
+        with pytest.raises(ReportError, match="would share a cell"):
+            sections(seeds)
+    other = arguments()
+    other.algo.kl.init_coef = 0.1
+    assert run_facts(other)["kl"] != first["kl"]
+
+
 def test_run_json_says_which_run_this_is(tmp_path):
     assert run_facts(arguments()) == {
         **{"method": "grpo", "model": "org/model", "task": "math", "seed": 7, "group": 16, "credit": None},
         **{"knobs": None, "prm": None, "learning_rate": 1e-6, "batch": [4, 32], "max_new_tokens": None, "max_len": 512},
+        "data": ["math/train.jsonl,org/set", "0.5,0.5", 100],
+        "eval_data": "math/test.jsonl",
+        "kl": [0.0, False],
+        "sampling": [1.0, 0.9],
         "eval": {"suite": "rows.jsonl", "k": 0, "limit": 0, "temperature": 0.1},
     }
     pure = run_facts(arguments(CreditSpec("pure", prm=PrmConfig("org/prm"))))

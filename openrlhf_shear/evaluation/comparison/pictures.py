@@ -17,14 +17,15 @@ from openrlhf_shear.evaluation.comparison.cells import (
 )
 from openrlhf_shear.evaluation.comparison.figures import Bar, Curve, plot_bars, plot_curves, plot_heatmap, plot_lines
 from openrlhf_shear.evaluation.comparison.tables import model_title, number, numbers, task_title
+from openrlhf_shear.evaluation.run_summary import held_out
 from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission
 
 REFERENCE_KL = "train/kl"
 # heading, unit, the end of its TensorBoard tag, and why it may be missing
+HELD_OUT = "Held-out accuracy"  # a picture for each set
 LOGGED = (
-    ("Held-out accuracy", "Accuracy (%)", "_pass1", "; --eval.dataset logs it"),
     ("Rollout reward", "Rollout reward", "train/rollout/reward_mean", ""),
     ("Mixed groups", "Share of the groups (%)", "/mixed_groups", ""),
     ("Loss", "Loss of the policy", "train/policy_loss", ""),
@@ -50,7 +51,12 @@ def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture
     shared = "at two steps that all its seeds share"
     curves, time = "Training curves", "Training time relative to GRPO"
     kinds = [(curves, f"no run logs eval/suite/average {shared}", of_each(_training, curves, averages, AVERAGE))]
-    for heading, unit, tag, why in LOGGED:
+    every = [run for section in sections for variant in section.variants for run in variant.runs]
+    sets = {name: tag for run in every for name, tag in held_out(run.curves).items()}
+    accuracies = [(f"{HELD_OUT}, {name}", "Accuracy (%)", sets[name], "") for name in sorted(sets)]
+    if not sets:
+        kinds.append((HELD_OUT, "no run logs eval/eval_SET_pass1; --eval.dataset logs it", []))
+    for heading, unit, tag, why in (*accuracies, *LOGGED):
         made = of_each(_training, heading, partial(logged, tag=tag, scale=100 if "%" in unit else 1), unit)
         kinds.append((heading, f"no run logs {tag.lstrip('/')} {shared}{why}", made))
     for knob, sweep in SWEEPS.items():

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from openrlhf_shear.evaluation.comparison.runs import SUITE, Run
-from openrlhf_shear.evaluation.run_summary import REWARD
+from openrlhf_shear.evaluation.comparison.runs import Run
+from openrlhf_shear.evaluation.run_summary import REWARD, SUITE_AVERAGE, held_out
 from openrlhf_shear.report.tables import Table
 
 STEPS = 5  # steps of a mean at the start and at the end
@@ -24,8 +24,7 @@ class Measure:
 
 MEASURES = (
     Measure("Reward", REWARD, 1, ".3f"),
-    Measure("Held-out accuracy (%)", "_pass1", 100, ".1f", evaluated=True),
-    Measure("Benchmark average (%)", f"{SUITE}average", 100, ".1f", evaluated=True),
+    Measure("Benchmark average (%)", SUITE_AVERAGE, 100, ".1f", evaluated=True),
     Measure("Tokens of a response", "train/rollout/response_length_mean", 1, ".0f"),
     Measure("Mixed groups (%)", "/mixed_groups", 100, ".0f"),
     Measure("Norm of the gradient", "train/actor_grad_norm", 1, ".3g"),
@@ -37,13 +36,18 @@ def progress(runs: Iterable[Run]) -> Table | None:
     trained = [run for run in runs if run.curves]
     if not trained:
         return None
-    points = [[_points(run, measure) for measure in MEASURES] for run in trained]
-    shown = [at for at in range(len(MEASURES)) if any(of[at] for of in points)]
+    sets = {name: tag for run in trained for name, tag in held_out(run.curves).items()}
+    accuracies = [
+        Measure(f"Held-out accuracy, {name} (%)", sets[name], 100, ".1f", evaluated=True) for name in sorted(sets)
+    ]
+    measures = [MEASURES[0], *accuracies, *MEASURES[1:]]
+    points = [[_points(run, measure) for measure in measures] for run in trained]
+    shown = [at for at in range(len(measures)) if any(of[at] for of in points)]
     rows = [
-        (run.folder, len(of[0]), *(_ends([value for _, value in of[at]], MEASURES[at]) for at in shown))
+        (run.folder, len(of[0]), *(_ends([value for _, value in of[at]], measures[at]) for at in shown))
         for run, of in zip(trained, points, strict=True)
     ]
-    header = ("Run", "Steps", *(MEASURES[at].title for at in shown))
+    header = ("Run", "Steps", *(measures[at].title for at in shown))
     note = (
         f"First → last: means of the first and of the last {STEPS} steps (of half the steps, if a run has fewer than "
         f"{2 * STEPS}); an accuracy and a benchmark average are those of the first and of the last evaluation."

@@ -14,9 +14,9 @@ from statistics import fmean
 from openrlhf_shear.evaluation import run_summary
 from openrlhf_shear.evaluation.basis import Basis, basis_of
 from openrlhf_shear.evaluation.run_facts import FILE
+from openrlhf_shear.evaluation.run_summary import SUITE
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
-SUITE = "eval/suite/"
 UNKNOWN = "-"
 FACTS = {"method": str, "model": str, "task": str, "seed": int, "group": int, "credit": dict}  # of run.json
 # settings of an evaluation that must agree between seeds, for each benchmark; from settings.json
@@ -141,8 +141,8 @@ def _training(folder: Path, logs: list[Path], notes: list[str]) -> run_summary.R
         return run_summary.read_run(folder)
     except FileNotFoundError as error:
         raise ReportError(str(error)) from error
-    except KeyError as error:
-        raise ReportError(f"{folder}: its log has no {error}; was it written by this fork's training?") from error
+    except ValueError as error:
+        raise ReportError(f"{folder}: {error}") from error
 
 
 def _logged(curves: run_summary.Curves, limit: int | None, notes: list[str]) -> tuple[Evaluation, ...]:

@@ -8,7 +8,7 @@ const NAMES = {true: "✓ correct", false: "✗ incorrect", null: "? no reward"}
 const NO_VALUE = 65535;  // a cell of a heatmap that is not finite
 
 const digits = value => value === null || value === undefined ? "none" : value.toPrecision(4);
-const short = value => value.toPrecision(3);
+const short = value => Number.isFinite(value) ? value.toPrecision(3) : "none";
 const brief = value => value === null ? "none" : String(Number(value.toPrecision(3))).replace("-", "−");
 
 function make(tag, properties, ...children) {

@@ -70,7 +70,7 @@ def index(
     """Return what the list shows, filters and sorts by, as JSON values: `window`, `groups` and `rows`.
 
     A row has the rollout's group and place in it, then its facts. `low`, `mean`, `high` and the standard deviation
-    `spread` are of its shading.
+    `spread` are of the finite numbers of its shading.
     """
     return {
         "window": window,
@@ -89,7 +89,9 @@ def index(
 def _facts(rollout: Rollout) -> dict[str, Any]:
     values, shade, numbers = shading(rollout), None, [None] * 4
     if values is not None:
-        shade, values = "weights" if rollout.weights else "advantages", values.astype(np.float64)
+        values = values[np.isfinite(values)].astype(np.float64)
+    if values is not None and len(values):
+        shade = "weights" if rollout.weights else "advantages"
         numbers = [number(float(value)) for value in (values.min(), values.mean(), values.max(), values.std())]
     return {
         "sample": rollout.sample,
