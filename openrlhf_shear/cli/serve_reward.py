@@ -2,6 +2,7 @@
 
 import argparse
 import ipaddress
+import math
 import os
 import ssl
 import sys
@@ -116,7 +117,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--reward must be {names} or an existing .py file: got {args.reward!r}")
     for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024), ("max_body_mb", MAX_BODY_MB)):
         value = getattr(args, name)
-        if not value > 0:
+        if not 0 < value < math.inf:
             raise ValueError(f"--{name.replace('_', '-')} must be positive: got {value}; use e.g. {usual}")
     if not 0 <= args.timeout <= CLIENT_SECONDS:
         raise ValueError(

@@ -60,16 +60,17 @@ def smallest() -> int | None:
 
 def driver(gpus: Gpus) -> Result:
     """Check that torch and the driver fit together."""
-    name, built = "GPU driver", f"torch is built for {f'CUDA {gpus.torch_cuda}' if gpus.torch_cuda else 'the CPU'}"
+    name, build = "GPU driver", f"CUDA {gpus.torch_cuda}" if gpus.torch_cuda else "the CPU"
+    built = f"torch is built for {build}"
     if gpus.torch_problem:
         return fail(name, f"torch cannot be imported: {gpus.torch_problem}", "reinstall torch", "no torch")
     if gpus.driver is None:
         if gpus.torch_cuda is None:
-            return ok(name, f"none, and {built}: the CPU profile", "none")
+            return ok(name, f"none, and {built}: the CPU profile")
         remedy = "install the NVIDIA driver; give a container its GPUs with docker run --gpus all"
-        return warn(name, f"none, but {built}: --device auto trains on the CPU", remedy, "none")
+        return warn(name, f"none, but {built}: --device auto trains on the CPU", remedy)
     seen = f"{gpus.driver}, runs CUDA up to {'.'.join(map(str, gpus.cuda))}; {built}"
-    same = f"driver {gpus.driver}, {built}"
+    same = f"torch for {build}"  # drivers may differ: each is checked against its torch
     if gpus.torch_cuda is None:
         return fail(name, f"{seen}, so --device auto trains on the CPU", "install torch's build for CUDA", same)
     # Within a major version every minor version runs; across major versions only with CUDA's compatibility libraries.
@@ -92,7 +93,7 @@ def devices(gpus: Gpus) -> Result:
     name = "GPUs"
     kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(gpu.name for gpu in gpus.devices).items())
     if not gpus.devices:
-        return ok(name, "none", "none")
+        return ok(name, "none")  # as on a head that runs no model
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus.torch_sees == 0:
         remedy = f"see the driver above; CUDA_VISIBLE_DEVICES is {'unset' if visible is None else repr(visible)}"

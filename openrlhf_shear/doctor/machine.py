@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from glob import glob
 from pathlib import Path
 
 from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
@@ -30,6 +31,11 @@ PORTS = {
     8265: ("Ray's dashboard and jobs", "--dashboard-port"),
     10001: ("Ray's clients", "--ray-client-server-port"),
 }
+# Of cgroups v2 and v1: folder, files of a container's limit and usage, and the name of inactive cache in memory.stat.
+_CGROUPS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 _RAY = ("gcs_server", "raylet", "ray::", "ray/dashboard", "ray.util.client")
 _HUB_SECONDS = 5
 
@@ -64,20 +70,33 @@ def refused(said: str) -> bool:
 def free_memory(root: Path = Path("/")) -> tuple[int, int]:
     """Return the available and the total memory of this machine or container [bytes].
 
+    Inactive file cache counts as available, as it does for docker and kubernetes.
+
     Args:
         root: folder that holds /proc and /sys.
     """
     lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
     kib = {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
     free, total = kib["MemAvailable"] << 10, kib["MemTotal"] << 10
-    for names in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for folder, limit, usage, cache in _CGROUPS:
+        here = root / "sys/fs/cgroup" / folder
         try:
-            most, now = ((root / "sys/fs/cgroup" / name).read_text().strip() for name in names)
+            most, now = ((here / name).read_text().strip() for name in (limit, usage))
         except OSError:
             continue
         if most.isdecimal() and int(most) < total:
-            free, total = min(free, int(most) - int(now)), int(most)
+            used = max(0, int(now) - _counter(here / "memory.stat", cache))
+            free, total = min(free, int(most) - used), int(most)
     return free, total
+
+
+def _counter(file: Path, name: str) -> int:
+    """Return the number of a name in a file of lines "NAME NUMBER"; 0 if the file or the name is missing."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return 0
+    return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
 
 
 def memory(free: int, total: int) -> Result:
@@ -97,9 +116,9 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Result:
 def disk(folder: Path) -> Result:
     """Check that the folder of runs is writable and has free space."""
     there = folder.resolve()
-    while not there.exists():
+    while not os.path.exists(there):  # Path.exists raises where a folder above cannot be searched
         there = there.parent
-    if not os.access(there, os.W_OK):
+    if not os.access(there, os.W_OK | os.X_OK):
         return fail("disk", f"{there} cannot be written to", "use a folder that you can write to: --path DIR")
     usage = shutil.disk_usage(there)
     remedy = "free some space, or use --path DIR, --ckpt.output_dir and --ckpt.path on a larger disk"
@@ -182,7 +201,7 @@ def hub(reach: Callable[[], str | None] | None = None) -> Result:
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    cached = [folder.name for folder in cache.iterdir() if "--" in folder.name] if cache.is_dir() else []
+    cached = glob("*--*", root_dir=cache)  # none if the folder is missing or cannot be read
     held = f"{len(cached)} models and data sets in {cache}"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return ok("hub", f"HF_HUB_OFFLINE is set; {held}")

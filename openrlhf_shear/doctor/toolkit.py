@@ -6,6 +6,7 @@ run. Even with a cached build that needs nvcc, because DeepSpeed asks nvcc for i
 
 import ast
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -132,7 +133,7 @@ def locks(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -
     found = {lock: _holder(lock, proc) for lock in _lock_files(extensions_folder(environ))}
     if stale := [lock for lock, holder in found.items() if holder is None]:
         told = ", ".join(f"{lock} ({_age(lock)} old)" for lock in stale)
-        remedy = f"rm {' '.join(map(str, stale))}, unless another node that shares the folder is compiling now"
+        remedy = f"{shlex.join(['rm', *map(str, stale)])}, unless another node that shares the folder is compiling now"
         return fail(name, f"{told}: no process here holds it, and ranks that need the build wait for ever", remedy)
     running = ", ".join(f"process {holder} compiles {lock.parent.name}" for lock, holder in found.items())
     return ok(name, running or "none")
@@ -146,6 +147,8 @@ def extensions_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def _lock_files(folder: Path) -> list[Path]:
     # Below TORCH_EXTENSIONS_DIR a folder for each extension; else first a folder for each Python and CUDA.
+    if not os.path.isdir(folder):  # Path.glob raises where a folder above cannot be searched
+        return []
     return sorted(path for pattern in ("*/lock", "*/*/lock") for path in folder.glob(pattern) if path.is_file())
 
 

@@ -220,6 +220,8 @@ def progress(items: Iterable, doing: str, total: int | None = None, unit: str = 
 
 
 def write_json(path: Path, content: object) -> None:
+    """Write the content as JSON, make the file's folder if it is missing, and print the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=True))
     print(f"{path}: written")
 

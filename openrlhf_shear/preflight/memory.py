@@ -127,10 +127,15 @@ def _possible(values: Values) -> Iterator[tuple[str, object]]:
         while tokens > 1:
             tokens //= 2
             yield flag, tokens
-    if values["ds.tensor_parallel_size"] == 1:
+    if values["ds.tensor_parallel_size"] == 1 and not _reads_head(values[ESTIMATOR]):
         yield "ds.zero_stage", 3
     yield from (("ref.offload", True), ("ds.adam_offload", True))
     yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(4, 10))
+
+
+def _reads_head(estimator: str) -> bool:
+    """Return whether the estimator is a credit rule that reads the LM head, which ZeRO-3 would cut into shards."""
+    return is_rule(estimator) and "lm_head" in traits(estimator).needs
 
 
 def _line(changes: dict[str, object]) -> str:

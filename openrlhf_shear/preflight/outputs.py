@@ -32,7 +32,8 @@ def folders(values: Values) -> Iterator[Finding]:
 
 def nearest(folder: Path) -> Path:
     """Return the folder, or the nearest folder above it that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    # Path.exists raises where a folder above cannot be searched; os.path.exists says no.
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
 
 
 def not_writable(place: Path) -> str:

@@ -13,7 +13,8 @@ The token is a bearer token, which this fork's client sends, or the password of 
 OpenRLHF's own client can only carry it in the URL, http://shear:TOKEN@host:port/get_reward, which aiohttp sends as
 basic auth and keeps out of its error messages.
 401 the token is missing or wrong; 408 the body took too long; 413 it is too large; 400 it is not JSON; 422 it is not
-the object above. When a client hangs up, its grades are ended.
+the object above. 400 also means that the body is not compressed as its Content-Encoding says. When a client hangs up,
+its grades are ended.
 """
 
 import asyncio
@@ -68,6 +69,11 @@ def build_app(
             return late
         except web.HTTPRequestEntityTooLarge:
             return _refusal(413, f"the body must be at most {max_body_mb:g} MB; send fewer queries in one request")
+        except web.RequestPayloadError:
+            coding = request.headers.get(hdrs.CONTENT_ENCODING, "none")
+            torn = _refusal(400, f"the body cannot be decoded (Content-Encoding: {coding}); send plain JSON")
+            torn.force_close()
+            return torn
         except BadRequest as error:
             return _refusal(422, str(error))
         except (ValueError, RecursionError) as error:
@@ -128,11 +134,13 @@ def _token_of(request: web.Request) -> bytes:
 
 
 def _without_the_line(record: logging.LogRecord) -> bool:
-    """Remove the faulty line that aiohttp logs of a request that is no HTTP: in a folded header it holds the token."""
+    """Shorten what aiohttp logs of a faulty request: a line that is no HTTP can hold the token, in a folded header."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.msg, record.args = f"{record.getMessage()}: {error.code}, {type(error).__name__}", ()
         record.exc_info = record.exc_text = None
+    elif isinstance(error, web.RequestPayloadError):  # aiohttp reads the rest of a body after the answer
+        record.msg, record.args, record.exc_info = "a body could not be decoded", (), None
     return True
 
 

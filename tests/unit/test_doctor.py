@@ -210,11 +210,28 @@ def test_memory_is_that_of_the_container(tmp_path):
     for name, content in (("memory.max", f"{4 * GIB}\n"), ("memory.current", f"{3 * GIB}\n")):
         (tmp_path / "sys/fs/cgroup" / name).write_text(content)
     assert machine.free_memory(tmp_path) == (GIB, 4 * GIB)
+    stat = tmp_path / "sys/fs/cgroup/memory.stat"
+    stat.write_text(f"anon 5\nactive_file 7\ninactive_file {2 * GIB}\ntotal_inactive_file 9\n")
+    assert machine.free_memory(tmp_path) == (3 * GIB, 4 * GIB), "the kernel drops inactive file cache"
+    stat.write_text(f"inactive_file {5 * GIB}\n")
+    assert machine.free_memory(tmp_path) == (4 * GIB, 4 * GIB), "counters are read one after the other"
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert machine.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
     assert_says(machine.memory(GIB, 4 * GIB), "fail", "1.0 of 4.0 GiB free", "Ray kills workers")
     assert_says(machine.memory(4 * GIB, 4 * GIB), "warn")
     assert_says(machine.memory(60 * GIB, 64 * GIB), "ok")
+
+
+def test_memory_of_a_container_under_cgroups_v1(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n")
+    here = tmp_path / "sys/fs/cgroup/memory"
+    here.mkdir(parents=True)
+    (here / "memory.limit_in_bytes").write_text(f"{32 * GIB}\n")
+    (here / "memory.usage_in_bytes").write_text(f"{31 * GIB}\n")
+    assert machine.free_memory(tmp_path) == (GIB, 32 * GIB)
+    (here / "memory.stat").write_text(f"inactive_file {GIB}\ntotal_inactive_file {29 * GIB}\n")
+    assert machine.free_memory(tmp_path) == (30 * GIB, 32 * GIB)
 
 
 def test_shared_memory_disk_and_open_files(tmp_path, monkeypatch):
@@ -272,6 +289,21 @@ def test_what_differs_between_nodes_is_named():
     (odd,) = differences({name: nodes[name] for name in ("a", "b")})
     assert_says(odd, "fail", "b has 2.54.0; 1 of 2 nodes has 2.55.0")
     assert differences({"a": node("2.55.0"), "late": [fail("node", "no answer", "look")]}) == []
+
+
+def test_a_head_without_gpus_and_other_drivers_are_no_difference_and_other_gpus_are():
+    def node(**changes):
+        gpus = Gpus(**WORKING | changes)
+        return [gpu.driver(gpus), gpu.devices(gpus)]
+
+    head = node(driver=None, devices=(), torch_sees=0)
+    assert head[0].status == "warn" and head[1].status == "ok"
+    assert differences({"head": head, "a": node(), "b": node(driver="580.95")}) == []
+    small = Gpu("NVIDIA L4", 22 * GIB, 23 * GIB)
+    (odd,) = differences({"head": head, "a": node(), "b": node(), "c": node(devices=(small, small))})
+    assert_says(odd, "fail", "c has 2 x NVIDIA L4; 2 of 3 nodes have 2 x NVIDIA H200")
+    (odd,) = differences({"a": node(), "b": node(), "c": node(torch_cuda="12.8")})
+    assert_says(odd, "fail", "c has torch for CUDA 12.8; 2 of 3 nodes have torch for CUDA 13.0")
 
 
 def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_path):

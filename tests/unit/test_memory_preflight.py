@@ -156,6 +156,16 @@ def test_published_settings_fit_and_without_sleep_they_do_not(line, capsys, mode
     assert estimated(line(model, f"{words} {advised}", memory)).peak.total < memory * GIB
 
 
+@pytest.mark.parametrize(("estimator", "advised"), [("uniform", True), ("otb", False), ("nthr", False)])
+def test_rules_that_read_the_lm_head_are_not_advised_to_shard_it(line, capsys, estimator, advised):
+    words = f"{HYBRID} {SLEEP} 0.4".replace("--ds.zero_stage 3", "--ds.zero_stage 2")
+    words += f" --vllm.num_engines 8 --algo.advantage.estimator {estimator} --algo.kl.init_coef 0 --data.max_len 2048"
+    words += " --rollout.n_samples_per_prompt 8"
+    told = refusal(capsys, line("qwen2.5-14b", words, 64))
+    assert "does not fit into a GPU" in told and ("--ds.zero_stage 3" in told) is advised, told
+    read(line("qwen2.5-14b", f"{words} {told.rpartition('; use ')[2]}", 64))
+
+
 @pytest.mark.parametrize(("rows", "fits"), [(1, True), (2, False)])
 def test_a_reported_lack_of_memory_is_foreseen(line, capsys, rows, fits):
     words = line("qwen2.5-7b", f"{LONG_7B} --train.micro_batch_size {rows}", 95)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -182,6 +183,43 @@ def test_a_body_that_is_not_json_is_a_bad_request(pool):
         assert status == 400 and "must be JSON" in got["error"], sent[:9]
 
 
+GARBAGE = b"garbage!" * 5
+
+
+@pytest.mark.parametrize("token", [TOKEN, "another_token.0123"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_body_that_cannot_be_decompressed_is_a_bad_request_without_a_traceback(pool, coding, late, token, caplog):
+    async def send(url):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        with contextlib.closing(writer):
+            head = f"POST /get_reward HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {token}\r\n"
+            head += f"Content-Encoding: {coding}\r\nContent-Length: {len(GARBAGE)}\r\n\r\n"
+            writer.write(head.encode())
+            if late:
+                await asyncio.sleep(0.2)
+            writer.write(GARBAGE)
+            return await reader.read()  # to the end of the connection
+
+    caplog.set_level("DEBUG")
+    said = while_served(pool, send)
+    status = b" 400 " if token == TOKEN else b" 401 "
+    assert status in said.splitlines()[0] and said.count(b"HTTP/1.1") == 1
+    if token == TOKEN:
+        assert json.loads(said.rpartition(b"\r\n")[2])["error"].startswith("the body cannot be decoded")
+    assert "Traceback" not in caplog.text and pool.asked == []
+
+
+def test_a_compressed_body_is_read(pool):
+    async def send(url):
+        sent = {"data": gzip.compress(json.dumps(body("it is 42")).encode())}
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Encoding": "gzip"}
+        async with aiohttp.ClientSession() as session, session.post(url, headers=headers, **sent) as response:
+            return (await response.json())["rewards"]
+
+    assert while_served(pool, send) == 1.0
+
+
 def test_a_body_over_the_limit_is_too_large_and_says_so(pool):
     status, got = ask_with_token(pool, body("x" * 20_000))
     assert status == 413 and "at most 0.01 MB" in got["error"]
@@ -251,6 +289,12 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
     (tmp_path / "token").write_text("\n")
     monkeypatch.setenv(REWARD_TOKEN, TOKEN)
     assert "got 0 characters" in refusal(capsys, [*line, "--token-file", tmp_path / "token"], cli.main)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "inf", "nan"])
+def test_the_command_refuses_a_largest_request_that_is_no_size(capsys, size):
+    line = ["--reward", "math", f"--max-body-mb={size}"]
+    assert f"--max-body-mb must be positive: got {float(size)}; use e.g. 64" in refusal(capsys, line, cli.main)
 
 
 @contextlib.contextmanager

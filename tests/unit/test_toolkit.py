@@ -158,6 +158,16 @@ def test_the_lock_of_a_killed_build_is_found_and_that_of_a_running_build_is_not(
     assert stale.remedy.startswith(f"rm {place}/lock, ")
 
 
+def test_the_rm_of_a_stale_lock_removes_that_file_alone(tmp_path):
+    lock, other = tmp_path / "my cache" / "fused_adam" / "lock", tmp_path / "my"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    other.touch()
+    remedy = toolkit.locks({"TORCH_EXTENSIONS_DIR": str(tmp_path / "my cache")}).remedy
+    subprocess.run(remedy.partition(", unless")[0], shell=True, check=True, cwd=tmp_path)
+    assert other.exists() and not lock.exists()
+
+
 SEGMENTS, TOGETHER = "expandable_segments:True", "--train.colocate_all --vllm.num_engines 2"
 
 
