@@ -35,9 +35,11 @@ from openrlhf_shear.transport import (
     search_groups,
     search_spans,
     span_starts,
+    token_norms,
 )
 
-_ROWS_AT_A_TIME = 1024  # rows in float64 at a time
+# Costs are roots of float32 squares. Beyond e.g. 1e19 a token's square is infinite; below 1e-19 it is 0.
+_MOST_NORM, _LEAST_NORM = 1e18, 1e-15
 _UNITLESS = ("cosine", "mmd")  # distances without units: `normalize = "none"` has nothing to undo
 
 
@@ -56,7 +58,7 @@ class ShearResult:
     mean_norm: float  # nbar, in the units of the hidden states, over the measured rollouts; 0.0 if these have no token
     solved_fraction: float  # fraction of the opposing span pairs that were solved; 0.0 without such pairs
     unconverged_fraction: float  # fraction of the solves that did not reach their tolerance; 0.0 without solves
-    nonfinite: list[bool]  # whether the rollout has a NaN or infinite hidden state
+    nonfinite: list[bool]  # whether the rollout has a NaN or infinite hidden state, or norms that add up to 1e18
     sides: tuple[list[int], list[int]]  # measured rollouts, correct and incorrect: finite, not empty, of known outcome
     nearest_rollouts: list[torch.Tensor]  # (K_i,) int64: rollout of the nearest opposing span; -1 if none
     nearest_spans: list[torch.Tensor]  # (K_i,) int64: index of that span in its rollout; -1 likewise
@@ -99,8 +101,9 @@ def shear_weights(
     >>> shear_weights([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights
     [tensor([2.]), tensor([2.])]
 
-    All weights are 1 if no rollouts oppose, or if nbar = 0. A rollout of unknown outcome, or with a hidden state that
-    is not finite, also has weights of 1. It counts neither in nbar nor in any opposing set.
+    All weights are 1 if no rollouts oppose, or if nbar is 0 (at most 1e-15). A rollout of unknown outcome, or with a
+    hidden state that is not finite (or norms that add up to 1e18), also has weights of 1. It counts neither in nbar nor
+    in any opposing set.
 
     Args:
         hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device, or NumPy arrays; T_i may be 0.
@@ -249,13 +252,13 @@ class _Group:
     ):
         """`norms`: the sum of each rollout's token norms. The other arguments are as in `shear_weights`."""
         self._config, self.hidden_states, self.device = config, hidden_states, hidden_states[0].device
-        self.nonfinite = [not total < float("inf") for total in norms]
+        self.nonfinite = [not total < _MOST_NORM for total in norms]
         known = [len(h) > 0 and outcome is not None for h, outcome in zip(self.hidden_states, correct, strict=True)]
         self.measured = [i for i, usable in enumerate(known) if usable and not self.nonfinite[i]]
         tokens = sum(len(self.hidden_states[i]) for i in self.measured)
         self.mean_norm = sum(norms[i] for i in self.measured) / tokens if tokens else 0.0
         self.sides = tuple([i for i in self.measured if correct[i] == outcome] for outcome in (True, False))
-        self.is_mixed = all(self.sides) and self.mean_norm > 0
+        self.is_mixed = all(self.sides) and self.mean_norm > _LEAST_NORM
 
     @cached_property
     def spread(self) -> float:
@@ -351,7 +354,4 @@ def _owners(side: Sequence[int], starts: Sequence[torch.Tensor]) -> tuple[torch.
 
 def _token_norms(hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the norms of all tokens, rollout after rollout, (T,) float64; not finite where a hidden state is not."""
-    if hidden_states[0].is_cuda or sum(map(len, hidden_states)) <= _ROWS_AT_A_TIME:
-        return torch.linalg.vector_norm(torch.cat([*hidden_states]), dim=1, dtype=torch.float64)
-    parts = (part for h in hidden_states for part in h.split(_ROWS_AT_A_TIME))  # which become float64
-    return torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+    return torch.cat([token_norms(h) for h in hidden_states])

@@ -24,9 +24,9 @@ def usable(problem: ReadProblem) -> None:
 
 
 def unique() -> Check:
-    """Make a check that drops, as "duplicate", a problem whose prompt it has seen before, but for dollar signs and white space.
+    """Make a check that drops, as "duplicate", a problem whose prompt it has seen before.
 
-    Letter case counts, and whether two words are apart: 2 1/2 is not 21/2.
+    Dollar signs do not count, nor white space except between words or numbers: 2 1/2 is not 21/2.
     """
     seen: set[str] = set()
 

@@ -20,7 +20,8 @@ from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
 from openrlhf_shear.transport.tiles import Tile
 
-_LOG_RANGE = 82.0  # log of the largest kernel entry; float32 holds e^88, and a row of 300 adds a factor of e^6
+_LOG_RANGE = 82.0  # log of the largest kernel entry
+_LOG_TOTAL = 87.0  # log of the largest sum of a span's entries: the sum and its reciprocal are normal float32 numbers
 _LOG_FLOOR = -76.0  # smaller entries become 0: they and their products would be denormal numbers, which are slow
 _LOG_SUM = 80.0  # log of the largest product that a bound sums up
 _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potentials give a bound
@@ -50,7 +51,8 @@ class NumbaSinkhorn(FastPairs):
         Float32 products are overwritten by the kernel. `scale` is eps in the units of the tokens.
         """
         highest = (x.largest**0.5 + y.largest**0.5) / scale  # an upper bound of the costs, in units of eps
-        self._shift = min(highest / 2, _LOG_RANGE)
+        longest = max(self._rows[1].max(), self._columns[1].max())
+        self._shift = min(highest / 2, _LOG_RANGE, _LOG_TOTAL - math.log(longest))
         kernel = torch.from_numpy(np.empty((len(x), len(y)), np.float32))  # unlike torch, NumPy requests huge pages
         with torch.autocast("cpu", enabled=False):
             products = torch.mm(x.factor, y.factor.T, out=kernel if x.factor.dtype == kernel.dtype else None)

@@ -23,6 +23,7 @@ _PARTS = {  # of a layer's stacked matrices and biases, each with the model's pa
     "second_norm": ("post_attention_layernorm",),
 }
 _ROOM = 64  # S is a multiple of it, so that few shapes are captured
+_WARM = 3  # steps before the graph is captured
 LOOK_EVERY = 32  # steps between two looks whether every sequence has ended
 
 
@@ -58,7 +59,7 @@ class Engine:
         """
         new = max(each.new_tokens for each in asked)
         width = max(each.prompts.shape[1] for each in asked)
-        positions = -(-(width + new) // _ROOM) * _ROOM
+        positions = -(-(width + max(new, _WARM)) // _ROOM) * _ROOM
         shape = len(asked), len(asked[0].prompts), positions
         with _as_fast_as_possible():
             if shape not in self._shapes:
@@ -90,7 +91,7 @@ class _Decoding:
         size = first.shape[1] // config.heads
         where = {"device": self.device}
         cache = config.layers, 2, policies * rows, config.heads, positions, size
-        self._cache = torch.zeros(cache, dtype=kind, **where)  # zeros: 0 times what is there is 0
+        self._cache = torch.zeros(cache, dtype=kind, **where)
         powers = torch.arange(0, size, 2, dtype=torch.float32, **where) / size
         self._frequencies = 1.0 / config.theta**powers
         self._seen = torch.zeros(policies * rows, 1, 1, positions, dtype=torch.bool, **where)
@@ -123,6 +124,7 @@ class _Decoding:
             for step in range(new):  # a step at a time: the draws of a step do not depend on how many follow
                 self._noise[step, i].exponential_(generator=generator)
             self._temperature[i] = each.temperature
+        self._cache.zero_()  # what a diverged policy left is NaN, and 0 times NaN is NaN
         self._seen.zero_()
         self._seen[..., :width] = known.flatten(0, 1)[:, None, None].bool()
         self._running.fill_(True)
@@ -150,7 +152,7 @@ class _Decoding:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries allocate in their first calls, which a graph must not hold
-            for _ in range(3):
+            for _ in range(_WARM):
                 self._decode()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

@@ -14,6 +14,7 @@ from openrlhf_shear.config.spans import SpanCut
 _CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
 _CPU_BLOCK, _CUDA_BLOCK = 512, 4096  # tokens of a side in one product
 _DOUBLE = 8  # bytes
+_NORM_BYTES = 2**26
 
 
 def span_starts(length: int, cut: SpanCut) -> torch.Tensor:
@@ -129,6 +130,12 @@ def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes:
     return cost
 
 
+def token_norms(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the norms of tokens (n, d), (n,) float64, of some tokens at a time: torch makes these float64 first."""
+    parts = tokens.split(max(1, _NORM_BYTES // (_DOUBLE * tokens.shape[1])))
+    return torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+
+
 class Tokens:
     """Tokens (n, d) as given, and as a factor of matrix products."""
 
@@ -139,7 +146,7 @@ class Tokens:
     @cached_property
     def norms(self) -> torch.Tensor:
         """Norms of the tokens, (n,) float64."""
-        return torch.linalg.vector_norm(self.factor, dim=1, dtype=torch.float64)
+        return token_norms(self.factor)
 
     @cached_property
     def squared(self) -> torch.Tensor:

@@ -17,8 +17,10 @@ from openrlhf_shear.transport.tiles import CostBlocks
 
 _DRIFT = 10.0  # log of the largest scaling left outside the potentials
 # Kernel entries below e^-76 become 0: they or their products would be denormal numbers, which slow a CPU down tenfold.
-# With scalings of at most e^10 each, their density is below e^-56.
 _LOG_FLOOR = -76.0
+# Between two absorptions scalings can drift far beyond e^10. While they are at most e^25, a lost entry has a density
+# below e^-26. Beyond, the dual value is that of another problem, and no bound.
+_SOUND = 25.0
 _OMEGA_START, _OMEGA_MAX = 1.5, 1.9
 # Below this many entries torch's CPU bmm does not use MKL, and is faster with the vector on the right.
 _SMALL_BLOCK = 400
@@ -27,7 +29,7 @@ _SMALL_BLOCK = 400
 class Scaling:
     """Problems of a batch that are still being solved; `index` holds their positions in the batch."""
 
-    _PER_PROBLEM = ("index", "kernel", "transposed", "f", "g", "a", "b", "u", "v", "omega", "dual", "error")
+    _PER_PROBLEM = ("index", "kernel", "transposed", "f", "g", "a", "b", "u", "v", "omega", "dual", "error", "drift")
 
     def __init__(self, blocks: CostBlocks, epsilon: float):
         self.cost, self.epsilon = blocks.cost, epsilon
@@ -41,6 +43,7 @@ class Scaling:
         self.omega = torch.full_like(self.a[:, :1], _OMEGA_START)
         self.dual = torch.full_like(self.a[:, 0], -torch.inf)
         self.error = torch.full_like(self.dual, torch.inf)
+        self.drift = torch.zeros_like(self.dual)  # log of the largest scaling
 
     def __len__(self) -> int:
         return len(self.index)
@@ -48,7 +51,8 @@ class Scaling:
     def iterate(self, iterations: int) -> None:
         """Run `iterations` iterations, end with an exact column update, and update the dual value and the error.
 
-        After an exact column update the plan has mass 1, so `<a, f> + <b, g>` is the dual value: a lower bound.
+        After an exact column update the plan has mass 1, so `<a, f> + <b, g>` is the dual value: a lower bound for a
+        problem that is `sound`.
         """
         for _ in range(iterations - 1):
             self._scale_rows(self.omega)
@@ -58,9 +62,15 @@ class Scaling:
         before_dual, before_error = self.dual, self.error
         f, g = self.potentials()
         self.dual = (self.a * f).sum(1) + (self.b * g).sum(1)
+        self.drift = torch.maximum((f - self.f).abs().amax(1), (g - self.g).abs().amax(1)) / self.epsilon
         error = (self._row_sums() - self.a).abs().sum(1)
         self.error = torch.where(self.dual.isfinite(), error, torch.nan)
         self._choose_omega(before_dual, (self.error / before_error) ** (1 / iterations))
+
+    @property
+    def sound(self) -> torch.Tensor:
+        """Whether the kernel's lost entries carry no mass, (P,) bool: the dual value and the error are right."""
+        return self.drift <= _SOUND
 
     def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return f (P, n) and g (P, m) of the current plan, 0 at padding."""
@@ -70,11 +80,10 @@ class Scaling:
 
     def absorb(self) -> None:
         """Fold scalings that drifted far into the potentials, and build the kernels of these problems again."""
-        f, g = self.potentials()
-        drift = torch.maximum((f - self.f).abs().amax(1), (g - self.g).abs().amax(1))
-        far = torch.nonzero(drift > _DRIFT * self.epsilon)[:, 0]
+        far = torch.nonzero(self.drift > _DRIFT)[:, 0]
         if len(far) == 0:
             return
+        f, g = self.potentials()
         self.f[far], self.g[far] = f[far], g[far]
         self.u[far], self.v[far] = self.a[far], self.b[far]
         self.kernel[far] = self._kernel(self.index[far], f[far], g[far])

@@ -85,14 +85,16 @@ def solve_sinkhorn(
             state.iterate(CHECK_EVERY)
             done += CHECK_EVERY
             # A problem ends when it converges, exceeds its limit, fails (is not finite) or runs out of iterations.
-            beyond = (state.dual > limits[state.index]) & (state.error > tolerance)
-            going = (state.error > tolerance) & (state.error < torch.inf) & (done < max_iterations) & ~beyond
+            unconverged = (state.error > tolerance) | ~state.sound
+            beyond = (state.dual > limits[state.index]) & (state.error > tolerance) & state.sound
+            going = unconverged & (state.error < torch.inf) & (done < max_iterations) & ~beyond
             over = torch.nonzero(~going)[:, 0]
             if len(over):
                 where = state.index[over]
                 last_f, last_g = state.potentials()
                 f[where], g[where] = last_f[over], last_g[over]
-                error[where], dropped[where], iterations[where] = state.error[over], beyond[over], done
+                error[where] = torch.where(state.sound, state.error, torch.nan)[over]
+                dropped[where], iterations[where] = beyond[over], done
                 state.keep(torch.nonzero(going)[:, 0])
             state.absorb()
         failed = torch.nonzero(~(error < torch.inf))[:, 0]

@@ -176,3 +176,14 @@ def test_a_process_that_compiles_the_loops_computes_what_one_that_reads_them_fro
     compiled = printed()
     assert [*tmp_path.rglob("*.nbc")], "nothing was kept"
     assert printed() == compiled
+
+
+@pytest.mark.parametrize("window", [100, 208, 256, 512, 900])
+def test_the_first_bound_of_identical_long_spans_is_zero(window):
+    """All tokens of both spans are the same: W is 0, and each row's sum is the largest that float32 has to hold."""
+    states = torch.zeros(window, 8)
+    states[:, 0] = 1
+    spans = Spans.pack([states], SpanCut(window, window), 1.0)
+    (tile,) = tiles(spans, spans, 2**28)
+    for epsilon in (0.015, 0.012, 0.01, 0.002):
+        assert abs(NumbaSinkhorn(tile, epsilon).bounds().item()) <= 1e-4 * epsilon

@@ -224,7 +224,7 @@ def test_without_an_opposing_rollout_weights_are_one(outcome, normalize):
 
 
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e19])  # a float32 square of 1e19 is almost infinite
 def test_a_rollout_that_is_not_finite_is_left_out(bad, normalize):
     hidden, config = group(lengths=(8, 7, 6, 9)), ShearConfig(**SMALL, normalize=normalize)
     without = shear_weights([hidden[i] for i in (0, 1, 3)], [True, False, False], config)
@@ -243,6 +243,10 @@ def test_a_rollout_that_is_not_finite_is_left_out(bad, normalize):
 def test_hidden_states_of_zero_give_weights_of_one(distance):
     result = shear_weights([torch.zeros(8, 4), torch.zeros(3, 4)], [True, False], ShearConfig(distance=distance))
     assert result.mean_norm == 0 and all((w == 1).all() for w in result.weights)
+    tiny = shear_weights(
+        [torch.full((8, 4), 1e-20), torch.full((3, 4), 2e-20)], [True, False], ShearConfig(distance=distance)
+    )
+    assert all((w == 1).all() for w in tiny.weights), "the squares are 0 in float32"
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

@@ -1,5 +1,6 @@
 """Runs trained side by side: the tokens that they draw together, and the runs themselves, on the CPU."""
 
+import copy
 import functools
 import threading
 from dataclasses import replace
@@ -178,3 +179,16 @@ def test_runs_of_the_two_devices_are_kept_apart(tmp_path):
     settings = TINY, replace(TINY, device="cuda")
     cpu, cuda = (jobs(each, variants, [0], START, "start", tmp_path)[0].path for each in settings)
     assert cpu.parents[1] != cuda.parents[1]
+
+
+def test_a_diverged_policy_leaves_nothing_in_the_engine(policies):
+    """Its NaNs stay in the keys and values, where the next call's policies have their own."""
+    asked = asked_by(policies)
+    _, tokenizer = policies
+    engine = Engine(tokenizer.eos_token_id, tokenizer.pad_token_id)
+    expected = [rows.tolist() for rows in engine.draw(asked)]
+    broken = copy.deepcopy(asked[0].model)
+    for weight in broken.parameters():
+        weight.data.fill_(torch.nan)
+    engine.draw([replace(asked[0], model=broken), asked[1]])
+    assert [rows.tolist() for rows in engine.draw(asked)] == expected

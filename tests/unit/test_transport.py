@@ -187,3 +187,22 @@ def test_symmetry_scaling_and_order(n, m, seed):
 def test_wrong_input_is_refused(x, y, epsilon, message):
     with pytest.raises(ValueError, match=message):
         sinkhorn_distance(x, y, epsilon)
+
+
+@pytest.mark.parametrize("here", [(90, 10), (67, 33), (99, 50), (99, 1)])
+@pytest.mark.parametrize("apart", [60, 80, 94, 160, 300])
+def test_a_pair_that_is_dropped_exceeds_its_limit_however_far_the_scalings_drift(here, apart):
+    """Two clusters `apart` eps, with these percentages of each side in the first: scalings drift by e^40 at once.
+
+    A bound is at most W_eps, and costs are rounded by 1e-5 eps.
+    """
+    cost = torch.full((100, 100), float(apart))
+    cost[: here[0], : here[1]] = cost[here[0] :, here[1] :] = 0
+    oracle, _ = entropic(cost.double().numpy(), 1.0)
+    blocks, limit = batch(cost), torch.tensor([oracle + 0.1], dtype=torch.float32)
+    whole = solve_sinkhorn(blocks, 1.0, limits=limit)
+    assert (
+        bool(whole.converged) and not bool(whole.dropped) and whole.value.item() == pytest.approx(oracle, abs=ACCURACY)
+    )
+    for most in (10, 20, 30):
+        assert solve_sinkhorn(blocks, 1.0, max_iterations=most).value.item() <= oracle + 1e-4
