@@ -35,8 +35,8 @@ from openrlhf_shear.transport import (
     search_groups,
     search_spans,
     span_starts,
-    token_norms,
 )
+from openrlhf_shear.transport.geometry import token_norms
 
 # Costs are roots of float32 squares. Beyond e.g. 1e19 a token's square is infinite; below 1e-19 it is 0.
 _MOST_NORM, _LEAST_NORM = 1e18, 1e-15

@@ -4,7 +4,7 @@ geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of sp
 """
 
 from openrlhf_shear.transport.distances import make_distance, make_together
-from openrlhf_shear.transport.geometry import Spans, span_starts, token_norms
+from openrlhf_shear.transport.geometry import Spans, span_starts
 from openrlhf_shear.transport.search import SpanSearch, joined, search_groups, search_spans
 from openrlhf_shear.transport.sinkhorn import SinkhornResult, sinkhorn_distance, solve_sinkhorn
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs
@@ -27,5 +27,4 @@ __all__ = [
     "sinkhorn_distance",
     "solve_sinkhorn",
     "span_starts",
-    "token_norms",
 ]
