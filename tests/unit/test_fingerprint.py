@@ -34,6 +34,10 @@ REFUSED = [
     ("--actor.num_gpus_per_node 4", "ranks of the policy was 2, is 4", ""),
     ("--ds.tensor_parallel_size 2", "ds.tensor_parallel_size was 1, is 2", ""),
     ("--ds.lora.rank 8", "ds.lora.rank was 0, is 8", ""),
+    ("--data.apply_chat_template", "data.apply_chat_template was False, is True", "data"),
+    ("--ds.lora.alpha 32", "ds.lora.alpha was 16, is 32", "model"),
+    ("--ds.lora.target_modules q_proj", "ds.lora.target_modules was all-linear, is ['q_proj']", ""),
+    ("--ds.ring_attn_size 2 --ds.packing_samples", "ds.ring_attn_size was 1, is 2", ""),
 ]
 ALLOWED = [
     *("--actor.adam.lr 1e-7", "--train.num_episodes 5", "--logger.tensorboard_dir curves"),
@@ -95,6 +99,15 @@ def test_a_difference_is_refused_in_a_line_and_taken_by_its_topic(line, capsys, 
     assert f"taken as asked (--{fingerprint.FLAG}): {said}" in capsys.readouterr().err
     others = ",".join(fingerprint.TAKEN.keys() - {topic})
     assert said in refusal(capsys, [*resume(line, words), f"--{fingerprint.FLAG}", others])
+
+
+def test_another_number_of_ranks_of_the_critic_is_refused(job, capsys):
+    write("prompts.jsonl", ROWS)
+    words = "AS gae --critic.num_gpus_per_node "
+    checkpoint_of(job(words + "2"))
+    shutil.copytree(Path("ckpt", checkpoints.ACTOR), Path("ckpt", checkpoints.CRITIC))
+    told = refusal(capsys, resume(job, words + "4"))
+    assert "ranks of the critic was 2, is 4" in told and fingerprint.FLAG not in told
 
 
 @pytest.mark.parametrize("words", ALLOWED)

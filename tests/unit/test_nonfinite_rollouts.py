@@ -56,3 +56,19 @@ def test_a_group_of_finite_numbers_is_unchanged():
     found = without_nonfinite(group(1))
     assert found.correct == (True, None, True, False) and math.isnan(found.rewards[1])
     assert found.hidden_states[1].isnan().any() and not found.log_probs[1].any()
+
+
+SPECS = {name: credit_spec(parse_rule(name), {}, SearchConfig()) for name in RULES}
+OF = {name: make_rule(spec.name, spec.config, "test") for name, spec in SPECS.items()}
+CASES = [(name, need) for name, rule in OF.items() for need in FLOATS if need in rule.needs]
+
+
+@pytest.mark.parametrize(("name", "need"), CASES)
+def test_a_nan_in_any_one_of_the_needs_of_a_rule_is_seen(name, need):
+    rule, whole, broken = OF[name], group(), group(3)
+    others = {field: None for field in FLOATS if field not in rule.needs}  # a run gives a rule its needs alone
+    failed = replace(whole, rewards=(1.0, 0.0, 1.0, math.nan), correct=(True, False, True, None), **others)
+    given = replace(whole, **others | {need: getattr(broken, need)})
+    found, expected = (weighed(rule, [each], [range(4)])[0][0].tensors() for each in (given, failed))
+    for mine, its in zip(found.values(), expected.values(), strict=True):
+        assert all(map(torch.equal, mine[:3], its[:3])) and all(row.isfinite().all() for row in mine)

@@ -1,9 +1,12 @@
 """Random draws depend only on the seed and on the place in the run."""
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf_shear.train.sampling.order import PromptOrder, seed_of
+from openrlhf_shear.train.sampling.order import PromptOrder, optimizer_steps, seed_of
 
 
 @given(size=st.integers(0, 50), seed=st.integers(0, 9), episode=st.integers(0, 3), consumed=st.integers(0, 60))
@@ -33,3 +36,17 @@ def test_seeds_are_63_bits_of_the_place():
     assert seed_of(1, 23) != seed_of(12, 3)
     # fixed: a run of an older version of the package resumes with the same draws
     assert seed_of(0, "order", 0) == 1864822792221289227
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "samples", "each", "epochs", "wanted"),
+    [
+        (40, 8, 4, 16, 1, 5 * 2 * 3), (40, 8, 4, 16, 2, 5 * 2 * 3 * 2), (43, 8, 4, 16, 1, (5 * 2 + 1) * 3),
+        (45, 8, 4, 16, 1, (5 * 2 + 2) * 3), (3, 8, 1, 16, 1, 3), (24, 8, 3, 16, 1, 3 * 2 * 3),
+    ],
+)  # fmt: skip
+def test_the_schedule_is_as_long_as_the_run(size, batch, samples, each, epochs, wanted):
+    """Counted by hand, for 3 episodes: an episode's last, smaller batch of prompts has fewer updates."""
+    rollout = SimpleNamespace(batch_size=batch, n_samples_per_prompt=samples)
+    train = SimpleNamespace(batch_size=each, num_episodes=3, max_epochs=epochs)
+    assert optimizer_steps(SimpleNamespace(rollout=rollout, train=train), size) == wanted

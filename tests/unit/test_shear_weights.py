@@ -358,3 +358,39 @@ def test_the_most_spans_hold_with_a_span_at_every_start_too(most, expected):
     strides = {b - a for a, b in itertools.pairwise(starts)}
     assert len(starts) == expected and len(strides) == 1 and max(strides) <= 10
     assert starts[0] == 0 and 40 - max(strides) <= starts[-1] < 40
+
+
+def test_a_rollout_whose_weights_are_all_0_gets_the_group_s_mean_per_rollout():
+    same = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    far = torch.tensor([[9.0, 0.0]])
+    config = ShearConfig(window=2, stride=2, distance="wasserstein")
+    states, outcomes = [same, same, far], [True, False, True]
+    plain = shear_weights(states, outcomes, config).weights
+    assert not plain[0].any() and not plain[1].any() and plain[2].all(), "or this shows nothing"
+    mean = torch.cat(plain).mean().item()
+    made = shear_weights(states, outcomes, replace(config, normalize="per_rollout")).weights
+    assert torch.cat(made).tolist() == pytest.approx([mean] * 5, rel=1e-6)
+
+
+def test_the_bandwidth_of_mostly_equal_tokens_is_the_mean_of_the_positive_distances():
+    # 5 tokens at 0 and one at 5: 10 of 15 distances are 0, so the median is 0
+    a, b = torch.zeros(3, 2), torch.cat([torch.zeros(2, 2), torch.tensor([[3.0, 4.0]])])
+    result = shear_weights([a, b], [True, False], ShearConfig(window=3, stride=3, distance="mmd"))
+    # sigma = 5 = any positive distance, so k = exp(-1/2) between the odd token and the others
+    k = math.exp(-0.5)
+    within = (4 + 1 + 4 * k) / 9
+    expected = math.sqrt(1 + within - 2 * (2 + k) / 3)
+    assert torch.cat(result.weights).tolist() == pytest.approx([expected] * 6, rel=1e-5)
+
+
+def test_a_transport_that_pot_did_not_finish_is_not_called_converged(monkeypatch):
+    real = pot.emd2
+
+    def unfinished(*given, **how):
+        value, log = real(*given, **how)
+        return value, log | {"warning": "numItermax reached before optimality."}
+
+    monkeypatch.setattr(pot, "emd2", unfinished)
+    states = [torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    result = shear_weights(states, [True, False], ShearConfig(window=3, stride=3, distance="wasserstein"))
+    assert result.unconverged_fraction == 1.0 and not result.converged
