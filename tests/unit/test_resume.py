@@ -156,7 +156,7 @@ def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, cap
     def get(refs):
         if refs == ["saved"] and full:
             raise ray.exceptions.RayTaskError("save", "", NotSavedError("[Errno 28] No space left on device: 'x'"))
-        return "" if refs == "room" else refs
+        return "".join(room) if refs == "room" else refs
 
     actor = SimpleNamespace(
         disk_problem=SimpleNamespace(remote=lambda: "room"), prune_checkpoints=SimpleNamespace(remote=str)
@@ -164,7 +164,7 @@ def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, cap
     actors = SimpleNamespace(async_run_method=lambda *given, **how: ["saved"], actors=[actor])
     best = {"best_eval_metric_key": "", "best_eval_metric_value": 0.0, "latest_eval_metric_value": None}
     monkeypatch.setattr(saving.ray, "get", get)
-    errors = []
+    errors, room = [], []
     monkeypatch.setattr(saving.logger, "error", errors.append)
     saver = saving.Saver(actors, None, made._books)
     saver.save(8, made._states, best)
@@ -175,3 +175,8 @@ def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, cap
     assert made._books.saved == 9, "it stays due"
     saver.save_if_due(10, made._states, best)
     assert made._books.saved == 9
+    room.append("the disk has no room")
+    for saved, told in ((9, "the checkpoint of step 9 is the last good one"), (None, "no checkpoint was made")):
+        made._books.saved = saved
+        saver.save(11, made._states, best)
+        assert errors[-1] == f"no checkpoint of step 11: the disk has no room; make room for --ckpt.path; {told}"

@@ -52,7 +52,7 @@ class Books:
         if self._bad_steps >= reward.max_failed_steps or (not self.accounts.trained and batch.last):
             raise RewardsLostError(
                 f"{cause}, in {self._bad_steps} steps in a row (--reward.max_failed, --reward.max_failed_steps); "
-                f"{self._last_good}: mend the rewards and start again with --ckpt.load_enable"
+                f"{self.last_good}: mend the rewards and start again with --ckpt.load_enable"
             )
 
     def close(self, step: int, graded: int, broken: Counter[str], trained: int | None, moved: bool) -> dict[str, float]:
@@ -84,7 +84,7 @@ class Books:
             reasons = [reason for reason, count in broken.items() if count] or ["gradient not finite"]
             raise NotFiniteError(
                 f"{self._skipped_steps} steps in a row trained on nothing (--train.max_skipped_steps): {reasons[0]}; "
-                f"{self._last_good}"
+                f"{self.last_good}"
             )
         metrics = {f"nonfinite/{reason.replace(' ', '_')}": float(count) for reason, count in broken.items()}
         return metrics | self.balance()
@@ -124,7 +124,8 @@ class Books:
             )
 
     @property
-    def _last_good(self) -> str:
+    def last_good(self) -> str:
+        """The end of an error's message: which checkpoint is there."""
         if self.saved is None:
             return "no checkpoint was made"
         return f"the checkpoint of step {self.saved} is the last good one"

@@ -37,7 +37,7 @@ class Saver:
         self._is_due = True
         problem = ray.get(self._actors.actors[0].disk_problem.remote())
         if problem:
-            last = f"make room for --ckpt.path; that of step {self._books.saved} is the last one"
+            last = f"make room for --ckpt.path; {self._books.last_good}"
             logger.error(f"no checkpoint of step {step}: {problem}; {last}")
             return
         metric = {"metric_value": best["latest_eval_metric_value"], "metric_key": best["best_eval_metric_key"] or None}
