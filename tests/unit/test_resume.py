@@ -131,6 +131,10 @@ def test_waiting_rollouts_in_groups_of_another_size_are_dropped_and_their_prompt
     assert "2 waiting rollouts are dropped" in said and "episode 2 begins again" in said
     states = states_of(kept | {fingerprint.STATE: of(4)}, fingerprint.Fingerprint(of(4)), args, SIZE)
     assert (states["waiting"], states["consumed"]) == ([{}, {}], 16)
+    ahead = kept | {"waiting_episode": 0, fingerprint.STATE: of(2)}  # a batch of the first episode still waits
+    states = states_of(ahead, fingerprint.Fingerprint(of(4)), args, SIZE)
+    assert (states["episode"], states["consumed"], states["total_consumed_prompts"]) == (0, 0, 0)
+    assert "episode 1 begins again" in capsys.readouterr().out
 
 
 def test_what_is_saved_next_has_the_fingerprint_of_what_was_taken(monkeypatch):

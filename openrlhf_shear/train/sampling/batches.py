@@ -27,6 +27,7 @@ class Batch:
     counts: Accounts  # counts of all rollouts sampled for it
     seconds: float  # duration of the generation
     place: tuple[int, int]  # the episode, and the number of its consumed prompts
+    first_episode: int  # of the oldest rollouts here and in `kept`
     kept: list[Experience]  # accepted rollouts for later batches
     last: bool  # whether no prompt of the run is left
 
@@ -56,6 +57,7 @@ class Batches:
         if "ledger" in states:
             self.accounts = Accounts.resumed(states["ledger"], self.waiting)
         self._place = (states["episode"], states["consumed"])
+        self._first_episode = states.get("waiting_episode", states["episode"])  # of the kept rollouts
         self._stream = self._made(*self._place)
 
     def state(self) -> dict:
@@ -63,6 +65,7 @@ class Batches:
         self._collect()
         episode, consumed = self._place
         samples = self._waiting
+        first = next((batch.first_episode for batch in self._ready if batch.samples), self._first_episode)
         if not samples and consumed >= self._generator.prompts:
             episode, consumed = episode + 1, 0
         return {
@@ -70,6 +73,7 @@ class Batches:
             "total_consumed_prompts": episode * self._generator.prompts + consumed,
             "ledger": self.accounts.state(self.waiting),
             "waiting": [{f.name: getattr(sample, f.name) for f in fields(Experience)} for sample in samples],
+            "waiting_episode": first,
         }
 
     def metrics(self) -> dict[str, float]:
@@ -107,19 +111,20 @@ class Batches:
 
     def _receive(self, batch: Batch) -> None:
         self._ready.append(batch)
-        self._place, self._kept = batch.place, batch.kept
+        self._place, self._kept, self._first_episode = batch.place, batch.kept, batch.first_episode
         self.accounts.add(batch.counts)
 
     def _made(self, first: int, consumed: int) -> Iterator[Batch]:
-        generator = self._generator
+        generator, oldest = self._generator, self._first_episode
         for episode in range(first, self._episodes):
             generator.start_episode(episode, consumed if episode == first else 0)
             while not generator.ended:
                 started = time.time()
+                oldest = oldest if generator.kept else episode
                 samples, pass_rate, *_ = generator.generate_samples(**self._generate_kwargs)
                 last = episode + 1 >= self._episodes and generator.consumed >= generator.prompts
-                made = (generator.take_counts(), time.time() - started)
-                yield Batch(samples, pass_rate, *made, (episode, generator.consumed), list(generator.kept), last)
+                made, place = (generator.take_counts(), time.time() - started), (episode, generator.consumed)
+                yield Batch(samples, pass_rate, *made, place, oldest, list(generator.kept), last)
 
 
 class BatchesAhead(Batches):

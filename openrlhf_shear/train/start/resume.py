@@ -12,7 +12,7 @@ from openrlhf_shear.train.start.story import say
 logger = init_logger(__name__)
 FRESH = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
 """States of a run that has not begun; a checkpoint has the same names, and more."""
-_KEPT = ("ledger", "waiting", "kl")
+_KEPT = ("ledger", "waiting", "waiting_episode", "kl")
 
 
 def states_of(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> dict:
@@ -53,7 +53,8 @@ def _compare(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: i
     if cut:
         say(f"{len(kept['waiting'])} waiting rollouts are dropped: they are groups of another size")
         kept["waiting"] = []
-    if kept["consumed"] and (cut or {change.topic for change in changes} & {"data", "seed"}):
+        kept["episode"] = kept.get("waiting_episode", kept["episode"])  # batches made ahead may be of an earlier one
+    if cut or kept["consumed"] and {change.topic for change in changes} & {"data", "seed"}:
         why = "some of its rollouts were dropped" if cut else "its prompts, or their order, are others"
         say(f"episode {kept['episode'] + 1} begins again: {why}")
         kept["total_consumed_prompts"] = kept["episode"] * size
