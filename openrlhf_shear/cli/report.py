@@ -62,8 +62,9 @@ def _print(report, written: list[Path]) -> None:
     for run in report.runs:
         for note in run.notes:
             print(f"note: {run.folder}: {note}", file=sys.stderr)
-    for omission in report.omitted:
-        print(f"left out: {omission.heading}: {omission.reason}", file=sys.stderr)
+    if report.omitted:
+        headings = ", ".join(omission.heading for omission in report.omitted)
+        print(f"left out, for reasons on the page: {headings}", file=sys.stderr)
     print(f"{len(written)} files in {written[-1].parent}\n{written[-1]}")
 
 

@@ -61,15 +61,16 @@ def not_in(files: Iterable[str]) -> Check:
 def _benchmark(file: str) -> Iterator[str]:
     """Yield the normalized prompts of a benchmark's file."""
     rows = open_rows(file)
-    column = next((name for name in PROMPT_COLUMNS if name in rows.columns), None)
-    if column is None:
+    if not set(PROMPT_COLUMNS) & set(rows.columns):
         raise DataError(
             f"{file} must have its problems in one of {', '.join(PROMPT_COLUMNS)}: got {', '.join(rows.columns)}; "
             "rename the column"
         )
     for row in rows.rows:
         try:
-            yield normalized(prompt_text(row.get(column)))
+            yield normalized(
+                prompt_text(next((row[name] for name in PROMPT_COLUMNS if row.get(name) is not None), None))
+            )
         except Dropped:
             continue
 

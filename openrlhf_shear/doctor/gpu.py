@@ -114,12 +114,16 @@ def gpu_memory(gpus: Gpus) -> Result:
 
 
 def announced(gpus: Gpus, count: float) -> Result:
-    """Check that a node of a Ray cluster offers all of its GPUs; a CPU machine offers logical GPUs."""
+    """Check that a node of a Ray cluster offers all of its GPUs; a CPU machine offers logical GPUs.
+
+    All nodes that offer GPUs must have a driver that shows some, or none of them: else a run waits on one for a GPU.
+    """
     name = "GPUs announced to Ray"
+    kind = "" if not count else "the driver's GPUs" if gpus.devices else "logical GPUs, for want of a driver's"
     if gpus.devices and count != len(gpus.devices):
         remedy = f"ray start --num-gpus {len(gpus.devices)} there; Ray waits forever for GPUs that no node offers"
-        return warn(name, f"{count:g} of {len(gpus.devices)}", remedy)
-    return ok(name, f"{count:g}")
+        return warn(name, f"{count:g} of {len(gpus.devices)}", remedy, kind)
+    return ok(name, f"{count:g}", kind)
 
 
 class _Memory(ctypes.Structure):

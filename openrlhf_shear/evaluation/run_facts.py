@@ -6,17 +6,23 @@ from pathlib import Path
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.data.files import KINDS, looks_local
 from openrlhf_shear.data.writing import write_text
 
 FILE = "run.json"
 
 
-def run_facts(args: Namespace) -> dict:
+def run_facts(args: Namespace, prompts: str | None = None, eval_prompts: str | None = None) -> dict:
     """Return method, model, task, seed, group size, SHEAR's knobs (None for other methods), and further settings.
 
-    `args` is OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None. All but the seed must agree between two
-    seeds of one setting.
+    All but the seed must agree between two seeds of one setting, where both have it.
+
+    Args:
+        args: OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None.
+        prompts, eval_prompts: digests of the rows (`data.order`).
     """
+    if args.data.prompt_probs is not None:  # the seed then decides which rows there are, and their order
+        prompts = None
     spec: CreditSpec | None = args.credit
     estimator = args.algo.advantage.estimator if spec is None else spec.estimator
     knobs = (spec.knobs() if spec is not None else {}) or None
@@ -34,22 +40,23 @@ def run_facts(args: Namespace) -> dict:
         "batch": [args.rollout.batch_size, args.train.batch_size],
         "max_new_tokens": args.rollout.max_new_tokens,
         "max_len": args.data.max_len,
-        "data": [_without_folder(args.data.prompt_dataset), args.data.prompt_probs, args.data.max_samples],
+        "prompts": [_names(args.data.prompt_dataset), args.data.prompt_probs, args.data.max_samples, prompts],
         "kl": [args.algo.kl.init_coef, args.algo.kl.use_loss],
         "sampling": [args.rollout.temperature, args.rollout.top_p],
-        "eval_data": _without_folder(args.eval.dataset),
+        **({"eval_prompts": [_names(args.eval.dataset), eval_prompts]} if args.eval.dataset else {}),
         "eval": {name: getattr(args.eval, name) for name in ("suite", "k", "limit", "temperature")},
     }
 
 
-def _without_folder(dataset: str | None) -> str | None:
-    """Return the last two parts of a path or hub id: copies of a file lie in different folders."""
-    return dataset and ",".join("/".join(Path(each.strip()).parts[-2:]) for each in dataset.split(","))
+def _names(datasets: str) -> list[str]:
+    """Return hub ids, and the names of files and folders: copies of a file lie in different folders."""
+    named = [each.strip() for each in datasets.split(",")]
+    return [Path(name).name if name.endswith(KINDS) or looks_local(name) else name for name in named]
 
 
-def write_run_facts(args: Namespace) -> None:
-    """Write run.json into the folder of the run's TensorBoard log; do nothing without a log."""
+def write_run_facts(args: Namespace, prompts: str | None = None, eval_prompts: str | None = None) -> None:
+    """Write run.json into the folder of the run's TensorBoard log; do nothing without a log. Arguments: `run_facts`."""
     if args.logger.tensorboard_dir:
         folder = Path(args.logger.tensorboard_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / FILE, json.dumps(hidden(run_facts(args)), indent=1) + "\n")
+        write_text(folder / FILE, json.dumps(hidden(run_facts(args, prompts, eval_prompts)), indent=1) + "\n")

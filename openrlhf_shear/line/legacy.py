@@ -70,6 +70,8 @@ def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
             shared[flag] = OF_EVERY_RULE[flag]
             line.append(OF_EVERY_RULE[flag] + equals + value)
         elif flag in SWITCHES:
+            if equals:
+                raise ValueError(f"{flag} is a switch without a value: got {value!r}; use true or false in a YAML file")
             renamed[flag] = " ".join(SWITCHES[flag])
             line += SWITCHES[flag]
         elif flag in LENGTHS:

@@ -32,13 +32,25 @@ def _agent(file: str) -> None:
     """Refuse a file that is no Python, or that names no AgentExecutor; it is not run, which takes an engine."""
     flag, name = "train.agent_func_path", "AgentExecutor"
     try:
-        parts = list(ast.walk(ast.parse(Path(file).read_bytes(), file)))
+        source = Path(file).read_bytes()
+        compile(source, file, "exec", dont_inherit=True)  # finds more than ast.parse, e.g. a return outside a function
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
         refuse(flag, f"is no Python file ({error})", file, f"python {file} to see the error")
-    named = {getattr(part, "name", None) for part in parts} | {getattr(part, "asname", None) for part in parts}
-    named |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    if not named & {name, "*"}:
+    if not {name, "*"} & set(_module_names(ast.parse(source))):
         refuse(flag, f"has no {name}", file, f"class {name}(MultiTurnAgentExecutor), as in examples/agents")
+
+
+def _module_names(part: ast.AST) -> Iterator[str]:
+    """Yield the names that a module may define: also under `if` and `try`, but not in functions and classes."""
+    for inner in ast.iter_child_nodes(part):
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield inner.name
+        elif isinstance(inner, ast.alias):
+            yield inner.asname or inner.name
+        elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            yield inner.id
+        elif not isinstance(inner, ast.Lambda):
+            yield from _module_names(inner)
 
 
 def models(values: Values) -> Iterator[Finding]:

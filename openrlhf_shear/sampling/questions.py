@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: in
     else:
         opened = open_rows(where, benchmark.split, benchmark.configs)
     _check_columns(benchmark, opened.columns, where)
-    key = next((name for name in ID_COLUMNS if name in opened.columns), None)
+    first = next(opened.rows)
+    key = next((name for name in ID_COLUMNS if name in first), None)
     questions: dict[str, Question] = {}
-    for number, row in enumerate(opened.rows, 1):
+    for number, row in enumerate(chain([first], opened.rows), 1):
         at = f"row {number} of {where}"
         question = _question(benchmark, row, key, number, at)
         if question is None:

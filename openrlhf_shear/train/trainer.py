@@ -5,11 +5,9 @@ It trains only on rollouts that were sampled and graded, and whose values are fi
 
 import math
 import time
-from collections import Counter
 from pathlib import Path
 
 import ray
-import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
@@ -25,7 +23,7 @@ from openrlhf_shear.train.accounts.suite import TrainingSuite
 from openrlhf_shear.train.accounts.tracking import Tracking, passed_over
 from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker
 from openrlhf_shear.train.experience.fillers import without_fillers
-from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
+from openrlhf_shear.train.experience.graded_experience import NothingToTrainError, reward_stats
 from openrlhf_shear.train.experience.making import make_experience_maker
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead
 from openrlhf_shear.train.sampling.engine import checked_pools
@@ -33,7 +31,7 @@ from openrlhf_shear.train.sampling.engines import Engines
 from openrlhf_shear.train.sampling.gap_watch import GapWatch
 from openrlhf_shear.train.sampling.order import PromptOrder, optimizer_steps, seed_of, steps_from
 from openrlhf_shear.train.sampling.prompt_data import own_rows
-from openrlhf_shear.train.sampling.samples import FAILED, ShearSamplesGenerator, is_failed, reward_of
+from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator, is_failed, reward_of
 from openrlhf_shear.train.start import fingerprint, relay
 from openrlhf_shear.train.start.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
 from openrlhf_shear.train.start.resume import FRESH, states_of
@@ -72,8 +70,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._refused = str(error)
             return
         self._fingerprint = self.args.fingerprint.with_data(self.prompts_dataloader.dataset.fingerprint)
+        loaders = self.prompts_dataloader, self.eval_dataloader
         with passed_over("run.json"):
-            write_run_facts(self.args)
+            write_run_facts(self.args, *(loader and loader.dataset.digest for loader in loaders))
         ahead = self.args.train.async_enable
         self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
         self._suite = None
@@ -196,8 +195,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def _resume(self) -> dict:
         """Restore a checkpoint if there is one; return its states, or those of a fresh start.
 
-        Raises:
-            RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
+        Raises RefusedError: as `states_of`.
         """
         kept = ray.get(self.actor_model_group.async_run_method("get_checkpoint_states"))[0] or {}
         if not kept:
@@ -279,9 +277,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             raise
 
     def _seed_updates(self, step: int) -> None:
-        seed = seed_of(self.args.train.seed, "update", step)
         for group in filter(None, (self.actor_model_group, self.critic_model_group)):
-            ray.get(group.async_run_method("set_seed", seed))
+            ray.get(group.async_run_method("set_seed", seed_of(self.args.train.seed, "update", step)))
 
     def _no_update(self, why: str) -> dict:
         logger.error(f"no update: {why}")
@@ -295,18 +292,13 @@ class ShearTrainer(plain_class(PPOTrainer)):
             trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
         rated = {i for i, sample in enumerate(rollout_samples) if not is_failed(sample)}
         noted = self.experience_maker.broken if rated else {}
-        broken = Counter({reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items()})
+        broken = {reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items()}
         return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
 
     def _compute_rollout_stats(self, experiences) -> dict:
         """Compute upstream's statistics without fillers; the rewards' mean and deviation leave out failed rewards."""
         experiences = without_fillers(experiences)
-        stats = super()._compute_rollout_stats(experiences)
-        if FAILED in experiences[0].info:
-            rewards = torch.cat([e.info["reward"][~e.info[FAILED].flatten().bool()] for e in experiences]).float()
-            stats["rollout/reward_mean"] = rewards.mean().item()
-            stats["rollout/reward_std"] = rewards.std().item() if len(rewards) > 1 else 0.0
-        return stats
+        return super()._compute_rollout_stats(experiences) | reward_stats(experiences)
 
     # ── Weights to the engines ──
 

@@ -110,6 +110,8 @@ def test_ids_are_the_data_sets_own_or_the_rows_numbers(tmp_path):
     maths = {"aime24": "3", "aime25": "3", "amc23": "0", "math500": "test/a/1.json", "olympiadbench": "7", "gsm8k": "1"}
     programs = {"humaneval": "HumanEval/0", "humaneval+": "HumanEval/0", "mbpp": "2", "mbpp+": "2"}
     assert ids == maths | programs | {"livecodebench": "abc_a"}
+    later = load(tmp_path, "math500", without(MATH500, "unique_id"), MATH500)
+    assert [question.id for question in later] == ["1", "2"], "the first row has no id"
 
 
 def test_a_limit_takes_the_first(tmp_path):

@@ -231,6 +231,7 @@ def test_models_beside_checkpoints_go_with_them(tmp_path):
 
 def test_a_disk_without_room_is_named(tmp_path):
     assert checkpoints.room(tmp_path / "not" / "there", 1.0) == ""
+    assert checkpoints.room(tmp_path / ("a" * 300), 1.0) == "", "a path that stat refuses"
     free = shutil.disk_usage(tmp_path).free
     assert f"on the disk of {tmp_path}, which has" in checkpoints.room(tmp_path / "not", 2 * free + 1e9)
 

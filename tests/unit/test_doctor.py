@@ -304,6 +304,10 @@ def test_a_head_without_gpus_and_other_drivers_are_no_difference_and_other_gpus_
     assert_says(odd, "fail", "c has 2 x NVIDIA L4; 2 of 3 nodes have 2 x NVIDIA H200")
     (odd,) = differences({"a": node(), "b": node(), "c": node(torch_cuda="12.8")})
     assert_says(odd, "fail", "c has torch for CUDA 12.8; 2 of 3 nodes have torch for CUDA 13.0")
+    nodes = {name: [gpu.announced(Gpus(**WORKING), 2)] for name in "ab"} | {"head": [gpu.announced(Gpus(), 0)]}
+    assert differences(nodes) == [] == differences({name: [gpu.announced(Gpus(), 2)] for name in "ab"})
+    (odd,) = differences(nodes | {"c": [gpu.announced(Gpus(), 2)]})
+    assert_says(odd, "fail", "c has logical GPUs, for want of a driver's; 2 of 3 nodes have the driver's GPUs")
 
 
 def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_path):

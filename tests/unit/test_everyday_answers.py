@@ -114,6 +114,12 @@ NUMBERS = r"""
 5 apples ~ 5 apples ~ 6 apples
 20 years old ~ 20 years old ~ 21 years old
 5 ~ 5 red balls ~ 5 sixths
+2 ~ 2 hours ~ 2 xy
+2 ~ 2 numbers ~ 2 hours thirty
+3 ~ 3 primes ~ 3 ab
+6 ~ 6 eggs ~ 6 eleven
+8 ~ 8 cats ~ 8 doubled
+100 ~ 100 years ~ 100 factorials
 36 ~ 3 \text{ dozens} ~ 3
 300000 ~ 3 \text{ hundred thousand} ~ 3000
 5 ~ 5 \text{ apples} ~ 5 \text{ sixths}

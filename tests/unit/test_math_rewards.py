@@ -41,12 +41,17 @@ def test_the_final_answer_is_the_last_one():
         ("The answer is 5. But the Final Answer: **$7.50$**.\nBye", "$7.50$"),
         *(("the answer is 3.14", "3.14"), ("It is 42. The answer is 42!", "42"), ("#### Answer\n42", "42")),
         (r"The answer is \(n! (n-1)\)! Done.", r"\(n! (n-1)\)"),
-        ("The answer is 42.\n\n#### Verification\n6 * 7 = 42", "42"),
+        *((f"The answer is 42.\n\n#### {head}\nSo it is.", "42") for head in ("Verification of 6 * 7", "Conclusion")),
         *((text, "42 dogs") for text in ("#### 42 dogs", "The answer is 42 dogs.")),
         *(("Final answer:\n#### a+b", "a+b"), ("The answer is as follows.\n#### True", "True")),
         *(("Which answer is right? Option B.\n#### B", "B"), ("The answer is 4! = 24", "4! = 24")),
     ):
         assert final_answer(response) == (answer, None)
+
+
+def test_a_number_of_things_that_the_question_does_not_name_is_not_a_number():
+    for question, equal in (("How many dogs are there?", True), ("How many cats are there?", False)):
+        assert cheap("42 dogs", "42", question=question).correct is equal
 
 
 def test_no_final_answer():

@@ -180,7 +180,8 @@ def test_excluded_problems_are_found_alone_and_within_a_longer_prompt(tmp_path):
         {"problem": f"Solve this:\n\n{story.upper()} Answer briefly.", "solution": r"\boxed{1}"},
         {"problem": "Is it true? What is 2 + 2? Say.", "solution": r"\boxed{4}"},
     ]
-    first = write(tmp_path / "first.jsonl.gz", [{"question": "What is 2 +  2?"}, {"question": ""}])
+    rows = [{"question": "What is 2 +  2?"}, {"question": ""}, {"problem": "of another column"}]
+    first = write(tmp_path / "first.jsonl.gz", rows)
     second = write(tmp_path / "second.jsonl", [{"prompt": [{"role": "user", "content": story}]}])
     rows, report = prepare(tmp_path, found, "--exclude", first, second)
     assert counts(report) == {"in_excluded": 2}

@@ -139,7 +139,7 @@ def test_steps_from_the_first_nan_on_count_as_not_scored():
     assert [rollout.scores.tolist() for rollout in scores] == [[0.5], [0.5, 0.75, 0.25]]
     metrics = scorer.metrics
     counts = [metrics[f"prm/{name}"] for name in ("nonfinite_rollouts", "truncated_steps", "steps_per_rollout")]
-    assert counts == [1, 2, 3] and metrics["prm/score_min"] == 0.25
+    assert counts == [1, 0, 3] and metrics["prm/score_min"] == 0.25
     group = RolloutGroup(0, (1.0, 0.0), (True, False), (len(ids), len(ids)), prm_scores=scores)
     for rule in (PureRule(), PrmReshapeRule()):
         checked_credits(rule, [group])  # which refuses NaN

@@ -432,12 +432,15 @@ def test_500_rollouts_load_as_light_rows_and_one_group(browser, tmp_path):
 
 
 def test_a_nan_in_the_advantages_of_a_rule_without_weights_takes_no_card(browser, tmp_path):
-    """One rollout has a NaN among finite numbers, another nothing else."""
-    rows = group("a", [["1", "2"]] * 3, [True, False, False])
-    advantages = ([0.5, 0.25], [-0.5, math.nan], [math.nan, math.nan])
+    """One rollout has a NaN among finite numbers, another nothing else, as has a second group."""
+    rows = group("a", [["1", "2"]] * 3, [True, False, False]) + group("b", [["1", "2"]] * 2, [True, False])
+    advantages = ([0.5, 0.25], [-0.5, math.nan], *[[math.nan, math.nan]] * 3)
     rows = [replace(row, weights=None, token_advantages=own) for row, own in zip(rows, advantages, strict=True)]
     (tmp_path / "page.html").write_text(make_page(rows, SETTINGS), encoding="utf-8")
     load(browser, tmp_path / "page.html", fragment="#g=a&r=0")
     found = each(browser, ".card .facts", "n.textContent")
     assert len(found) == 3 and [("|token advantage|" in facts) for facts in found] == [True, True, False]
     assert "0.500 to 0.500, mean 0.500" in found[1]
+    load(browser, tmp_path / "page.html", fragment="#g=b&r=0")
+    found = each(browser, ".card .facts", "n.textContent")
+    assert len(found) == 2 and not any("|token advantage|" in facts for facts in found)

@@ -101,11 +101,12 @@ def test_an_agent_s_own_sampling_parameters_keep_log_probs_and_a_seed_for_each_r
         async def execute(self, sampling_params, llm_engine, **_):
             await llm_engine.generate([1], sampling_params)
             own = SamplingParams(temperature=0.5)
-            await llm_engine.generate([1, 2], own)
+            for _ in range(3):  # candidates of one turn
+                await llm_engine.generate([1, 2], own)
             return own.logprobs  # OpenRLHF's executor reads it to collect the turn's log-probs
 
     engine._generate, engine.executor = generate, Executor()
     asked = SamplingParams(temperature=1.0, logprobs=0, seed=7)
     assert asyncio.run(engine.generate_responses("p", "l", asked, 64, None, num_samples=2)) == [0, 0]
-    assert [call[:2] for call in sorted(given)] == [(0.5, 0)] * 2 + [(1.0, 0)] * 2
-    assert len({seed for *_, seed in given}) == 4 and None not in {seed for *_, seed in given}
+    assert [call[:2] for call in sorted(given)] == [(0.5, 0)] * 6 + [(1.0, 0)] * 2
+    assert len({seed for *_, seed in given}) == 8 and None not in {seed for *_, seed in given}

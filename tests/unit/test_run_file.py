@@ -41,6 +41,17 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("key", ["bf16", "flash_attn"])
+def test_a_switch_of_older_versions_is_true_or_false(tmp_path, parser, key):
+    file = tmp_path / "old.yaml"
+    for value, found in (("true", [f"--{key}"]), ("false", [])):
+        file.write_text(f"{key}: {value}\n")
+        assert run_file.expand(["--config", str(file)], parser) == found
+    file.write_text(f"{key}: off\n")
+    with pytest.raises(ValueError, match=f"--{key} is a switch without a value: got 'off'; use true or false"):
+        legacy.translate(run_file.expand(["--config", str(file)], parser), print)
+
+
 @pytest.mark.parametrize("text", WRONG)
 def test_a_file_that_is_wrong_is_refused(tmp_path, parser, text):
     file = tmp_path / "wrong.yaml"

@@ -9,7 +9,7 @@ import pytest
 
 from openrlhf_shear.config import CreditSpec, PrmConfig, PureConfig, ShearConfig
 from openrlhf_shear.data.files import DataError
-from openrlhf_shear.evaluation.comparison.cells import sections
+from openrlhf_shear.evaluation.comparison.cells import noted, sections
 from openrlhf_shear.evaluation.comparison.runs import ReportError, Run
 from openrlhf_shear.evaluation.run_facts import run_facts, write_run_facts
 from openrlhf_shear.evaluation.suite import suite_benchmarks, suite_plan
@@ -74,32 +74,42 @@ def test_what_can_be_asked_and_what_cannot(rows):
 
 
 def test_seeds_of_other_data_or_another_objective_share_no_cell_of_a_report():
-    """The folder of a copied file does not matter."""
-    same, first = arguments(), run_facts(arguments())
-    same.data.prompt_dataset = "/elsewhere/math/train.jsonl,org/set"
-    assert run_facts(same) == first
-    changes = (
-        *(("data", name, value) for name, value in (("prompt_dataset", "gsm8k/train.jsonl"), ("max_samples", 9))),
-        *(("rollout", name, 0.5) for name in ("temperature", "top_p")),
-        ("eval", "dataset", "gsm8k/test.jsonl"),
-    )
-    for part, name, value in changes:
-        other = arguments()
-        setattr(getattr(other, part), name, value)
-        seeds = [Run(Path(f"{seed}"), seed=seed, others=facts) for seed, facts in enumerate((first, run_facts(other)))]
+    """The folder of a copied file does not matter, nor a further evaluation; the rows do."""
+
+    def facts(part="data", name="prompt_probs", value=None, digests=("a", "b")) -> dict:
+        args = arguments()
+        args.data.prompt_probs = None
+        setattr(getattr(args, part), name, value)
+        return run_facts(args, *digests)
+
+    def seeds(*of: dict) -> list[Run]:
+        return [Run(Path(f"{seed}"), seed=seed, others=each) for seed, each in enumerate(of)]
+
+    first = facts()
+    assert facts("data", "prompt_dataset", "/elsewhere/train.jsonl,org/set") == first
+    assert len(sections(seeds(first, facts("eval", "dataset", None)))[0].variants[0].runs) == 2
+    for other in (
+        *(facts("data", name, value) for name, value in (("prompt_dataset", "other.jsonl"), ("max_samples", 9))),
+        *(facts("rollout", name, 0.5) for name in ("temperature", "top_p")),
+        *(facts("eval", "dataset", "other.jsonl"), facts(digests=("c", "b")), facts(digests=("a", "c"))),
+    ):
         with pytest.raises(ReportError, match="would share a cell"):
-            sections(seeds)
-    other = arguments()
-    other.algo.kl.init_coef = 0.1
-    assert run_facts(other)["kl"] != first["kl"]
+            sections(seeds(first, other))
+    blended = [run_facts(arguments(), digest) for digest in "ab"]  # the seed decides which rows there are
+    assert blended[0] == blended[1] and first["kl"] != facts("algo", "kl", Section(init_coef=0.1, use_loss=False))["kl"]
+
+
+def test_methods_trained_on_other_data_have_a_note():
+    runs = [Run(Path(name), method=name, others={"prompts": [name], "kl": 0.0}) for name in ("grpo", "shear")]
+    assert [run.notes for run in noted(runs)] == [(), ("prompts is ['shear'], and ['grpo'] in grpo",)]
 
 
 def test_run_json_says_which_run_this_is(tmp_path):
     assert run_facts(arguments()) == {
         **{"method": "grpo", "model": "org/model", "task": "math", "seed": 7, "group": 16, "credit": None},
         **{"knobs": None, "prm": None, "learning_rate": 1e-6, "batch": [4, 32], "max_new_tokens": None, "max_len": 512},
-        "data": ["math/train.jsonl,org/set", "0.5,0.5", 100],
-        "eval_data": "math/test.jsonl",
+        "prompts": [["train.jsonl", "org/set"], "0.5,0.5", 100, None],
+        "eval_prompts": [["test.jsonl"], None],
         "kl": [0.0, False],
         "sampling": [1.0, 0.9],
         "eval": {"suite": "rows.jsonl", "k": 0, "limit": 0, "temperature": 0.1},

@@ -10,7 +10,7 @@ method.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import titled
@@ -132,6 +132,21 @@ def sections(runs: Iterable[Run]) -> list[Section]:
         suite = max(suites, key=lambda names: (suites[names], len(names)), default=frozenset())
         parts.append(Section(model, task, variants, suite, _rows(variants)))
     return parts
+
+
+def noted(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs; those trained otherwise than the first run of their backbone and task have a note about it."""
+    firsts: dict[tuple[str, str], Run] = {}
+    result = []
+    for run in runs:
+        first = firsts.setdefault((run.task, run.model), run)
+        both = run.others.keys() & first.others
+        for name in (name for name in ("prompts", "kl", "sampling", "max_new_tokens") if name in both):
+            if run.others[name] != first.others[name]:
+                said = f"{name} is {run.others[name]!r}, and {first.others[name]!r} in {first.folder}"
+                run = replace(run, notes=(*run.notes, said))
+        result.append(run)
+    return result
 
 
 def _settings(run: Run) -> dict:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.evaluation.comparison.cells import Select, choose, sections
+from openrlhf_shear.evaluation.comparison.cells import Select, choose, noted, sections
 from openrlhf_shear.evaluation.comparison.pictures import make_pictures
 from openrlhf_shear.evaluation.comparison.progress import progress
 from openrlhf_shear.evaluation.comparison.runs import Run
@@ -44,7 +44,7 @@ def make_report(runs: Iterable[Run], select: Select = "best") -> RunsReport:
     Raises:
         ReportError: runs that would share a cell differ in more than their seed.
     """
-    runs = tuple(runs)
+    runs = tuple(noted(runs))
     grouped = sections(runs)
     return RunsReport(runs, progress(runs), make_scores(grouped, select), *make_pictures(grouped, select), select)
 

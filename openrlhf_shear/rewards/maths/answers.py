@@ -133,8 +133,9 @@ def _box_at(response: str, at: int) -> tuple[str, int] | None:
 def _said(tail: str) -> str | None:
     hashes = tail.rfind("####")
     *_, said = [None, *_SAID.finditer(tail)]
-    marked = tail[hashes + 4 :].lstrip().partition("\n")[0]
-    if hashes >= 0 and (said is None or (said.start() < hashes and not _HEADING.match(marked))):
+    marked, _, after = tail[hashes + 4 :].strip().partition("\n")
+    heads = (after and not re.search(r"[0-9$\\]", marked)) or _HEADING.match(marked)  # it heads a paragraph
+    if hashes >= 0 and (said is None or (said.start() < hashes and not heads)):
         return marked
     if said is None:
         return None

@@ -35,7 +35,8 @@ _CHOICE = re.compile(
     r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-E][.):])[^\s*+/^=-].*))"
 )
 _FUNCTION = re.compile(r"([a-zA-Z])\(([a-z])\)\s*+=")
-_COUNT = re.compile(r"(-?[0-9][0-9,.]*(?:/[0-9]+)?) ([A-Za-z]{2,}(?: [A-Za-z]{2,})?)")
+_THING = r"(?=[a-zA-Z]*[aeiouAEIOU])[A-Za-z]{3,}"  # with a vowel: "3 ab", "3 xyz" and "3 bh" are products
+_COUNT = re.compile(rf"(-?[0-9][0-9,.]*(?:/[0-9]+)?) ({_THING}(?: {_THING})?)")
 _DEGREES = re.compile(r'(.*\S)\s*"?degrees?"?')
 
 
@@ -123,7 +124,9 @@ def _compared(answer: str, golds: list[str], asked: _Asked, workers: MathWorkers
 
 def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | None:
     """Compare two tidy texts. Return None (equal), why they differ, or two texts that a worker has to compare."""
-    if (wanted := read_number(gold)) and (value := read_number(answer) or read_number(_counted(answer))):
+    if (wanted := read_number(gold)) and (
+        value := read_number(answer) or read_number(_counted(answer, asked.question))
+    ):
         return _decided(wanted, value, same(wanted, value, asked.tolerance))
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
     if gold_choice and choice and (gold_choice != choice or not (gold and answer)):
@@ -163,14 +166,19 @@ def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | 
     return gold, answer
 
 
-def _counted(text: str) -> str:
+def _counted(text: str, question: str | None) -> str:
     """Return a number of things, in words, as a number with a unit; other texts stay unchanged.
 
-    >>> _counted("42 dogs"), _counted("two dogs"), _counted("x dogs")
-    ('42 "dogs"', 'two dogs', 'x dogs')
+    Args:
+        question: the prompt, which must have the first of the words or its singular; None if it is not known.
+
+    >>> _counted("42 dogs", None), _counted("42 dogs", "How many cats?"), _counted("two dogs", None)
+    ('42 "dogs"', '42 dogs', 'two dogs')
     """
     match = _COUNT.fullmatch(text)
-    return f'{match[1]} "{match[2]}"' if match else text
+    if match is None or (question and match[2].split()[0].lower().removesuffix("s") not in question.lower()):
+        return text
+    return f'{match[1]} "{match[2]}"'
 
 
 def _decided(wanted: Value, value: Value, equal: bool) -> Reason | None:

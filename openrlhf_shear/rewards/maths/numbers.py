@@ -33,7 +33,10 @@ _NUMERALS = """
 or and not minus plus times over point pi root factorial negative less more than between if mod base half halves
 third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
 tenth tenths hundredth hundredths thousandth pair pairs
-score squared cubed power to by divided one two three four five six seven eight nine ten zero"""
+score squared cubed power to by divided one two three four five six seven eight nine ten zero eleven twelve thirteen
+fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety once twice
+double doubled doubles triple tripled triples factorials sqrt sin sine cos cosine tan tangent log logs exp
+theta alpha beta lambda infinity infinite"""
 _NOT_UNITS = set(_NUMERALS.split())
 _UNITS = {
     **dict.fromkeys(("per", "of", "the", "a", "an", "unit", "degree", "dollar"), ""),

@@ -28,7 +28,8 @@ function readGroup(g) {
   const rows = INDEX.rows.filter(row => row.group === g);
   const rollouts = block.rollouts.map((contents, place) => {
     const weights = floats(contents.weights), advantages = floats(contents.advantages);
-    return {...rows[place], ...contents, weights, advantages, shades: weights ?? advantages?.map(Math.abs) ?? null};
+    const shades = rows[place].shade ? weights ?? advantages.map(Math.abs) : null;  // no shade: no finite number
+    return {...rows[place], ...contents, weights, advantages, shades};
   });
   return {...INDEX.groups[g], g, prompt: block.prompt, label: block.label, rollouts};
 }

@@ -1,7 +1,7 @@
 """Books of a run: what each step trained on, and when too little is left to go on."""
 
 from argparse import Namespace
-from collections import Counter
+from collections.abc import Mapping
 
 from openrlhf.utils.logging_utils import init_logger
 
@@ -55,7 +55,9 @@ class Books:
                 f"{self.last_good}: mend the rewards and start again with --ckpt.load_enable"
             )
 
-    def close(self, step: int, graded: int, broken: Counter[str], trained: int | None, moved: bool) -> dict[str, float]:
+    def close(
+        self, step: int, graded: int, broken: Mapping[str, int], trained: int | None, moved: bool
+    ) -> dict[str, float]:
         """Enter a step in the accounts: the rollouts in applied optimizer steps, and the reasons for all others.
 
         Args:
@@ -71,7 +73,7 @@ class Books:
         Raises:
             NotFiniteError: for too many steps, the optimizer skipped or no rollout was finite.
         """
-        left = graded - broken.total()
+        left = graded - sum(broken.values())
         trained = left if trained is None else trained
         for reason, count in {**broken, "update skipped, gradient not finite": left - trained}.items():
             if count:

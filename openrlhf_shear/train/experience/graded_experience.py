@@ -1,6 +1,6 @@
 """Experience maker for failed rewards, values that are not finite, and rollouts that do not divide over the ranks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -250,6 +250,15 @@ def failed_rows(experience: Experience) -> torch.Tensor:
     if FAILED in experience.info:
         return experience.info[FAILED].flatten().bool()
     return torch.zeros(len(experience.index), dtype=torch.bool)
+
+
+def reward_stats(experiences: Sequence[Experience]) -> dict[str, float]:
+    """Return the mean and deviation of rewards that did not fail, by upstream's names; {} where none can fail."""
+    if FAILED not in experiences[0].info:
+        return {}
+    rewards = torch.cat([each.info["reward"][~failed_rows(each)] for each in experiences]).float()
+    deviation = rewards.std().item() if len(rewards) > 1 else 0.0
+    return {"rollout/reward_mean": rewards.mean().item(), "rollout/reward_std": deviation}
 
 
 def _by_prompt(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

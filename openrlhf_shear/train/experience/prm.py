@@ -144,7 +144,7 @@ class StepScorer:
                 "steps from there on count as not scored"
             )
         timed = {"prm/nonfinite_rollouts": float(broken), "prm/seconds": time.perf_counter() - started}
-        self.metrics = _metrics(scores) | timed
+        self.metrics = _metrics(scores, list(map(len, values))) | timed
         rows = iter(scores)
         return [tuple(next(rows) for _ in batch.prompts) for batch in samples]
 
@@ -155,10 +155,12 @@ def response_ids(samples: Experience) -> list[list[int]]:
     return [row[mask].tolist() for row, mask in zip(tokens, samples.action_mask.bool(), strict=True)]
 
 
-def _metrics(scores: Sequence[StepScores]) -> dict[str, float]:
+def _metrics(scores: Sequence[StepScores], given: Sequence[int]) -> dict[str, float]:
+    """Return the metrics of rollouts; for `given` steps of each the model gave a score, NaN or not."""
+    left = [rollout.steps - count for rollout, count in zip(scores, given, strict=True)]
     every = torch.cat([rollout.scores for rollout in scores])
     return {
         "prm/steps_per_rollout": sum(rollout.steps for rollout in scores) / len(scores),
-        "prm/truncated_rollouts": float(sum(len(rollout.scores) < rollout.steps for rollout in scores)),
-        "prm/truncated_steps": float(sum(rollout.steps - len(rollout.scores) for rollout in scores)),
+        "prm/truncated_rollouts": float(sum(count > 0 for count in left)),
+        "prm/truncated_steps": float(sum(left)),
     } | ({"prm/score_mean": every.mean().item(), "prm/score_min": every.min().item()} if len(every) else {})

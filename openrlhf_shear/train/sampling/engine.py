@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from copy import copy
@@ -34,6 +35,7 @@ _GATHER_SECONDS = 0.01  # between checks whether a batch is complete
 VERDICT = "reward_verdict"  # key in a rollout's extra_logs, until the samples generator removes it
 # What training asked of a rollout's generation, in the task of that rollout.
 _asked: ContextVar[SamplingParams | None] = ContextVar("asked", default=None)
+_prompts: ContextVar[Counter[tuple[int, ...]]] = ContextVar("prompts")  # how often a rollout has continued each
 
 
 class RewardRolloutActor(plain_class(RolloutRayActor)):
@@ -69,6 +71,7 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             seeded = copy(sampling_params)
             seeded.seed = seed_of(sampling_params.seed, number)
             _asked.set(seeded)
+            _prompts.set(Counter())
             same = (prompt, label, seeded, max_length, hf_tokenizer)
             try:
                 return await super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
@@ -80,14 +83,17 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         return [sample for (sample,) in samples]
 
     async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
-        """Generate as upstream does, for executors; each turn of a conversation gets a new seed."""
+        """Generate as upstream does, for executors; each turn, and each candidate of a turn, gets a new seed."""
         asked = _asked.get() or sampling_params
         if sampling_params.logprobs is None:  # an agent's own parameters; its executor reads this again
             sampling_params.logprobs = asked.logprobs
         seed = asked.seed if sampling_params.seed is None else sampling_params.seed
         if seed is not None:
             sampling_params = copy(sampling_params)
-            sampling_params.seed = seed_of(seed, len(prompt_token_ids))
+            earlier, prompt = _prompts.get(Counter()), tuple(prompt_token_ids)
+            candidate = [earlier[prompt]] if earlier[prompt] else []
+            sampling_params.seed = seed_of(seed, len(prompt), *candidate)
+            earlier[prompt] += 1
         if sampling_params.logprobs is not None:  # only for training
             self._sampled.add((sampling_params.temperature, sampling_params.top_p, sampling_params.top_k))
         return await self._generate(prompt_token_ids, sampling_params, multi_modal_data)

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 from openrlhf.datasets.prompts_dataset import preprocess_data
 from openrlhf.datasets.utils import blending_datasets
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 
 from openrlhf_shear.data.columns import label_at, no_label, value_at
 from openrlhf_shear.data.files import DataError
-from openrlhf_shear.data.order import blended, of_rows
+from openrlhf_shear.data.order import CONTENTS, blended, of_rows
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.train import hooks
@@ -34,13 +35,19 @@ class PromptRow:
 class PromptRows(Dataset):
     """Data set of a run's training or evaluation prompts."""
 
-    def __init__(self, rows: Sequence[PromptRow], fingerprint: dict[str, object] | None = None):
+    def __init__(self, rows: Sequence[PromptRow], fingerprint: dict[str, object]):
         """
         Args:
             rows: the prompts.
-            fingerprint: the fingerprint of the data rows (`data.order`), for training prompts.
+            fingerprint: the fingerprint of the data rows (`data.order`).
         """
         self.rows, self.fingerprint = rows, fingerprint
+
+    @classmethod
+    def made(cls, rows: Sequence[tuple[str, dict]], args, tokenizer) -> Self:
+        """Make the prompts of data rows, each with its place in words."""
+        fingerprint = of_rows((row for _, row in rows), args.data.input_key, args.data.label_key)
+        return cls([_prompt_row(where, row, args, tokenizer) for where, row in rows], fingerprint)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -53,6 +60,11 @@ class PromptRows(Dataset):
     def collate_fn(items: Sequence[tuple]) -> tuple[list, ...]:
         """Collate rows into lists of data sources, texts, labels and images."""
         return tuple(map(list, zip(*items, strict=True)))
+
+    @property
+    def digest(self) -> str:
+        """Digest of the prompts, their labels and their order."""
+        return self.fingerprint[CONTENTS]
 
     @property
     def problems(self) -> dict[str, str]:
@@ -71,14 +83,12 @@ def prepare_datasets(strategy, tokenizer):
     data, evaluation, train = strategy.args.data, strategy.args.eval, strategy.args.train
     sets = [_rows(name, data.prompt_split, strategy, data.max_samples) for name in data.prompt_dataset.split(",")]
     rows = blended(sets, data.prompt_probs, train.seed)[: data.max_samples]
-    fingerprint = of_rows((row for _, row in rows), data.input_key, data.label_key)
-    prompts = PromptRows([_prompt_row(where, row, strategy.args, tokenizer) for where, row in rows], fingerprint)
+    prompts = PromptRows.made(rows, strategy.args, tokenizer)
     eval_loader = None
     if evaluation.dataset:
         sets = [_rows(name, evaluation.split, strategy) for name in evaluation.dataset.split(",")]
-        rows = itertools.islice(itertools.chain.from_iterable(sets), data.max_samples)
-        asked = PromptRows([_prompt_row(where, row, strategy.args, tokenizer) for where, row in rows])
-        eval_loader = _loader(strategy, asked, shuffle=False)
+        rows = list(itertools.islice(itertools.chain.from_iterable(sets), data.max_samples))
+        eval_loader = _loader(strategy, PromptRows.made(rows, strategy.args, tokenizer), shuffle=False)
     rollouts = len(prompts) * strategy.args.rollout.n_samples_per_prompt
     most = rollouts // train.batch_size * train.num_episodes * train.max_epochs
     return _loader(strategy, prompts, shuffle=True), eval_loader, most

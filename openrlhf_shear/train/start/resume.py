@@ -54,7 +54,7 @@ def _compare(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: i
         say(f"{len(kept['waiting'])} waiting rollouts are dropped: they are groups of another size")
         kept["waiting"] = []
         kept["episode"] = kept.get("waiting_episode", kept["episode"])  # batches made ahead may be of an earlier one
-    if cut or kept["consumed"] and {change.topic for change in changes} & {"data", "seed"}:
+    if cut or (kept["consumed"] and {change.topic for change in changes} & {"data", "seed"}):
         why = "some of its rollouts were dropped" if cut else "its prompts, or their order, are others"
         say(f"episode {kept['episode'] + 1} begins again: {why}")
         kept["total_consumed_prompts"] = kept["episode"] * size

@@ -188,7 +188,9 @@ def names(folder: Path) -> list[str]:
 
 def room(folder: Path, needed: float, ranks: int = 1) -> str:
     """Return why `needed` bytes, in the files of `ranks` ranks, do not fit on the disk of `folder`; "" if they do."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    there = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path)
+    )  # False for a closed folder
     disk, files = os.statvfs(there), _SPARE_FILES + 2 * ranks
     free = disk.f_bavail * disk.f_frsize
     if free < needed:
