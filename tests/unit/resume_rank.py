@@ -50,7 +50,10 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
     strategy.save_model(actor.actor, actor.tokenizer, phase["model"])
     policy = engine.module
     tied = policy.get_output_embeddings().weight is policy.get_input_embeddings().weight
-    return {"rates": rates, "weights": master_weights(engine), "sent": sent_by(actor), "tied": tied}
+    adam = {name: engine.optimizer.param_groups[0][name] for name in ("betas", "eps")}
+    averages = dict(actor.ema_model.model.module.named_parameters()) if actor.ema_model else {}
+    done = {"rates": rates, "weights": master_weights(engine), "sent": sent_by(actor), "tied": tied, "adam": adam}
+    return done | {"averages": averages, "averaged_steps": strategy.time_steps["ema"]}
 
 
 def sent_by(actor) -> dict[str, torch.Tensor]:

@@ -1,12 +1,17 @@
 """A checkpoint is whole or absent, wherever a run was killed; pruning keeps the checkpoint that a resume would load."""
 
+import itertools
 import json
 import shutil
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
+import torch
 
 from openrlhf_shear.train.update import checkpoints, contents
+from openrlhf_shear.train.update import strategy as strategy_module
+from openrlhf_shear.train.update.strategy import ShearStrategy
 
 
 def write(folder, tag, size=10, metric=None, commit=True, latest=True):
@@ -128,6 +133,23 @@ def test_actor_and_critic_go_back_to_the_same_step(tmp_path):
     assert checkpoints.find([actor, critic])[0] == "global_step1"
     write(critic, "global_step2", commit=False)
     assert checkpoints.find([actor, critic])[0] == "global_step1"
+
+
+@pytest.mark.parametrize(("critic", "newest"), [("model", "global_step1"), (None, "global_step2")])
+@pytest.mark.parametrize("broken", ["a flipped byte", "a file of another size"])
+def test_a_resume_passes_over_a_step_whose_critic_is_broken(tmp_path, monkeypatch, critic, newest, broken):
+    for folder, step in itertools.product(("_actor", "_critic"), (1, 2)):
+        write(tmp_path / folder, f"global_step{step}")
+    content = bytes(9) + b"\x01" if broken == "a flipped byte" else bytes(9)
+    (tmp_path / "_critic" / "global_step2" / "model.pt").write_bytes(content)
+    told = []
+    monkeypatch.setattr(strategy_module.logger, "warning", told.append)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda choice: None)
+    made = object.__new__(ShearStrategy)
+    made.args, made.world_size = SimpleNamespace(critic=SimpleNamespace(model_name_or_path=critic)), 1
+    made.is_rank_0, made.get_rank, made._gathered = lambda: True, lambda: 0, lambda value: [value]
+    assert made._newest(tmp_path / "_actor") == newest
+    assert len(told) == bool(critic) and all("_critic/global_step2" in line for line in told)
 
 
 @pytest.mark.parametrize("out", ["global_step9", "global_step2/model.pt", "global_step2/deep"])

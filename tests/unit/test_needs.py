@@ -218,7 +218,8 @@ def test_a_late_need_reaches_the_groups_that_wait_and_none_is_weighed_before():
         request = CreditRequest(batch, tuple(i // 2 for i in batch), (0.0, 0.0), (False, False), 2)
         collector.add(request, [2, 2], {"log_probs": [given[i] for i in batch]})
     assert not rule.seen
-    collector.add_late("ref_log_probs", {0: {0: -given[0], 1: -given[1]}, 1: {2: -given[2], 3: -given[3]}})
+    late = {1: {3: -given[3], 2: -given[2]}, 0: {1: -given[1], 0: -given[0]}}  # in no order
+    collector.add_late("ref_log_probs", late)
     collector.take()
     seen = {group.number: group for group in rule.seen}
     for number in (0, 1):

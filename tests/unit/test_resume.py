@@ -50,8 +50,11 @@ def topics(seed: int = SEED, size: int = SIZE) -> dict:
     return {"data": {COUNT: size}, "seed": {"train.seed": seed}}
 
 
-def resumed(monkeypatch, seed=SEED, size=SIZE, accepted=None, target=None, **kept):
-    """A `ShearTrainer` without models, after it has resumed in the second episode of three, of 40 prompts each."""
+def resumed(monkeypatch, seed=SEED, size=SIZE, accepted=None, target=None, best=None, **kept):
+    """A `ShearTrainer` without models, after it has resumed in the second episode of three, of 40 prompts each.
+
+    `best` is the best evaluation in the run's notes; `happened` has what was restored and sent, in order.
+    """
     made = object.__new__(trainer.ShearTrainer)
     made.args = SimpleNamespace(
         algo=SimpleNamespace(kl=SimpleNamespace(target=target)),
@@ -65,11 +68,14 @@ def resumed(monkeypatch, seed=SEED, size=SIZE, accepted=None, target=None, **kep
     states = place | {"kl": 0.3, "ledger": Accounts(dispatched=9, trained=9).state(0), "waiting": []} | kept
     made.actor_model_group = SimpleNamespace(async_run_method=lambda name: [states])
     monkeypatch.setattr(trainer.ray, "get", lambda refs: refs)
-    monkeypatch.setattr(trainer.ShearTrainer, "restore_best_checkpoint_state", lambda self, states: None)
-    monkeypatch.setattr(trainer.ShearTrainer, "broadcast_to_vllm", lambda self: None)
+    made.happened, made._latest_eval_metric_value = [], 0.6
+    monkeypatch.setattr(
+        trainer.ShearTrainer, "restore_best_checkpoint_state", lambda self, states: self.happened.append(states)
+    )
+    monkeypatch.setattr(trainer.ShearTrainer, "broadcast_to_vllm", lambda self: self.happened.append("weights sent"))
     made._order, made.kl_ctl = PromptOrder(size, seed), SimpleNamespace(value=0.1)
     made._fingerprint = fingerprint.Fingerprint(topics(seed, size))
-    made._tracking = SimpleNamespace(resume=lambda *given: None)
+    made._tracking = SimpleNamespace(resume=lambda trainer, step: best or {})
     made._batches = Batches(Generator(made._order), 3, {})
     made._books, made.eval_dataloader = Books(made.args, made._batches), None
     made._resume()
@@ -151,6 +157,20 @@ def test_a_checkpoint_without_a_fingerprint_is_resumed_with_a_notice(monkeypatch
 def test_a_fixed_kl_coefficient_comes_from_the_flags_and_an_adaptive_one_from_the_checkpoint(monkeypatch):
     assert resumed(monkeypatch, fingerprint=topics()).kl_ctl.value == 0.1
     assert resumed(monkeypatch, target=6.0, fingerprint=topics()).kl_ctl.value == 0.3
+
+
+def test_an_adaptive_kl_coefficient_is_in_the_next_checkpoint(monkeypatch):
+    made = resumed(monkeypatch, target=6.0, fingerprint=topics())
+    made.kl_ctl.value = 0.7
+    assert resumed(monkeypatch, target=6.0, **made._states_after(8)).kl_ctl.value == 0.7
+
+
+@pytest.mark.parametrize("best", [None, {"best_eval_metric_key": "eval_pass1", "best_eval_metric_value": 0.8}])
+def test_the_engines_get_the_weights_after_the_best_evaluations_of_checkpoint_and_notes_are_restored(monkeypatch, best):
+    """The notes have an evaluation after the checkpoint, but no metric of the line."""
+    of_checkpoint, *of_notes, last = resumed(monkeypatch, best=best, fingerprint=topics()).happened
+    assert of_checkpoint["global_step"] == 7 and last == "weights sent"
+    assert of_notes == ([best | {"latest_eval_metric_value": 0.6}] if best else [])
 
 
 def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, caplog):

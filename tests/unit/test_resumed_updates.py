@@ -19,6 +19,7 @@ CASES = {  # name -> ZeRO's stage, whether the head is tied, the update that a c
     "in the warm-up": (2, True, 0),
     "in the decay": (3, False, 2),
 }
+AVERAGED = "in the warm-up"  # the case that keeps a moving average of the weights
 
 
 def rate(step: int) -> float:
@@ -53,6 +54,7 @@ class Runs:
             *("--actor.lr_scheduler", "cosine_with_min_lr", "--actor.lr_warmup_ratio", str(WARMUP / STEPS)),
             *("--actor.min_lr_ratio", str(LEAST), "--actor.adam.lr", str(RATE), "--actor.adam.betas", "0.9", "0.95"),
             *("--actor.adam.eps", "1e-8", *(["--ckpt.load_enable"] if resumes else [])),
+            *(("--train.enable_ema", "--train.ema_beta", "0.5") if name == AVERAGED else ()),
             *words,
         ]
         updates = list(range(saved_after + 1 if resumes else 0, UPDATES))
@@ -88,6 +90,15 @@ def test_learning_rates_and_weights_are_those_of_the_run_that_was_not_interrupte
     assert all(torch.equal(resumed["weights"][part], weight) for part, weight in whole["weights"].items())
 
 
+def test_the_moving_average_of_the_weights_is_that_of_the_run_that_was_not_interrupted(done):
+    whole, resumed = done[AVERAGED]
+    assert resumed["averaged_steps"] == whole["averaged_steps"] > 0
+    assert resumed["averages"].keys() == whole["averages"].keys() == whole["weights"].keys()
+    for part, average in whole["averages"].items():
+        assert torch.equal(resumed["averages"][part], average)
+        assert not torch.equal(average, whole["weights"][part].to(average)), "an average, not the weights"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_weights_sent_and_saved_are_those_trained_and_tied_ones_stay_tied(runs, done, name):
     tied = CASES[name][1]
@@ -118,7 +129,7 @@ def others(runs, done):
     lines = {
         "stage": (first, ("--ds.zero_stage", "3")),
         "model": (first, ("--actor.model_name_or_path", runs.policy(tied=False))),
-        "rate": (second, ("--actor.adam.lr", str(2 * RATE))),
+        "adam": (second, (*f"--actor.adam.lr {2 * RATE} --actor.adam.betas 0.8 0.9 --actor.adam.eps 1e-7".split(),)),
         "byte": (second, ()),
     }
     folder = runs.folder / second / "_actor"
@@ -138,7 +149,13 @@ def test_another_stage_and_another_model_are_refused_in_a_line(others):
 
 
 def test_another_learning_rate_resumes_at_the_same_place_of_the_schedule(others):
-    assert others["rate"]["rates"] == pytest.approx([2 * rate(step) for step in range(3, UPDATES)], rel=1e-9)
+    assert others["adam"]["rates"] == pytest.approx([2 * rate(step) for step in range(3, UPDATES)], rel=1e-9)
+
+
+def test_a_resume_takes_adam_s_betas_and_epsilon_from_the_command_line(done, others):
+    saved = {"betas": (0.9, 0.95), "eps": 1e-8}
+    assert all(part["adam"] == saved for parts in done.values() for part in parts)
+    assert others["adam"]["adam"] == {"betas": (0.8, 0.9), "eps": 1e-7}
 
 
 def test_a_checkpoint_with_a_flipped_byte_is_passed_over_for_the_one_before(done, others):

@@ -143,6 +143,22 @@ def weighed(experiences, weights: dict[int, list[float]], kl_coef=KL, negative=N
     return ours.compute_advantages_and_returns(experiences)
 
 
+@pytest.mark.parametrize("scored", [True, False])
+def test_correctness_and_the_rule_s_rewards_follow_the_score_before_any_shaping(scored):
+    ours = maker(CreditExperienceMaker, "group_norm")
+    ours.args.credit = SimpleNamespace(outcome=SimpleNamespace(correct_threshold=0.5))
+    ours._schedule, ours.training_step, ours.shows = SimpleNamespace(owners=[0]), 3, False
+    ours._step = Step(samples=batches([0.9, 0.2, -1.0, 0.5], failed=(2,)))
+    first, second = ours._step.samples
+    if scored:
+        first.scores, second.scores = torch.tensor([0.25, 0.75, 1.0]), torch.tensor([0.0])
+    requests = ours._credit_requests()
+    expected = (False, True, None, False) if scored else (True, False, None, True)
+    assert [request.correct for request in requests] == [expected[:3], expected[3:]]
+    values = [0.25, 0.75, math.nan, 0.0] if scored else [0.9, 0.2, math.nan, 0.5]
+    assert [value for request in requests for value in request.rewards] == pytest.approx(values, nan_ok=True)
+
+
 def drawn(experiences, seed: int) -> dict[int, list[float]]:
     rng = random.Random(seed)
     lengths = {i: int(e.action_mask[row].sum()) for e in experiences for row, i in enumerate(e.index)}
@@ -189,6 +205,17 @@ def test_without_a_kl_reward_advantages_are_the_product_bit_for_bit():
     base = advantages_of(plain.compute_advantages_and_returns(batches(REWARDS)))
     for i, row in enumerate(got):
         assert torch.equal(torch.tensor(row), torch.tensor(base[i]) * torch.tensor(weights[i]))
+
+
+def test_the_mean_reward_shown_is_of_the_rewards_that_did_not_fail():
+    made = batches([1.0, 0.0, 1.0, 5.0], failed=(3,))
+    for experience in made:
+        experience.response_length = experience.action_mask.sum(1)
+        experience.truncated = torch.zeros(len(experience.index))
+        experience.info["reward"] = experience.rewards
+    stats = object.__new__(ShearTrainer)._compute_rollout_stats(made)
+    assert stats["rollout/reward_mean"] == pytest.approx(2 / 3)
+    assert stats["rollout/reward_std"] == pytest.approx(math.sqrt((1 / 9 + 4 / 9 + 1 / 9) / 2))
 
 
 # ── Rollouts without a token, and steps without a rollout ──

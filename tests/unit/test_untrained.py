@@ -56,7 +56,11 @@ def a_run(monkeypatch, batches: list[Batch], kept: dict | None = None):
     )
     nothing = lambda *given, **how: None  # noqa: E731
     made._batches = SimpleNamespace(
-        next=taken, close=nothing, accounts=ledger, metrics=lambda: ledger.metrics(0), state=dict
+        next=taken,
+        close=nothing,
+        accounts=ledger,
+        metrics=lambda: ledger.metrics(0),
+        state=lambda: {"total_consumed_prompts": 4 * (len(batches) - len(left))},
     )
     made._books, made._story = Books(made.args, made._batches), Story()
     made._tracking, made._prm_loads, made.eval_dataloader = SimpleNamespace(close=nothing), [], None
@@ -103,6 +107,27 @@ def test_a_resumed_run_that_has_trained_is_finished_also_with_nothing_left(monke
     run = a_run(monkeypatch, left, kept)
     run.fit()
     assert run._story.whole is True
+
+
+@pytest.mark.parametrize(
+    ("begun", "batches", "save_steps", "kept", "saved"),
+    [
+        (0, [batch(4, 0)], 10, None, [1]),
+        (0, [batch(4, 0)], float("inf"), None, []),  # no checkpoints were asked for
+        (2, [batch(0, 32)], 10, None, []),  # a resumed run that makes no step
+        (0, [batch(4, 0)], 10, 1, []),  # the step's own checkpoint is the last one
+        (0, [batch(4, 0), batch(0, 32)], 10, 1, [1]),  # it precedes the prompts that were filtered at the end
+    ],
+)
+def test_a_run_ends_with_a_checkpoint_of_its_last_step(monkeypatch, begun, batches, save_steps, kept, saved):
+    before = {"ledger": Accounts(dispatched=8, trained=8).state(0), "global_step": begun}
+    run, made = a_run(monkeypatch, batches, before), []
+    run.args.ckpt.save_steps = save_steps
+    run.save_logs_and_checkpoints = lambda step, *_: setattr(run._books, "saved", kept)
+    run._best, run._books.tell_unmoved = dict, lambda: None
+    run._saver = SimpleNamespace(save=lambda step, states, best: made.append((step, states["total_consumed_prompts"])))
+    run.fit()
+    assert made == [(step, 4 * len(batches)) for step in saved]
 
 
 @pytest.mark.parametrize("trained", [0, 4])
@@ -160,6 +185,30 @@ def test_prompts_filtered_in_a_row_are_warned_of_with_their_scores(monkeypatch):
     )
     assert made._passes(group(1.0, 0.0)) and not made._rejected
     assert made._counts.filtered_scores == "their mean scores are -1 to 0"
+
+
+@pytest.mark.parametrize(
+    ("score", "consumed"),
+    [(None, 2 * 3 - 1), (1.0, 20)],  # the third failed group is the last one replaced
+)
+def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, score, consumed):
+    """Every reward fails, or every group has the same score; a batch is of three prompts, the episode of 20."""
+    made = object.__new__(samples.ShearSamplesGenerator)
+    made._counts, made._rejected, made._evaluates, made._engines = Accounts(), [], False, SimpleNamespace(handles=["e"])
+    made.args = SimpleNamespace(
+        algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)),
+        rollout=SimpleNamespace(batch_size=100, n_samples_per_prompt=2),
+    )
+    made.check_stop = lambda: None
+    made._dispatch = lambda prompts, busy, asked: {prompt.place: (prompt, "e") for prompt in prompts}
+    made._process_response_into_experience = lambda answer, **asked: Experience(
+        scores=torch.tensor([score or 0.0]), info={samples.FAILED: torch.tensor([float(score is None)])}
+    )
+    monkeypatch.setattr(samples.ray, "wait", lambda refs, **how: (refs[:1], refs[1:]))
+    monkeypatch.setattr(samples.ray, "get", lambda ref: ["first", "second"])
+    prompts = (samples.Prompt((number,), "1+1=", "2", None) for number in range(20))
+    assert made._generate(prompts, 3, True, {}) == ([], consumed)
+    assert made._counts.dispatched == 2 * consumed and len(list(prompts)) == 20 - consumed
 
 
 REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": %s, "extra_logs": {%s}}\n'

@@ -9,6 +9,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.train.experience.fillers import FILLER, shared_out, without_fillers
+from openrlhf_shear.train.start.outcome import NotFiniteError
+from openrlhf_shear.train.update.actor import ShearPolicyActor
 from openrlhf_shear.train.update.arrival import arrivals
 from openrlhf_shear.train.update.meter import Meter
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
@@ -105,6 +107,37 @@ def test_rollouts_count_when_their_optimizer_step_is_applied():
     steps, *_ = watched(Engine(2, skip={1}), rollouts(6, failed={5}))
     assert (steps.trained, steps.skipped, steps.applied_steps, steps.skipped_steps) == (3, 2, 2, 1)
     assert steps.moved and steps.status()["actor_grad_norm"] == 0.5
+
+
+def policy_actor(monkeypatch, epochs: int) -> ShearPolicyActor:
+    """A policy actor whose updates train on four rollouts in optimizer steps of two; the last one's reward failed."""
+
+    def fit(self, *_):
+        for _ in range(epochs):
+            for number, batch in enumerate(rollouts(4, failed={3})):
+                norm = {"dp_size": 1, "batch_num_tokens": 4.0, "global_batch_size": 1.0}
+                self.trainer.training_step(batch, 0.0, number, norm)
+
+    monkeypatch.setattr(ShearPolicyActor.__bases__[-1], "fit", fit)
+    made = object.__new__(ShearPolicyActor)
+    engine = Engine(2)
+    engine.module, made._rule, made.trainer = torch.nn.Linear(2, 1), None, Trainer(engine)
+    made.trainer.max_epochs, made.actor = epochs, SimpleNamespace(model=engine)
+    return made
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_rollout_counts_once_however_many_epochs_train_on_it(monkeypatch, epochs):
+    actor = policy_actor(monkeypatch, epochs)
+    assert actor.fit(0.0)["update/optimizer_steps"] == 2 * epochs
+    assert (actor.take_trained(), actor.take_trained()) == (3, 0)
+
+
+def test_an_update_that_breaks_a_weight_ends_the_run(monkeypatch):
+    actor = policy_actor(monkeypatch, epochs=1)
+    actor.actor.model.module.bias.data[0] = math.nan
+    with pytest.raises(NotFiniteError, match="the policy's weight bias is NaN or infinite after an update"):
+        actor.fit(0.0)
 
 
 def test_dynamic_batches_without_some_rollouts_end_the_run():
