@@ -51,7 +51,8 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
     policy = engine.module
     tied = policy.get_output_embeddings().weight is policy.get_input_embeddings().weight
     adam = {name: engine.optimizer.param_groups[0][name] for name in ("betas", "eps")}
-    averages = dict(actor.ema_model.model.module.named_parameters()) if actor.ema_model else {}
+    named = actor.ema_model.model.module.named_parameters()
+    averages = {name: getattr(weight, "ds_tensor", weight.data).flatten().clone() for name, weight in named}
     done = {"rates": rates, "weights": master_weights(engine), "sent": sent_by(actor), "tied": tied, "adam": adam}
     return done | {"averages": averages, "averaged_steps": strategy.time_steps["ema"]}
 

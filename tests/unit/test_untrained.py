@@ -83,7 +83,7 @@ def batch(trained: int, filtered: int, last: bool = False) -> Batch:
     if filtered:
         counts.filtered_scores = "their mean scores are -1 to -0.5"
     rollouts = [Experience(info={}) for _ in range(trained)]
-    return Batch(rollouts, 0.0, counts, 1.0, (0, 4), [], last)
+    return Batch(rollouts, 0.0, counts, 1.0, (0, 4), 0, [], last)
 
 
 def test_a_run_whose_filter_dropped_everything_is_an_error_that_no_attempt_repeats(monkeypatch):

@@ -230,7 +230,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     def _save_ema(self, folder: Path) -> None:
         if self.ema_model:
             named = self.ema_model.model.module.named_parameters()
-            parts = {name: getattr(parameter, "ds_tensor", parameter.data).cpu() for name, parameter in named}
+            tensors = {name: getattr(parameter, "ds_tensor", parameter.data) for name, parameter in named}
+            parts = {name: tensor.cpu().clone() for name, tensor in tensors.items()}  # without DeepSpeed's attributes
             if self._ema_is_shared_out or torch.distributed.get_rank() == 0:
                 state = {"weights": parts, "steps": self.strategy.time_steps["ema"]}
                 torch.save(state, folder / self._ema_file())
