@@ -1,0 +1,49 @@
+"""The page of offline placement against the kept results."""
+
+import json
+
+import pytest
+from command_lines import ROOT
+
+FOUND = json.loads((ROOT / "benchmarks" / "results" / "offline_processbench.json").read_text())
+SHEAR, TEXT, ODDS = "shear/window=", "text/ngram=3/window=", "error_odds/surprisal="
+JUDGED = f"{ODDS}4/entropy=0/reach=32/epsilon_rel=0.015"
+ON_WORDS = "examples.rules.text_odds:TextOddsRule" + JUDGED.removeprefix("error_odds")
+ROWS = {  # row of the page -> rule, its form on words
+    "SHEAR, window 32": (f"{SHEAR}32/stride=8", f"{TEXT}32/stride=8"),
+    "SHEAR, window 100": (f"{SHEAR}100", f"{TEXT}100"),
+    "surprisal": (f"{ODDS}1/entropy=0/rise=0", None),
+    "its fourth power": (f"{ODDS}4/entropy=0/rise=0", None),
+    "judged rule": (JUDGED, ON_WORDS),
+}
+
+
+def said(number: dict, form: str = ".3f") -> str:
+    return f"{number['value']:{form}} ({number['low']:{form}} to {number['high']:{form}})"
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    text = (ROOT / "docs" / "credit-bench-offline.md").read_text(encoding="utf-8")
+    return " ".join(text.partition("## What came out")[2].split())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_has_the_kept_lift_and_difference(page, row):
+    rule, words = ROWS[row]
+    rules, differences = (FOUND["comparison"][name] for name in ("rules", "differences"))
+    over = said(differences[rule][words], "+.3f") if words else ""
+    assert f"| {row} | {said(rules[rule]['lift'])} | {over}".strip() in page
+
+
+def test_the_gate_the_hypotheses_and_the_counts_are_those_of_the_file(page):
+    gate, differences = FOUND["gate"], FOUND["comparison"]["differences"]
+    assert not gate["passed"] and gate["by"] == JUDGED and gate["rules"][JUDGED]["lift"]["rows"] == 32
+    assert f"the judged rule has the largest lift, {said(gate['rules'][JUDGED]['lift'], '.2f')}" in page
+    assert f"nothing to surprisal: {said(differences[JUDGED][ROWS['its fourth power'][0]], '+.3f')}" in page
+    permuted = differences[ROWS["SHEAR, window 32"][0]][f"{SHEAR}32/stride=8/permuted"]
+    assert f"{permuted['value']:+.3f}, {permuted['low']:+.3f} to {permuted['high']:+.3f}" in page
+    counts = FOUND["counts"]
+    assert f"{counts['problems']} problems with a marked step, {counts['responses']:,} responses" in page
+    contrast = [FOUND["comparison"]["rules"][ROWS[f"SHEAR, window {w}"][0]]["last_over_first"] for w in (32, 100)]
+    assert "{:.2f} times (window 32) and {:.2f} times".format(*(each["value"] for each in contrast)) in page
