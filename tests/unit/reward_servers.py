@@ -15,6 +15,11 @@ TOKEN = "a-token_of-tests.0123"
 LONG = 60.0  # seconds that no test waits
 
 
+def body(*queries: str) -> dict:
+    """A request, whose labels are all 42."""
+    return {"query": list(queries), "prompts": ["p"] * len(queries), "labels": ["42"] * len(queries)}
+
+
 class Clock:
     now = 0.0
 

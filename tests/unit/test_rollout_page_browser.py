@@ -1,13 +1,11 @@
 """The rollout page in headless Chromium shows the rollouts' values, by pointer and by keyboard."""
 
-import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from browsing import each, js, load, loads_alone, press, text
-from rollout_rows import ATTACKS, SETTINGS, WINDOW, arithmetic_groups, group, long_groups, odd_groups
+from rollout_rows import ATTACKS, SETTINGS, WINDOW, odd_groups
 
 from openrlhf_shear.rollouts.page import data, make_page
 
@@ -64,12 +62,6 @@ def levels(browser, rollout):
     return [int(re.search(r"\bw(\d)", name)[1]) for name in names]
 
 
-def written(folder, rollouts, window):
-    path = folder / "page.html"
-    path.write_text(make_page(rollouts, SETTINGS | {"window": window}), encoding="utf-8")
-    return path
-
-
 def test_it_loads_without_errors_or_requests(browser, page):
     loads_alone(browser, page)
     ready = ui.WebDriverWait(browser, 30).until(lambda browser: js(browser, "document.documentElement.dataset.ready"))
@@ -108,34 +100,6 @@ def test_a_phone_shows_a_response_before_the_facts_and_the_list(browser, page):
     assert order(390) == places
     assert js(browser, f"{tops} + scrollY", ".card .tokens") < 900, "on the first screen"
     assert order(1280)[0] == "#about" and order(1280)[-1] == ".card .tokens"
-
-
-def test_a_step_narrows_the_list(browser, tmp_path):
-    path, (first, second) = tmp_path / "page.html", [arithmetic_groups(1, seed=seed) for seed in (0, 1)]
-    second = [replace(rollout, group="other") for rollout in second]
-    steps = {first[0].group: 1, "other": 20}
-    path.write_text(make_page([*first, *second], SETTINGS, steps=steps), encoding="utf-8")
-    load(browser, path)
-    labels = each(browser, "#step option", "n.textContent")
-    right = [sum(rollout.correct for rollout in part) for part in (first, second)]
-    assert labels == ["all", f"1: {right[0]} of 8 correct", f"20: {right[1]} of 8 correct"]
-    Select(browser.find_element("id", "step")).select_by_value("20")
-    assert text(browser, "#found") == "8 of 16 rollouts"
-    assert all("other" in row for row in each(browser, ".row", "n.textContent"))
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"), [("shear", "the token's weight ω, which"), ("ours", "the token's weight, which")]
-)
-def test_a_weight_is_named_once_and_the_words_of_an_axis_fit(browser, tmp_path, rule, words):
-    rollouts = group("few", [list("ab"), list("cd")], [True, False])
-    path = tmp_path / "page.html"
-    path.write_text(make_page(rollouts, SETTINGS | {"rule": rule}), encoding="utf-8")
-    load(browser, path)
-    assert words in text(browser, "#legend-text")
-    needed = js(browser, "(() => { const pen = $('heat').getContext('2d'); pen.font = FONT; "
-                         "return MARGIN.left + pen.measureText(acrossWords()).width })()")  # fmt: skip
-    assert 180 < needed <= js(browser, "parseFloat($('heat').style.width)")
 
 
 def test_hostile_text_is_shown_and_not_run(browser, page):
@@ -407,40 +371,3 @@ def test_a_row_that_is_tapped_on_a_phone_leads_to_its_group_or_response(browser,
         assert 0 <= top < 100
     assert text(browser, "#group-name") == "Group problem-001"
     assert text(browser, ".card[aria-current=true] h4").startswith("Rollout 4")
-
-
-def test_far_tokens_are_scrolled_to_above_the_dock_of_a_phone(browser, tmp_path):
-    rollouts = long_groups(1, 8, 900)
-    load(browser, written(tmp_path, rollouts, 100), width=390)
-    wrong = next(r for r in rollouts if not r.correct)
-    js(browser, "selectToken(current.group.rollouts[arguments[0]], 700)", wrong.sample)
-    for _ in range(2):
-        top, bottom = js(browser, "(r => [r.top, r.bottom])(document.activeElement.getBoundingClientRect())")
-        assert top >= 0 and bottom <= js(browser, "document.getElementById('dock').getBoundingClientRect().top")
-        press(browser, "o")
-    assert js(browser, "document.activeElement.closest('.tokens').rollout.correct") is False
-
-
-def test_500_rollouts_load_as_light_rows_and_one_group(browser, tmp_path):
-    rollouts = long_groups(63, 8, 60, window=20, stride=10)
-    load(browser, written(tmp_path, rollouts, 20))
-    assert text(browser, "#found") == "504 of 504 rollouts"
-    rows, tokens = 500 * 4, sum(len(r.tokens) for r in rollouts[:8])  # li, button, b, span; the rest on demand
-    assert js(browser, "document.querySelectorAll('*').length") < rows + tokens + 600
-    browser.find_element("id", "more").click()
-    assert len(listed(browser)) == 504
-
-
-def test_a_nan_in_the_advantages_of_a_rule_without_weights_takes_no_card(browser, tmp_path):
-    """One rollout has a NaN among finite numbers, another nothing else, as has a second group."""
-    rows = group("a", [["1", "2"]] * 3, [True, False, False]) + group("b", [["1", "2"]] * 2, [True, False])
-    advantages = ([0.5, 0.25], [-0.5, math.nan], *[[math.nan, math.nan]] * 3)
-    rows = [replace(row, weights=None, token_advantages=own) for row, own in zip(rows, advantages, strict=True)]
-    (tmp_path / "page.html").write_text(make_page(rows, SETTINGS), encoding="utf-8")
-    load(browser, tmp_path / "page.html", fragment="#g=a&r=0")
-    found = each(browser, ".card .facts", "n.textContent")
-    assert len(found) == 3 and [("|token advantage|" in facts) for facts in found] == [True, True, False]
-    assert "0.500 to 0.500, mean 0.500" in found[1]
-    load(browser, tmp_path / "page.html", fragment="#g=b&r=0")
-    found = each(browser, ".card .facts", "n.textContent")
-    assert len(found) == 2 and not any("|token advantage|" in facts for facts in found)
