@@ -5,7 +5,9 @@ import json
 import pytest
 from command_lines import ROOT
 
-FOUND = json.loads((ROOT / "benchmarks" / "results" / "offline_processbench.json").read_text())
+FOUND, MATHS = (
+    json.loads((ROOT / "benchmarks" / "results" / f"offline_{name}.json").read_text()) for name in ("processbench", "math")
+)
 SHEAR, TEXT, ODDS = "shear/window=", "text/ngram=3/window=", "error_odds/surprisal="
 JUDGED = f"{ODDS}4/entropy=0/reach=32/epsilon_rel=0.015"
 ON_WORDS = "examples.rules.text_odds:TextOddsRule" + JUDGED.removeprefix("error_odds")
@@ -47,3 +49,12 @@ def test_the_gate_the_hypotheses_and_the_counts_are_those_of_the_file(page):
     assert f"{counts['problems']} problems with a marked step, {counts['responses']:,} responses" in page
     contrast = [FOUND["comparison"]["rules"][ROWS[f"SHEAR, window {w}"][0]]["last_over_first"] for w in (32, 100)]
     assert "{:.2f} times (window 32) and {:.2f} times".format(*(each["value"] for each in contrast)) in page
+
+
+def test_the_numbers_of_math_are_those_of_the_file(page):
+    rules, differences = (MATHS["comparison"][name] for name in ("rules", "differences"))
+    pairs = [ROWS[f"SHEAR, window {window}"] for window in (32, 100)]
+    assert " and ".join(said(rules[shear]["lift"]) for shear, _ in pairs) in page
+    assert " and ".join(said(differences[shear][text], "+.3f") for shear, text in pairs) in page
+    assert f"The judged rule has {said(rules[JUDGED]['lift'])}" in page
+    assert f"has {MATHS['counts']['problems']} such problems" in page and MATHS["gate"]["passed"] is None
