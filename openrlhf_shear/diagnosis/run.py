@@ -107,7 +107,12 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
         def drawn(plan: Plan, kept: str) -> list[Completion]:
             return complete(plan, Store(folder / kept), lambda: nullcontext(sampler()), grading)
 
-        completions = drawn(problems, SAMPLED)
+        store = Store(folder / SAMPLED)
+        if Store(folder / COMPLETED).samples() and store.graded_by == grading.of_verdicts:
+            store.start(problems.settings(), problems.questions)
+            completions = store.generations()  # failures too: another try could change the prefixes
+        else:
+            completions = drawn(problems, SAMPLED)
         _require_sampled("rollouts", completions)
         groups = sampled_groups(problems, completions, tokenizer)
         mixed = [group for group in groups if group.mixed]

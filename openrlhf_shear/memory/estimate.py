@@ -5,7 +5,7 @@ Lengths are taken at their limits, so token-dependent parts are upper bounds. do
 measurements.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from openrlhf_shear.config.spec import SEARCH_BYTES, WAITING_BYTES
@@ -150,14 +150,18 @@ def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
 
 
 def estimate(
-    values: Values, shapes: Mapping[str, ModelShape], memory: float | None, states: bool, certain: bool = False
+    values: Values,
+    shapes: Mapping[str, ModelShape],
+    memory: float | None,
+    states: Collection[str],
+    certain: bool = False,
 ) -> MemoryEstimate:
     """Estimate the phases of a step on an actor rank's GPU, and on GPUs that only a critic or the engines use.
 
     Args:
         shapes: of "actor", and of "critic", "reward" and "prm" if they are used.
         memory: bytes of a GPU; None if it is not known: engines then count with the least that they need.
-        states: the rule reads hidden states.
+        states: the kinds of states that the rule reads: "hidden_states", "source_states".
         certain: as in `pass_tokens`.
     """
     actor, together, ranks = shapes["actor"], values["train.colocate_all"], world(values, "actor")
@@ -193,12 +197,12 @@ def estimate(
         return Phase(name, {part: size for part, size in every.items() if size})
 
     seen = min(values["rollout.max_new_tokens"] or values["data.max_len"], values["data.max_len"])
-    group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
+    group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * len(states)
     activations, logits = backward_bytes(values, actor, updated)
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
     asked = values["credit.max_waiting_bytes"]  # unset, the limit adapts to the free memory
     waiting = min(-(-values["rollout.batch_size"] // ranks) * group, WAITING_BYTES if asked is None else asked)
-    forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * states
+    forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * len(states)
     theirs: dict[str, float] = {}  # a critic's memory in its update
     if critic:
         theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
@@ -212,8 +216,10 @@ def estimate(
         phase("step", updates=True, step_of_Adam=mine.step),
     ]
     search = values["credit.max_cost_bytes"] or SEARCH_BYTES  # the search adapts to the free memory
-    if states:  # the search copies the group: each of its two sides becomes one contiguous tensor
+    if "hidden_states" in states:  # the search copies the group: each of its two sides becomes one contiguous tensor
         phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
+    elif states:
+        phases.insert(2, phase("credit", group_states=group + waiting))
     if critic and together and not at_once:
         phases.append(phase("critic", **theirs))
     elif critic and not together:

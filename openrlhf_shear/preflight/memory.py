@@ -29,7 +29,7 @@ class MemoryPlan:
 
     values: Values
     shapes: dict[str, ModelShape]
-    states: bool  # its rule reads hidden states
+    states: frozenset[str]  # the kinds of states that its rule reads
     memory: int | None  # bytes of a GPU; None if it is not known, and on the CPU
 
     def estimate(self, certain: bool = False, **changes: object) -> MemoryEstimate:
@@ -62,7 +62,8 @@ def plan(values: Values) -> MemoryPlan:
             shapes[model] = model_shape(path)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UnknownError(f"{flag} {name}: {error}") from error
-    states = is_rule(values[ESTIMATOR]) and "hidden_states" in traits(values[ESTIMATOR]).needs
+    needs = traits(values[ESTIMATOR]).needs if is_rule(values[ESTIMATOR]) else ()
+    states = frozenset({"hidden_states", "source_states"}.intersection(needs))
     on_cpu = values["device"] == "cpu"
     memory = int(values["device_memory"] * GIB) or (None if on_cpu else smallest())
     return MemoryPlan(values | (_ON_CPU if on_cpu else {}), shapes, states, memory)

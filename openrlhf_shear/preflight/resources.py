@@ -69,7 +69,8 @@ def disks(values: Values) -> Iterator[Finding]:
     except UnknownError:
         return
     checkpoint = _checkpoint(values, {name: shape.parameters for name, shape in shapes.items()})
-    kept = len([*Path(values["ckpt.path"], "_actor").glob("global_step*")])
+    there = Path(values["ckpt.path"], "_actor").glob("*global_step*")  # best_global_stepN too
+    kept = sum(not path.name.endswith("_hf") for path in there)
     needs = [
         _Need("ckpt.path", "a checkpoint", nearest(Path(values["ckpt.path"])), checkpoint * (not kept)),
         _Need(
@@ -111,14 +112,19 @@ def _no_room(values: Values, needs: list[_Need], needed: int, free: float) -> Re
 
 
 def _fewer_checkpoints(values: Values, size: int, kept: int, model: int) -> Iterator[Told]:
-    """Tell if the disk of checkpoints has room for fewer than the run keeps, and another that replaces the oldest."""
+    """Tell if the disk has room for fewer checkpoints than the run keeps, the best, and one that replaces the oldest."""
     path, output = (nearest(Path(values[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
     free = _free(path) - model * (path.stat().st_dev == output.stat().st_dev)
     most = max(1, int(min(values["ckpt.max_num"], values["ckpt.max_mem"] * 2**30 / size)))
     room = kept + max(free, 0) // size
-    if room < most + 1:
+    evaluates = (values["eval.dataset"] or values["eval.suite"]) and values["ckpt.best_metric_key"] != "none"
+    best = bool(evaluates and not values["ckpt.best_weights_only"] and not values["ckpt.disable_ds"])
+    if room < most + 1 + best:
         told = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
-        needs = f"--ckpt.max_num {values['ckpt.max_num']} needs {most + 1}, as a run deletes the oldest after a save"
+        needs = (
+            f"--ckpt.max_num {values['ckpt.max_num']} needs {most + 1 + best}, as a run deletes the oldest after a save"
+        )
+        needs += " and keeps that of the best evaluation" * best
         yield Told(f"{told}; {needs}")
 
 

@@ -45,15 +45,16 @@ def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progr
         ValueError: the store holds another evaluation.
         JailError: no jail works on this machine.
     """
-    store.start(plan.settings(), plan.questions)
-    graded = {completion.key: completion.verdict for completion in store.generations() if not completion.failed}
-    there = [replace(c, verdict=graded.get(c.key)) for c in store.samples() if not c.failed]
-    wanted = requests(plan.questions, plan.ks, plan.sampling.seed, (completion.key for completion in there))
-    if wanted:
+    with store.alone():
+        store.start(plan.settings(), plan.questions)
+        graded = {(c.key, c.response): c.verdict for c in store.generations() if not c.failed}
+        there = [replace(c, verdict=graded.get((c.key, c.response))) for c in store.samples() if not c.failed]
+        wanted = requests(plan.questions, plan.ks, plan.sampling.seed, (completion.key for completion in there))
         if there and progress:
-            print(f"{len(there)} completions are there already, {len(wanted)} are to be sampled")
-        with store.log() as append, engines() as sampler:
-            there += collect(wanted, sampler, append, quiet=not progress, token_ids=plan.token_ids)
+            print(f"{len(there)} completions are there already, {len(wanted) or 'none'} to be sampled")
+        if wanted:
+            with store.log() as append, engines() as sampler:
+                there += collect(wanted, sampler, append, quiet=not progress, token_ids=plan.token_ids)
     return graded_anew(store, there, grading, progress)
 
 

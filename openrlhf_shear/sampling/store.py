@@ -27,10 +27,29 @@ _SAMPLED = ("samples.jsonl", "generations.jsonl")
 
 
 class Store:
-    """An output folder: `start` it, `log` completions that are not in `samples`, finally `write_generations`."""
+    """An output folder: `start` it, `log` completions that are not in `samples`, finally `write_generations`.
+
+    Do the first two while `alone`.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the folder, and hold its lock.
+
+        Raises ValueError where another process holds it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / ".lock", "w") as lock:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                raise ValueError(f"another process samples into {self.folder}; wait for it, or end it") from error
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): let one process at a time sample into it", lock.name, error)
+            yield
 
     def start(self, settings: Mapping[str, object], questions: Iterable[Question]) -> bool:
         """Make the folder, or check that its run may continue; return whether it is a resume.
@@ -83,18 +102,9 @@ class Store:
 
     @contextmanager
     def log(self) -> Iterator[Callable[[Completion], None]]:
-        """Yield a function that appends a completion to samples.jsonl, flushed to the operating system.
-
-        Raises ValueError where another process has this log open.
-        """
+        """Yield a function that appends a completion to samples.jsonl, flushed to the operating system."""
         path = self.folder / "samples.jsonl"
-        with open(self.folder / ".lock", "w") as lock, open(path, "ab") as file:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError) as error:
-                raise ValueError(f"another process samples into {self.folder}; wait for it, or end it") from error
-            except OSError as error:
-                logger.warning("%s cannot be locked (%s): let one process at a time sample into it", lock.name, error)
+        with open(path, "ab") as file:
             file.truncate(_whole(path.read_bytes()))
 
             def append(completion: Completion) -> None:
@@ -128,8 +138,9 @@ class Store:
             if was != now:
                 shown = (value if value is _ABSENT else repr(value)[:80] for value in (was, now))
                 differing.append("{} was {} and is {}".format(name, *shown))
-        if not differing and list(_read(self.folder / "questions.jsonl")) != rows:
-            differing = ["questions.jsonl holds other questions: did the benchmarks' files change?"]
+        if not differing and (self.folder / "questions.jsonl").read_text() != _lines(rows):  # as text: NaN is not NaN
+            why = "did the benchmarks' files change, or the grading of the rollouts that are continued?"
+            differing = [f"questions.jsonl holds other questions: {why}"]
         if differing:
             raise ValueError(
                 f"{self.folder} holds another evaluation: {'; '.join(differing)}. "

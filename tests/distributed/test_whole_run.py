@@ -180,7 +180,7 @@ def check_resume(folder, scores, train, words):
         (value,) = scalars[f"train/entropy_adv/{name}"]
         assert low <= value <= high, name
     later = scalars["eval/suite/average"]
-    assert f"{len(log) - 1} completions are there already, 1 are to be sampled" in said
+    assert f"{len(log) - 1} completions are there already, 1 to be sampled" in said
     assert len(later) == 2, "step 2 is finished, step 3 follows; the others are not evaluated again"
     assert later[0] == pytest.approx(scores[2], abs=1.5 / len(log))
     best = max((1, 2, 3), key=lambda step: (scores[1], later[0], later[1])[step - 1])

@@ -231,6 +231,8 @@ def test_aucs_within_problems_against_all_pairs():
     found = separation(prefixes, 16, FEW, bins=3)
     first, _, last = (bin_.auc_problem for bin_ in found.bins)
     assert (found.rise_problem.value, found.rise_problem.rows) == (last.value - first.value, first.rows + last.rows)
+    alone = separation(prefixes.assign(distance=1.0), 16, FEW, bins=3).rise_problem
+    assert alone.value is None and "two bins of distance" in alone.warning, "of a single bin"
     for b, bin_ in enumerate(found.bins):
         own = prefixes[cut == b].reset_index(names="row")
         pairs = own[own["correct"]].merge(own[~own["correct"]], on=["problem", "position"])

@@ -202,6 +202,14 @@ def test_requests_lost_with_an_engine_are_repeated_before_later_ones(tmp_path, f
     )
 
 
+def test_a_rollout_that_failed_is_not_tried_again_once_its_prefixes_are_completed(tmp_path):
+    """Another outcome would change the prefixes, and cost all completions."""
+    run(diagnosis(), tmp_path, Cluster([("p0", 1)], failure=Failure.ENGINE_RAISED))
+    cluster = Cluster()
+    run(diagnosis(), tmp_path, cluster)
+    assert cluster.asked == []
+
+
 def test_completions_that_cannot_be_had_leave_their_prefix_with_fewer(tmp_path):
     cluster = Cluster(LOST, failure=Failure.ENGINE_RAISED)
     prefixes, _ = read_prefixes(run(diagnosis(), tmp_path, cluster)[1])

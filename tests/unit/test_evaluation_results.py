@@ -1,6 +1,7 @@
 """An evaluation's folder and results: after a killed run, and recomputed by an independent script."""
 
 import json
+import math
 import random
 import runpy
 import subprocess
@@ -13,7 +14,10 @@ import pytest
 from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.run import print_table, results, write_results
 from openrlhf_shear.rewards.verdict import of_texts
+from openrlhf_shear.sampling.grading import Grading
+from openrlhf_shear.sampling.plan import Plan, complete
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
+from openrlhf_shear.sampling.sampler import Sampling
 from openrlhf_shear.sampling.store import Store
 
 TASKS = {"sums": "math", "programs": "code", "one": "math"}
@@ -111,20 +115,40 @@ def test_a_later_duplicate_is_ignored_but_for_one_that_failed(store):
 def test_one_process_samples_at_a_time(store):
     script = (
         "import sys; from openrlhf_shear.sampling.store import Store\n"
-        "with Store(sys.argv[1]).log() as append: print('in', flush=True); sys.stdin.read()"
+        "with Store(sys.argv[1]).alone(): print('in', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", script, str(store.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )
     try:
         assert other.stdout.read(2) == b"in"
-        with pytest.raises(ValueError, match="another process samples into"), store.log():
-            pass
+        plan = Plan("another model", QUESTIONS, TASKS, {"sums": 5, "programs": 1}, Sampling())
+        with pytest.raises(ValueError, match="another process samples into"):
+            complete(plan, store, None, Grading())
+        assert store.settings() == SETTINGS, "nothing of the other run changes"
     finally:
         other.kill()
         other.communicate()
-    with store.log():  # a killed process holds no lock
+    with store.alone():  # a killed process holds no lock
         pass
+
+
+def test_a_verdict_stays_with_the_response_that_it_judged(tmp_path, needs_jail, capsys):
+    """samples.jsonl was deleted to sample anew, and the run that did so was killed before it graded."""
+    asked = Question("sums", "1", [], "4")
+    plan = Plan("m", [asked], {"sums": "math"}, {"sums": 1}, Sampling())
+
+    def score(response: str) -> list[bool]:
+        with store.log() as append:
+            append(completion(response=response))
+        return [c.verdict.correct for c in complete(plan, store, None, Grading(answer_format="last", cores=1))]
+
+    store = Store(tmp_path)
+    store.start(plan.settings(), [asked])
+    assert score("It is 4") == [True]
+    (tmp_path / "samples.jsonl").unlink()
+    assert score("It is 5") == [False]
+    assert "1 completions are there already, none to be sampled" in capsys.readouterr().out
 
 
 def test_a_resume_asks_for_the_same(store):
@@ -144,6 +168,14 @@ def test_a_resume_asks_for_the_same(store):
     with pytest.raises(ValueError, match="holds other questions"):
         store.start(SETTINGS, [replace(QUESTIONS[0], label="1"), *QUESTIONS[1:]])
     assert store.settings() == SETTINGS and list(store.questions().values()) == QUESTIONS
+
+
+def test_a_label_with_a_nan_inside_is_the_same_in_a_resume(tmp_path):
+    store, asked = Store(tmp_path), [replace(QUESTIONS[0], label={"bound": math.nan})]
+    for resumes in (False, True):
+        assert store.start(SETTINGS, asked) is resumes
+        with store.log() as append:
+            append(completion())
 
 
 def test_a_start_that_was_cut_short_or_makes_no_sense(store, tmp_path):

@@ -130,6 +130,9 @@ def test_a_7b_run_by_hand(line):
     group = 176_160_768  # 8 * 3072 * 3584 * 2
     assert log_probs.parts["group states"] == 9 * group + 117_440_512  # the 8 of a rank, one of them open, and the pass
     assert credit.parts["group states"] == 9 * group and credit.parts["search"] == 2**30 + group
+    _, sources, credit_of_delta, *_ = estimated(line("qwen2.5-7b", f"{words} --algo.advantage.estimator delta")).phases
+    assert sources.parts["group states"] == log_probs.parts["group states"], "of the source states, as many"
+    assert credit_of_delta.parts["group states"] == 9 * group and "search" not in credit_of_delta.parts
     assert step.parts["step of Adam"] == 3_807_808_256  # 4 P / 8
     assert max(log_probs.total, step.total, credit.total) < backward.total < 60 * GIB
 

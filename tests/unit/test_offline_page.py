@@ -6,7 +6,8 @@ import pytest
 from command_lines import ROOT
 
 FOUND, MATHS = (
-    json.loads((ROOT / "benchmarks" / "results" / f"offline_{name}.json").read_text()) for name in ("processbench", "math")
+    json.loads((ROOT / "benchmarks" / "results" / f"offline_{name}.json").read_text())
+    for name in ("processbench", "math")
 )
 SHEAR, TEXT, ODDS = "shear/window=", "text/ngram=3/window=", "error_odds/surprisal="
 JUDGED = f"{ODDS}4/entropy=0/reach=32/epsilon_rel=0.015"

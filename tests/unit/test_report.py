@@ -191,7 +191,7 @@ def test_an_evaluations_folder_is_a_row_without_a_curve(tmp_path):
     assert (run.method, run.model, run.task, run.seed) == ("-", "models/x", "math", 1)
     basis = Basis(problems=4, limit=None, truncated=0.0, no_answer=0.0)
     assert run.evaluations == (Evaluation(None, {"amc23": 0.75}, 0.75, {"amc23": basis}),)
-    assert run.others == {"temperature of amc23": 0.1, "k of amc23": 1}
+    assert run.others == {"temperature of amc23": 0.1, "template of amc23": None, "k of amc23": 1}
     (table,) = make_scores(sections([run]), "best")
     assert "| - | 75.0 | 75.0 | 1 |" in markdown(table)
 
@@ -212,6 +212,15 @@ def test_evaluations_of_different_benchmarks_are_one_row_whatever_their_limits(t
     assert "| - | 0.0 ± 0.0 | 50.0 (n=1) | 25.0 (n=1) | 2 |" in markdown(table)
     with pytest.raises(ReportError, match="max_new_tokens of aime24 is 320 and 640"):
         sections([*runs, write_evaluation(tmp_path / "d", "aime24", 640, seed=2)])
+    for file, known in (("settings", {"template": "Q: {}"}), ("grading", {"answer_format": "boxed"})):
+        others = []
+        for seed, part in enumerate((known, {name: "other" for name in known})):
+            write_evaluation(folder := tmp_path / f"{file}{seed}", "gsm8k", 64, seed)
+            path = folder / f"{file}.json"
+            path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | part))
+            others.append(read_run(folder))
+        with pytest.raises(ReportError, match=f"{next(iter(known))} of gsm8k is"):
+            sections(others)
     with pytest.raises(ReportError, match="are both seed 0"):
         sections([*runs[:2], write_evaluation(tmp_path / "e", "aime24", 320)])
 

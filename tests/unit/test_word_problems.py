@@ -36,6 +36,10 @@ RIGHT = [
     (BOXES, "4 x 3 + 5 = 17"),
     (BOXES, "$4 * $3 = $12. $12 + $5 = $17"),
     (GIVEN, "40 + 5 = 45, 45 - 7 = 38"),
+    (GIVEN, "5 - 7 = -2. -2 + 40 = 38"),
+    (GIVEN, "40 + -7 + 5 = 38"),
+    (GIVEN, "-40 - 7 + 5 = 38"),
+    (BOXES, "(4 boxes) * 3 + 5 = 17"),
     (GIVEN, "40 \u2212 7 = 33. 33 + 5 = 38."),
     (PACKS, "The first pays 4 * 3 = 12, the second 4 * 5 = 20, together 12 + 20 = 32."),
     (BOXES, "04 * 3 = 012 apples, and 12 + 05 = 17"),
@@ -62,6 +66,9 @@ WRONG = [
     (BOXES, "They spend $.50", ".50"),
     (BOXES, "04 * 03 = 13", "13"),
     (BOXES, "I do not know.", ""),
+    (BOXES, "I think...5", "5"),
+    (BOXES, "It is\n#### ,5", "5"),
+    (GIVEN, "5 - 7 = -8. Then 40 - 3 = 37.", "8. Then"),
 ]
 
 

@@ -12,7 +12,7 @@ matrix is (onehot(y_t) - pi) h_t^T; v_t is its row y_t. Tokens that look like th
 more.
 
 The formulas are those of the authors' code (RUCBM/DelTA, `compute_log_prob_h` in dp_actor.py, K = `rounds`). As there,
-the last gamma_s is that of the margins from which the last round started. Where this rule differs:
+the gamma_s of a later round, and of lambda, is that of the margins one round before. Where this rule differs:
 
 - The authors take the centroids and the mean of lambda over all prompts of a rank. A rule here sees a group.
 - A is the reward less the group's mean. Its scale cancels, so this equals GRPO's A.

@@ -142,9 +142,12 @@ def _by_bin(
     n = rows.shape[1]
     both = rows[:, 0] + rows[:, -1] if n > 1 else rows.sum(axis=1)
     title, paper = (titles[2], papers[2]) if n > 1 else (None, None)
+    rise, risen = (lambda of: of[kind][-1] - of[kind][0]), needs
+    if n < 2:
+        rise, risen = (lambda of: np.nan), "two bins of distance"
     return [
         Quantity(f"by_{kind}", itemgetter(kind), rows, needs, 1.0, ends(*papers[:2], n), ends(*titles[:2], n)),
-        Quantity(f"rise{name}", lambda of: of[kind][-1] - of[kind][0], both, needs, 2.0, paper, title),
+        Quantity(f"rise{name}", rise, both, risen, 2.0, paper, title),
     ]
 
 

@@ -187,6 +187,10 @@ def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) ->
         raise ReportError(f"{folder}/results.json holds no avg@k; did the evaluation end?")
     settings = _json(folder / "settings.json") or {}
     sampling = {name: settings[name] for name in SAMPLING if name in settings}
+    if settings:
+        sampling["template"] = settings.get("template")  # only there if one was given
+    if graded := _json(folder / "grading.json"):
+        sampling["answer_format"] = graded.get("answer_format")
     for name, row in rows.items():
         facts["others"] |= {f"{what} of {name}": value for what, value in {**sampling, "k": row["k"]}.items()}
     if facts["task"] == UNKNOWN:

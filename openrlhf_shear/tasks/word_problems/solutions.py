@@ -15,10 +15,14 @@ import regex as re
 from openrlhf_shear.rewards.last_number import final_number
 from openrlhf_shear.tasks.word_problems.problems import WordProblem
 
-_NUMBER = r"\$?(?<![0-9.,])([0-9]{1,9}+(?:\.[0-9]{1,6}+)?+|\.[0-9]{1,6}+)"
+_SIGN = r"(?:[-\u2212](?=\$?[0-9.]))?+"  # touches its number: "- 40" is a point of a list
+_NUMBER = rf"({_SIGN}\$?(?<![0-9.,])(?:[0-9]{{1,9}}+(?:\.[0-9]{{1,6}}+)?+|\.[0-9]{{1,6}}+))"
 _UNIT = r"(?:\s*+(?!x\s*+[0-9$])[A-Za-z]{1,20}+){0,3}+"  # "3 boxes * 4 apples each = 12"
 _OPERATION = r"\s*+([-+*/\u00d7\u00f7\u2212]|x(?=\s*+[0-9$]))\s*+"
-_EQUATION = re.compile(rf"{_NUMBER}{_UNIT}(?:{_OPERATION}{_NUMBER}{_UNIT}){{1,6}}+\s*+=\s*+{_NUMBER}")
+_INSIDE = r"(?<![)\]0-9]\s*[-+*/\u00d7\u00f7\u2212x]\s*)"  # of a longer expression: "(6 boxes) * 7 + 5"
+_EQUATION = re.compile(
+    rf"{_INSIDE}(?<![0-9)\]]){_NUMBER}{_UNIT}(?:{_OPERATION}{_NUMBER}{_UNIT}){{1,6}}+\s*+=\s*+{_NUMBER}"
+)
 _LEADING_ZEROS = re.compile(r"(?<![0-9.])0++(?=[0-9])")  # which sympy does not read
 _SIGNS = {"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-"}
 
@@ -66,19 +70,32 @@ def values(problem: WordProblem) -> frozenset:
 
 def _wrong(problem: WordProblem, response: str) -> Iterator[int]:
     """Yield the error of each wrong equation, in order."""
-    import sympy
-
     for equation in _EQUATION.finditer(response):
-        numbers = [*equation.captures(1), *equation.captures(3)]
         operators = [_SIGNS.get(sign, sign) for sign in equation.captures(2)]
-        text = numbers[0] + "".join(a + b for a, b in zip(operators, numbers[1:], strict=True))
-        made, said = (sympy.sympify(_LEADING_ZEROS.sub("", part), rational=True) for part in (text, equation[4]))
-        if made != said:
-            yield equation.start(4)
+        rest = "".join(a + b for a, b in zip(operators, equation.captures(3), strict=True))
+        # A sign of the first number may also be a point of a list.
+        lefts = [equation[1] + rest, equation[1].lstrip("-\u2212") + rest]
+        said = _value(equation[4])
+        made = next((value for value in map(_value, lefts) if value == said), None)
+        if made is None:
+            yield _digits(equation, 4)
         elif made not in values(problem):
             yield equation.starts(2)[0]
 
 
+def _value(text: str):
+    """Return the value of numbers and operators, as sympy's rational."""
+    import sympy
+
+    return sympy.sympify(_LEADING_ZEROS.sub("", text.replace("$", "").replace("\u2212", "-")), rational=True)
+
+
 def _last(response: str) -> int:
     """Return where the last number begins."""
-    return [number.start(1) for number in re.finditer(_NUMBER, response)][-1]
+    numbers = [_digits(number, 1) for number in re.finditer(_NUMBER, response)]
+    return (numbers or [digits.start() for digits in re.finditer("[0-9]++", response)])[-1]  # "...5" is an answer, too
+
+
+def _digits(number, group: int) -> int:
+    """Return where the digits of a matched number begin."""
+    return number.end(group) - len(number[group].lstrip("-\u2212$"))
