@@ -112,7 +112,7 @@ def _no_room(values: Values, needs: list[_Need], needed: int, free: float) -> Re
 
 
 def _fewer_checkpoints(values: Values, size: int, kept: int, model: int) -> Iterator[Told]:
-    """Tell if the disk has room for fewer checkpoints than the run keeps, the best, and one that replaces the oldest."""
+    """Tell if the disk has room for fewer checkpoints than the run keeps, the best and the newest included."""
     path, output = (nearest(Path(values[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
     free = _free(path) - model * (path.stat().st_dev == output.stat().st_dev)
     most = max(1, int(min(values["ckpt.max_num"], values["ckpt.max_mem"] * 2**30 / size)))
