@@ -88,11 +88,11 @@ def test_fewer_checkpoints_than_asked_are_told(job, sized, capsys):
     assert " GB: 1; --ckpt.max_num 3 needs 4, as a run deletes the oldest after a save" in told
     read(job(f"{SAVES} --ckpt.max_num 1"))
     assert ": 1; --ckpt.max_num 1 needs 2" in capsys.readouterr().err
-    read(job(f"{SAVES} --ckpt.max_num 1 --eval.suite math"))
+    read(job(f"{SAVES} --ckpt.max_num 1 --eval.dataset prompts.jsonl"))
     assert (
         ": 1; --ckpt.max_num 1 needs 3, as a run deletes the oldest after a save and keeps" in capsys.readouterr().err
     )
-    read(job(f"{SAVES} --ckpt.max_num 1 --eval.suite math --ckpt.best_weights_only"))
+    read(job(f"{SAVES} --ckpt.max_num 1 --eval.dataset prompts.jsonl --ckpt.best_weights_only"))
     assert ": 1; --ckpt.max_num 1 needs 2" in capsys.readouterr().err
     sized(0.001)
     read(job(SAVES))
