@@ -127,7 +127,9 @@ def test_the_episode_of_the_oldest_waiting_rollout_is_in_the_checkpoint():
     second = Batches(Generator(prompts=5), 2, {})
     second.restore(states)
     assert second.state()["waiting_episode"] == 0
-    assert trained_on(second) == [[2, 3], [4, 0], [1, 2], [3, 4]]
+    assert trained_on(second, 1) == [[2, 3]]
+    assert second.state()["waiting_episode"] == 0, "prompt 4 of the first episode still waits"
+    assert trained_on(second) == [[4, 0], [1, 2], [3, 4]]
     assert second.state()["waiting_episode"] == 1
 
 
