@@ -211,11 +211,11 @@ def test_a_body_over_the_limit_is_too_large_and_says_so(pool):
     assert ask_with_token(pool, body("x" * 5_000))[0] == 200
 
 
-BEGINNINGS = {
-    "nothing": b"",
-    "half a head": b"POST /get_reward HTTP/1.1\r\nHost: x\r\nAuthor",
-    "half a body": f"POST /get_reward HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-    "Content-Length: 1000\r\n\r\n{".encode(),
+BODY_AFTER_ITS_HEAD = f"Authorization: Bearer {TOKEN}\r\nContent-Length: 1000\r\n\r\n{{"
+SLOW = {  # what a client sends before it stops, the limit that it meets, and how the answer begins ("": it is hung up on)
+    "nothing": ("", {"keepalive_timeout": 2}, ""),
+    "half a head": ("Author", {"keepalive_timeout": 2}, ""),
+    "half a body": (BODY_AFTER_ITS_HEAD, {"body_seconds": 0.5}, "HTTP/1.1 408"),
 }
 
 
@@ -226,27 +226,29 @@ async def rest_of(reader) -> bytes:
         return b""
 
 
-def test_three_hundred_slow_clients_delay_no_other_and_are_disconnected(pool):
+@pytest.mark.parametrize("name", SLOW)
+def test_a_hundred_slow_clients_delay_no_other_and_are_disconnected(pool, name):
+    sent, limit, answered = SLOW[name]
+
     async def work(url):
         slow = []
-        for beginning in BEGINNINGS.values():
-            for _ in range(100):
-                reader, writer = await asyncio.open_connection(url.host, url.port)
-                writer.write(beginning)
-                slow.append((reader, writer))
+        for _ in range(100):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(f"POST /get_reward HTTP/1.1\r\nHost: x\r\n{sent}".encode() if sent else b"")
+            slow.append((reader, writer))
         async with (
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session,
             session.post(url, json=body("42")) as response,
         ):
             assert (await response.json())["rewards"] == 1.0
-        said = [await rest_of(reader) for reader, _ in slow]
+        said = [(await rest_of(reader)).decode() for reader, _ in slow]
         for _, writer in slow:
             writer.close()
         return said
 
-    said = while_served(pool, work, body_seconds=0.5, keepalive_timeout=0.5, lingering_time=0.1)
-    assert said[:200] == [b""] * 200
-    assert all(answer.startswith(b"HTTP/1.1 408") and b"within 0.5 s" in answer for answer in said[200:])
+    said = while_served(pool, work, lingering_time=0.1, **limit)
+    assert [answer[:12] for answer in said] == [answered] * 100
+    assert all(("within 0.5 s" in answer) == bool(answered) for answer in said)
     assert len(pool.asked) == 1
 
 
