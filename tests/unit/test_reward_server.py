@@ -212,7 +212,7 @@ def test_a_body_over_the_limit_is_too_large_and_says_so(pool):
 
 
 BODY_AFTER_ITS_HEAD = f"Authorization: Bearer {TOKEN}\r\nContent-Length: 1000\r\n\r\n{{"
-SLOW = {  # what a client sends before it stops, the limit that it meets, and how the answer begins ("": it is hung up on)
+SLOW = {  # what a client sends before it stops, the limit that it meets, and how the answer begins ("": none)
     "nothing": ("", {"keepalive_timeout": 2}, ""),
     "half a head": ("Author", {"keepalive_timeout": 2}, ""),
     "half a body": (BODY_AFTER_ITS_HEAD, {"body_seconds": 0.5}, "HTTP/1.1 408"),
