@@ -1,14 +1,14 @@
-"""The planned differences of docs/credit-questions.md, from the lab's finished runs.
+"""The planned difference of each question of docs/credit-questions.md, from the lab's finished runs.
 
     examples/scripts/credit_bench.sh         # ARMS="q2 q1": trains the runs and calls this: PYTHONPATH=. python ...
 
 Each rule has its best learning rate on the tuning seeds. Differences are of the mean of the evaluations, of the last
 evaluation, of the best one, and of the mean accuracy of the training steps. They are paired over seeds, with 95%
-intervals (t). p is that of the two-sided paired t test, also corrected by Holm's method over a question's planned
-differences. A question with missing seeds is interim, and has no conclusion.
+intervals (t). p is that of the two-sided paired t test. A question with missing seeds is interim,
+with no conclusion.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from openrlhf_shear.lab.tuning import tuned_jobs
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.report.comparisons import holm, iqm, probability_of_improvement
+from openrlhf_shear.report.comparisons import iqm, probability_of_improvement
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance
@@ -37,7 +37,7 @@ SETTINGS |= {"eval_every": 5, "eval_temperature": 0.1, "eval_problems": 128, "ev
 SEEDS = range(200, 224)
 RATES = (1e-4, 2e-4, 4e-4)
 TUNING = SimpleNamespace(first_tuning_seed=920, tuning_seeds=3, widen_rates=4, seeds=0, workers=1)
-POINT, LEVEL = 0.01, 0.05
+POINT = 0.01
 MEASURES: dict[str, Callable[[LabRun], float]] = {
     "evaluated": lambda run: run.evaluated,
     "final": lambda run: run.final,
@@ -52,21 +52,18 @@ COLUMNS = {
     "best": "best",
     "steps": "steps",
 }
-ROBUST = {"rule": "rule", "iqm": "IQM", "improvement": "improves", "p": "p", "holm": "p, Holm"}
+ROBUST = {"rule": "rule", "iqm": "IQM", "improvement": "improves", "p": "p"}
 
 
-def first_answer(rows: Sequence[dict]) -> str:
-    """Read the decision table of question 1."""
-    if any(row["evaluated"]["low"] > 0 and row["holm"] < LEVEL for row in rows):
+def first_answer(low: float, high: float) -> str:
+    """Read the decision table of question 1, for the interval of the difference."""
+    if low > 0:
         return "SHEAR gains here, by as much as the interval says; the first comparison's conclusion is overturned"
-    if all(row["evaluated"]["high"] < POINT for row in rows):
-        return "SHEAR is worth less than a point here"
-    return "undecided"
+    return "SHEAR is worth less than a point here" if high < POINT else "undecided"
 
 
-def second_answer(rows: Sequence[dict]) -> str:
-    """Read the decision table of question 2."""
-    low, high = (rows[0]["evaluated"][end] for end in ("low", "high"))
+def second_answer(low: float, high: float) -> str:
+    """Read the decision table of question 2, for the interval of the difference."""
     if low > 0:
         return "hidden states add something that words do not, on this task"
     if low >= -POINT and high <= POINT:
@@ -76,13 +73,13 @@ def second_answer(rows: Sequence[dict]) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """A plan: each rule over the baseline, on a task."""
+    """A plan: a rule over the baseline, on a task."""
 
     task: str
     steps: int
     baseline: str
-    rules: tuple[str, ...]
-    answer: Callable[[Sequence[dict]], str]
+    rule: str
+    answer: Callable[[float, float], str]
 
     @property
     def settings(self) -> LabSettings:
@@ -90,19 +87,13 @@ class Question:
 
 
 QUESTIONS = {
-    1: Question(
-        "bookkeeping-paraphrased",
-        60,
-        "uniform",
-        ("shear", "shear/normalize=per_rollout"),
-        first_answer,
-    ),
-    2: Question("bookkeeping", 20, TEXT, (JUDGED,), second_answer),
+    1: Question("bookkeeping-paraphrased", 60, "uniform", "shear", first_answer),
+    2: Question("bookkeeping", 20, TEXT, JUDGED, second_answer),
 }
 
 
 def asked(question: Question, folder: Path) -> dict:
-    """Return a question's rates, differences and conclusion, as JSON values.
+    """Return a question's rates, difference and conclusion, as JSON values.
 
     Args:
         folder: the lab's --output.
@@ -112,18 +103,16 @@ def asked(question: Question, folder: Path) -> dict:
     """
     settings = question.settings
     start = start_policy(settings, folder, print)
-    variants = parse_rules(",".join((question.baseline, *question.rules)))
+    variants = parse_rules(f"{question.baseline},{question.rule}")
     about = SimpleNamespace(settings=settings, variants=variants, start=start, identity=fingerprint(start))
     rates = tuned(TUNING, RATES, about, folder)
     wanted = tuned_jobs(settings, variants, rates, SEEDS, start, about.identity, folder)
     runs = [run for run in finished(wanted) if run.seed in SEEDS]
     by = {variant.name: {run.seed: run for run in runs if run.rule == variant.name} for variant in variants}
-    baseline, *names = by
-    rows = [_row(name, by[name], by[baseline], (rates[name], rates[baseline])) for name in names]
-    rows = [row for row in rows if row]
-    for row, p in zip(rows, holm([row["p"] for row in rows], len(question.rules)), strict=True):
-        row["holm"] = p
+    baseline, rule = by
+    row = _row(rule, by[rule], by[baseline], (rates[rule], rates[baseline]))
     done = sum(map(len, by.values()))
+    interim = f"interim: {done} of {len(SEEDS) * len(by)} runs"
     whole = done == len(SEEDS) * len(by)
     return {
         "settings": settings.of_a_run(),
@@ -131,8 +120,8 @@ def asked(question: Question, folder: Path) -> dict:
         "rates": rates,
         "means": {name: sum(run.evaluated for run in its.values()) / max(len(its), 1) for name, its in by.items()},
         "runs": distinct(run.made for run in runs),
-        "differences": rows,
-        "conclusion": question.answer(rows) if whole else f"interim: {done} of {len(SEEDS) * len(by)} runs",
+        "difference": row,
+        "conclusion": question.answer(row["evaluated"]["low"], row["evaluated"]["high"]) if whole else interim,
     }
 
 
@@ -178,7 +167,7 @@ def main() -> None:
             print(f"question {number}: {error}")
             continue
         (over,) = titled((found[number]["over"],))
-        rows = list(map(_shown, found[number]["differences"]))
+        rows = [_shown(found[number]["difference"])] if found[number]["difference"] else []
         print_table(f"Question {number}, points over {over}", rows, COLUMNS)
         print_table("Of the evaluations", rows, ROBUST)
         print(f"Question {number}: {found[number]['conclusion']}")
