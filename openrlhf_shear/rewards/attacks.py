@@ -226,7 +226,9 @@ def _of_files() -> Iterator[Row]:
         path.write_text(REWARD_FILE)
         with FunctionWorkers(str(path), _SECONDS, 1, Breaker(1000)) as workers:
             for number, (name, (source, own, defence)) in enumerate(OF_FILES.items(), 1):
+                workers.timeout = _SECONDS
                 verdict = workers.grade(source, "", str(number))
+                workers.timeout = _HONEST_SECONDS
                 after = [workers.grade("time.sleep(0.2)", "", str(-n)) for n in (number, number + 1000)]
                 # An answer between two calls may cost the first of these its reward, but must not replace it.
                 right = after[-1].reward == -number - 1000 and after[0].reward in (-number, None if own else -number)

@@ -124,7 +124,7 @@ class FunctionWorkers(Crew):
             start_seconds: to import the file; None for `START_SECONDS`.
         """
         super().__init__(count)
-        self._path, self._timeout = os.path.abspath(path), timeout
+        self._path, self.timeout = os.path.abspath(path), timeout
         self._start_seconds = START_SECONDS if start_seconds is None else start_seconds
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last call without an answer
@@ -165,7 +165,7 @@ class FunctionWorkers(Crew):
         """Return the verdict, and whether the file gave it; None if the workers were closed meanwhile."""
         try:
             with self._lent() as worker:
-                return read_reward(worker.ask(query, prompt, label, seconds=self._timeout)), True
+                return read_reward(worker.ask(query, prompt, label, seconds=self.timeout)), True
         except TimeoutError as error:
             return Verdict(None, failure=Failure.TIMEOUT, detail=str(error)), False
         except ImportError as error:

@@ -152,6 +152,14 @@ def check_best(kept, scores, of_its_set):
     assert json.loads(results.read_text())["average"]["reward"] == pytest.approx(scores[best])
 
 
+def line_of(process: psutil.Process) -> str:
+    """Its command line; "" if it has ended: workers of rewards come and go."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def check_resume(folder, scores, train, words):
     """As if the run had been killed in its last evaluation; then one step more, with another rule and a killed core."""
     kept, asked = folder / "ckpt", folder / "asked"
@@ -169,7 +177,7 @@ def check_resume(folder, scores, train, words):
         asked.unlink()
         wait_until(lambda: asked.exists() or process.poll() is not None, "a rollout of the step is graded", pause=0.05)
         of_run = psutil.Process(process.pid).children(recursive=True)
-        (core,) = [each for each in of_run if ENGINE_CORE.search(" ".join(each.cmdline()))]
+        (core,) = [each for each in of_run if ENGINE_CORE.search(line_of(each))]
         core.kill()
 
     words += ("--ckpt.accept_changes", "data,rule")

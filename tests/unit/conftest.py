@@ -9,6 +9,7 @@ from pathlib import Path
 import browsing
 import pytest
 from command_lines import write_tokenizer
+from hypothesis import settings
 
 from openrlhf_shear.preflight import rewards
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers
@@ -17,6 +18,8 @@ from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 # No test takes a minute: this limit only ends tests that hang. Set the patience on slower machines.
 LIMIT_SECONDS = 600 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
 
+settings.register_profile("ours", deadline=None, derandomize=True)  # no limit by the clock; the same cases each time
+settings.load_profile("ours")
 
 # They start first: a core that has nothing left to do would wait for them at the end.
 LONGEST = (

@@ -116,9 +116,11 @@ SIGNALS = """
 import os, signal, sys, threading, time, types
 from openrlhf_shear.train.start import signals
 
+ASKED = threading.Event()
+
 class Trainer:
     class ask_to_stop:
-        remote = staticmethod(lambda why: print("asked by", why, flush=True))
+        remote = staticmethod(lambda why: (print("asked by", why, flush=True), ASKED.set()))
 
 def get_actor(name):
     assert MODE != "no Ray", "this starts one"
@@ -136,7 +138,9 @@ with signals.stopping(0.3 if MODE == "over" else 60.0):
     os.kill(os.getpid(), signal.SIGTERM)
     if MODE == "in time":
         os.kill(os.getpid(), signal.SIGTERM)  # Slurm, or a terminal, signals a family: this is no second one
-    time.sleep(0.5)
+    if MODE in ("in time", "twice"):
+        ASKED.wait(30)
+        time.sleep(0.5)  # longer than a signal counts as the same
     if MODE == "twice":
         os.kill(os.getpid(), signal.SIGINT)
     if MODE == "in time":

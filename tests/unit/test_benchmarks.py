@@ -95,7 +95,7 @@ def test_labels_are_graded_with_the_rows_tolerance(tmp_path, name, row, right, w
     assert question.tolerance == (0.1 if row.get("error") else None)
     for answer, correct in ((right, True), (wrong, False)):
         gold = golds_of(question.label)
-        assert grade_math(rf"\boxed{{{answer}}}", gold, tolerance=question.tolerance).correct == correct
+        assert grade_math(rf"\boxed{{{answer}}}", gold, tolerance=question.tolerance, timeout=30).correct == correct
 
 
 @pytest.mark.parametrize(("name", "tests"), [("mbpp", 2), ("mbpp+", 1), ("humaneval", 1), ("humaneval+", 1)])

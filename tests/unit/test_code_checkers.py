@@ -78,14 +78,14 @@ def test_a_checker_may_use_packages():
 )
 def test_a_checker_that_gives_no_answer_is_a_broken_label(body: str, said: str):
     tests = STDIN | {"checker": f"def check(input, expected, output):\n    {body}\n"}
-    verdict = grade("print(1, 4)", tests, timeout=1.0 if said == "timeout" else 20.0)
+    verdict = grade("print(1, 4)", tests, timeout=2.0 if said == "timeout" else 20.0)
     assert (verdict.correct, verdict.failure) == (None, "checker failed"), verdict
     assert said in verdict.detail
 
 
-# 120,000 numbers with one hash: each is compared with all before it. The program writes the encoded form directly.
+# 40,000 numbers with one hash: each is compared with all before it. The program writes the encoded form directly.
 FORGE = "import json, os\ndef split(text):\n    prime = (1 << 61) - 1\n"
-FORGE += "    body = json.dumps(['set', [['int', hex(k * prime)] for k in range(120_000)]]).encode()\n"
+FORGE += "    body = json.dumps(['set', [['int', hex(k * prime)] for k in range(40_000)]]).encode()\n"
 FORGE += "    with open(90, 'wb') as answer: answer.write(body)\n    os._exit(0)"
 BREAKS = {  # output of a program: (program, tests, body of the checker, outcome)
     "a text that is no number": ("print('x')", STDIN, "return sum(map(int, output.split())) == 5", "wrong_answer"),
@@ -103,7 +103,7 @@ BREAKS = {  # output of a program: (program, tests, body of the checker, outcome
 def test_an_output_that_breaks_its_checker_is_wrong_and_no_failure(name: str):
     program, tests, body, outcome = BREAKS[name]
     tests = tests | {"checker": f"def check(input, expected, output):\n    {body}\n"}
-    verdict = grade(program, tests, timeout=1.5 if outcome == "timeout" else 20.0)
+    verdict = grade(program, tests, timeout=3.0 if outcome == "timeout" else 20.0)
     assert (verdict.correct, verdict.failure, verdict.reason) == (False, None, outcome), verdict
     assert "gave no answer for this output" in verdict.detail
 
@@ -162,10 +162,11 @@ SLOW = {"inputs": [""] * 40, "outputs": ["x"] * 40}
 
 @pytest.mark.parametrize("stop_at_failure", [True, False])
 def test_all_tests_of_a_task_share_a_total(stop_at_failure: bool):
-    program = "import time\ntime.sleep(0.4)\nprint('x')"
-    verdict = grade(program, SLOW, total=1.5, stop_at_failure=stop_at_failure)
+    program = "import time\nif input() != '0':\n    time.sleep(600)\nprint('x')"
+    tests = SLOW | {"inputs": [*map(str, range(40))]}
+    verdict = grade(program, tests, total=3.0, stop_at_failure=stop_at_failure)
     assert verdict.reason == "timeout"
-    assert verdict.outcomes[0] == "passed" and verdict.outcomes.count("passed") <= 3
+    assert verdict.outcomes[0] == "passed" and verdict.outcomes.count("passed") == 1
     assert verdict.outcomes[-1] == ("not_run" if stop_at_failure else "timeout")
 
 

@@ -203,14 +203,14 @@ def test_honest_programs_pass_beside_a_hostile_one(kind: str, monkeypatch):
 def test_a_clean_jail_is_used_again_and_another_one_is_not(workers: CodeWorkers):
     hosts = workers.hosts("responses", False)
 
-    def host_after(program: str) -> int:
-        grade(program, ECHO, workers, timeout=1.0)
+    def host_after(program: str, timeout: float = 60.0) -> int:
+        grade(program, ECHO, workers, timeout=timeout)
         pids = [host.process.pid for host in hosts.workers if host.poll() is None]
         return pids[0] if pids else 0
 
     first = host_after("print(3)")
     for clean in ("import os\nos._exit(1)", "while True: pass", "import time\ntime.sleep(60)", "raise ValueError"):
-        assert host_after(clean) == first
+        assert host_after(clean, timeout=1.0) == first
     for unclean in (
         "open('/tmp/x', 'w')",
         "import os\nopen('/tmp/x', 'w')\nos.unlink('/tmp/x')",

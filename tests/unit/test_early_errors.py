@@ -13,7 +13,7 @@ from conftest import Tried
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.data import hub, training_rows
-from openrlhf_shear.preflight import rows
+from openrlhf_shear.preflight import rewards, rows
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.train import upstream
@@ -176,7 +176,10 @@ def test_a_reward_file_that_works_is_called_once_with_the_first_row(job, capsys,
     [("import time\ntime.sleep(60)\n", "to import; a model that"), ("", "timeout (reward_func took longer than 1 s)")],
 )
 def test_a_reward_file_that_hangs(job, capsys, monkeypatch, source, says):
-    monkeypatch.setattr("openrlhf_shear.preflight.rewards.TRY_SECONDS", 1.0)
+    monkeypatch.setattr(rewards, "TRY_SECONDS", 1.0)
+    if not source:  # the start of a process may take longer
+        workers = rewards.FunctionWorkers
+        monkeypatch.setattr(rewards, "FunctionWorkers", lambda *of, start_seconds: workers(*of, start_seconds=60.0))
     Path("mine.py").write_text(f"{source}import time\ndef reward_func(q, p, l): time.sleep(60)\n")
     told = refusal(capsys, job("--reward.remote_url mine.py"))
     assert says in told and told.endswith("; --reward.timeout SECONDS allows more")

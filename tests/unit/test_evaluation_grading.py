@@ -65,7 +65,7 @@ def test_maths_and_programs_together(needs_jail, caplog):
         ((broken, r"\boxed{2}"), failed),
     ]
     with caplog.at_level(logging.WARNING):
-        assert graded(*(pair for pair, _ in cases), cores=2, timeout=2.0) == [verdict for _, verdict in cases]
+        assert graded(*(pair for pair, _ in cases), cores=2, timeout=5.0) == [verdict for _, verdict in cases]
     examples = [record.getMessage() for record in caplog.records]
     assert len(examples) == 2 and any("4 of sums: a label must be an answer" in example for example in examples)
 

@@ -239,7 +239,7 @@ def test_right_answers_pass_and_near_misses_fail(kind, workers):
     for line in TABLES[kind].strip().splitlines():
         gold, right, wrong = line.strip().split(" ~ ")
         for answer, wanted in ((right, True), (wrong, False)):
-            verdict = grade_math(rf"So \boxed{{{answer}}}", gold, workers=workers)
+            verdict = grade_math(rf"So \boxed{{{answer}}}", gold, timeout=30, workers=workers)
             if verdict.correct != wanted:
                 mistaken.append(f"{gold} ~ {answer}: {verdict.correct}, {verdict.reason}")
     assert mistaken == []
@@ -307,7 +307,7 @@ def test_a_gold_that_leaves_as_much_to_do_is_answered_so(workers):
         (r"x(x+1)", r"(1+x)x"),
         (r"\frac{84}{144}", r"\frac{7}{12}"),
     ):
-        assert grade_math(rf"\boxed{{{answer}}}", gold, workers=workers).correct, gold
+        assert grade_math(rf"\boxed{{{answer}}}", gold, timeout=30, workers=workers).correct, gold
 
 
 @pytest.mark.parametrize(
@@ -326,4 +326,4 @@ def test_a_gold_that_leaves_as_much_to_do_is_answered_so(workers):
     ],
 )
 def test_adjacent_boxes_and_displays(response, gold, right, workers):
-    assert grade_math(response, gold, workers=workers).correct is right
+    assert grade_math(response, gold, timeout=30, workers=workers).correct is right

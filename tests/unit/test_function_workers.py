@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from openrlhf_shear.rewards import function_workers
 from openrlhf_shear.rewards.attacks import REWARD_FILE
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
@@ -46,14 +47,13 @@ def test_nor_do_copies_that_it_forks_while_it_is_imported(tmp_path):
 
 
 def test_bytes_that_a_file_writes_into_the_pipe_are_no_reward(tmp_path):
-    with workers(tmp_path, seconds=1.0) as asked:
+    with workers(tmp_path, seconds=3.0) as asked:
         for n, how in enumerate(SPOILT, 1):
             spoilt, next_one = asked.grade(how, "", str(n)), asked.grade("", "", str(-n))
             assert spoilt.reward is None and spoilt.failure in ("answered out of turn", "timeout", "worker died"), how
             assert next_one.reward == -n, how
-        assert [asked.grade(LATE, "", str(n)).reward for n in range(3)] == [0, 1, 2]
-        for n in range(200):  # the late answers come in between, or before any of them
-            verdict = asked.grade("", "", str(n))
+        for n in range(203):  # the late answers of the first three come at any time
+            verdict = asked.grade(LATE if n < 3 else "", "", str(n))
             assert verdict.reward == n or verdict.failure == "answered out of turn", (n, verdict)
 
 
@@ -68,7 +68,8 @@ def test_bytes_that_a_file_writes_into_the_pipe_are_no_reward(tmp_path):
         "threading.Thread(target=time.sleep, args=(0.5,)).start() or sys.exit(4)": "exit status 4",
     }.items(),
 )
-def test_the_end_of_a_process_is_reported(tmp_path, how, told):
+def test_the_end_of_a_process_is_reported(tmp_path, monkeypatch, how, told):
+    monkeypatch.setattr(function_workers, "_EXIT_SECONDS", 60.0)
     with workers(
         tmp_path, f"import os, sys, threading, time\ndef reward_func(queries, prompts, labels): {how}"
     ) as asked:

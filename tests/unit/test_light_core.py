@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -88,13 +87,9 @@ def test_the_lab_works_alone(alone, tmp_path):
     assert {path.suffix for path in (tmp_path / "lab/figures").iterdir()} == {".csv"}
 
 
-def test_the_quickstart_works_alone_in_a_minute(alone, tmp_path):
-    began = time.monotonic()
+def test_the_quickstart_works_alone(alone, tmp_path):
     done = alone(ROOT / "examples/quickstart.py", "--output", tmp_path / "quick")
     assert done.returncode == 0, done.stderr
-    assert (
-        time.monotonic() - began < 60 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1")) * 2
-    )  # two at a time
     page = (tmp_path / "quick/rollouts.html").read_text()
     assert "SHEAR in a minute" in page and "█" in done.stdout and "first error at" in done.stdout
 

@@ -117,7 +117,7 @@ RIGHT = pairs(r"""
 
 def test_math_verify_accepts(workers):
     for gold, answer in RIGHT:
-        assert grade_math(rf"\boxed{{{answer}}}", gold, workers=workers).correct, gold
+        assert grade_math(rf"\boxed{{{answer}}}", gold, timeout=30, workers=workers).correct, gold
 
 
 WRONG = pairs(r"""
@@ -130,20 +130,20 @@ WRONG = pairs(r"""
 
 def test_math_verify_refuses(workers):
     for gold, answer in WRONG:
-        verdict = grade_math(rf"\boxed{{{answer}}}", gold, workers=workers)
+        verdict = grade_math(rf"\boxed{{{answer}}}", gold, timeout=30, workers=workers)
         assert verdict.correct is False, gold
 
 
 def test_an_absolute_tolerance(workers):
     assert cheap("4.25", "4.2", tolerance=0.1).correct and cheap(r"4.25\%", "4.2", tolerance=0.1).correct
     assert not cheap("4.31", "4.2", tolerance=0.1).correct and not cheap("4.25", "4.2").correct
-    assert grade_math(r"\boxed{3.14}", r"\pi", tolerance=0.01, workers=workers).correct
-    assert not grade_math(r"\boxed{3.12}", r"\pi", tolerance=0.01, workers=workers).correct
+    assert grade_math(r"\boxed{3.14}", r"\pi", tolerance=0.01, timeout=30, workers=workers).correct
+    assert not grade_math(r"\boxed{3.12}", r"\pi", tolerance=0.01, timeout=30, workers=workers).correct
 
 
 def test_any_gold_of_a_list_is_accepted(workers):
     assert cheap("2", ["1", "2"]).correct and not cheap("3", ["1", "2"]).correct
-    assert grade_math(r"\boxed{1+x}", ["7", "x+1"], workers=workers).correct
+    assert grade_math(r"\boxed{1+x}", ["7", "x+1"], timeout=30, workers=workers).correct
 
 
 def test_bad_golds_and_options_raise():

@@ -99,7 +99,7 @@ def grade(file: str, *queries: str, timeout: float = 1.0, cores: int = 2) -> lis
 
 
 def test_each_sample_has_its_own_fate(function_file):
-    verdicts = grade(function_file, "good", "raise", "exit", "abort", "hang", "none", "good")
+    verdicts = grade(function_file, "good", "raise", "exit", "abort", "hang", "none", "good", timeout=3.0)
     assert [verdict.why for verdict in verdicts] == [
         *(None, "raised ValueError", "worker died", "worker died", "timeout", "returned None", None)
     ]
@@ -110,7 +110,7 @@ def test_each_sample_has_its_own_fate(function_file):
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_worker_stays_until_it_hangs(function_file, cores):
     """Of two workers, the first may take both calls that hang, if the second starts late; a single one takes all."""
-    verdicts = grade(function_file, *["pid"] * 4, "hang", "hang", *["pid"] * 4, cores=cores)
+    verdicts = grade(function_file, *["pid"] * 4, "hang", "hang", *["pid"] * 4, cores=cores, timeout=3.0)
     first, later = ({verdict.reward for verdict in some} for some in (verdicts[:4], verdicts[6:]))
     assert len(first) <= cores and len(later) <= cores, "one a core"
     assert [verdict.failure for verdict in verdicts[4:6]] == ["timeout"] * 2
@@ -129,9 +129,9 @@ def test_a_file_that_hangs_is_left_alone_after_twice_as_many_calls_as_cores(func
 
 
 def test_a_file_that_dies_is_left_alone_and_one_that_raises_or_answers_in_between_is_not(function_file):
-    told = [verdict.failure for verdict in grade(function_file, *["abort"] * 20)]
+    told = [verdict.failure for verdict in grade(function_file, *["abort"] * 20, timeout=60.0)]
     assert told.count("worker died") in (4, 5) and told[-1] == "reward file dies"
-    assert {verdict.why for verdict in grade(function_file, *["raise"] * 20)} == {"raised ValueError"}
+    assert {verdict.why for verdict in grade(function_file, *["raise"] * 20, timeout=60.0)} == {"raised ValueError"}
     with FunctionWorkers(function_file, 60.0, 1) as workers:
         mixed = [workers.grade(query, "", "").why for query in ["exit", "exit", "raise"] * 5]
     assert mixed == ["worker died", "worker died", "raised ValueError"] * 5

@@ -101,7 +101,7 @@ def test_separators_of_the_user():
     assert split(policies()[1], "a -> b --> c", "->").ends == (3, 9, 11)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     words=lists(sampled_from(["\n", "\n\n", "\n\n\n", " ", "  ", ".", "So", "x = 1", "then", "é", "日本", "🙂"])),
     ended=booleans(),

@@ -250,8 +250,8 @@ def test_an_equation_of_the_question_gives_no_quantity(workers):
         (r"Given \(a+b=7\), find $c$.", "7", "a+b=7"),
         (r"Find $x$ if $8x+1\equiv 5 \pmod{12}$.", "5", r"8x+1\equiv 5 \pmod{12}"),
     ):
-        assert not grade_math(rf"\boxed{{{answer}}}", gold, question=question, workers=workers).correct
-        assert grade_math(rf"\boxed{{{answer}}}", gold, question="Find it.", workers=workers).correct
+        assert not grade_math(rf"\boxed{{{answer}}}", gold, question=question, timeout=30, workers=workers).correct
+        assert grade_math(rf"\boxed{{{answer}}}", gold, question="Find it.", timeout=30, workers=workers).correct
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,10 @@ def test_an_equation_of_the_question_gives_no_quantity(workers):
 )
 def test_an_ordered_list(gold, right, wrong, workers):
     for answer in (right, wrong):
-        said = [grade_math(rf"\boxed{{{answer}}}", gold, ordered=o, workers=workers).correct for o in (True, False)]
+        said = [
+            grade_math(rf"\boxed{{{answer}}}", gold, ordered=o, timeout=30, workers=workers).correct
+            for o in (True, False)
+        ]
         assert said == [answer == right, True], answer
 
 

@@ -235,7 +235,7 @@ def test_threads_change_nothing():
     assert torch.equal(searches[0].incorrect, searches[1].incorrect)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(0, 10_000), st.sampled_from([0.05, 0.01]))
 def test_numba_agrees_with_the_reference_on_blocks_of_any_shape(n, m, seed, epsilon):
     x, y = clouds("random", (n, m), 12, seed)

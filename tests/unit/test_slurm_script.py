@@ -196,12 +196,23 @@ def test_words_that_ray_s_shell_would_change_are_refused(slurm, tmp_path, word, 
     assert passes or f"Ray does not pass on: {word}; put the flag into a YAML file" in done.stderr
 
 
+# The log of `ray job submit` goes on for a minute, or until `ray job stop`.
+UNTIL_STOPPED = """
+import pathlib, time
+stopped = pathlib.Path(__file__).with_name("stopped")
+if sys.argv[2] == "stop":
+    stopped.touch()
+began = time.monotonic()
+while sys.argv[2] == "submit" and not stopped.exists() and time.monotonic() < began + 60:
+    time.sleep(0.1)
+"""
+
+
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("stopped", 75)])
 def test_a_job_that_has_just_finished_is_not_queued_again(slurm, tmp_path, status, code):
     slurm()
     (tmp_path / "bin/ray").write_text(
-        f"#!{sys.executable}\nimport sys, time\nprint(sys.argv[2], {status!r}, flush=True)\n"
-        "sys.argv[2] == 'submit' and time.sleep(4)\n"
+        f"#!{sys.executable}\nimport sys\nprint(sys.argv[2], {status!r}, flush=True)\n{UNTIL_STOPPED}"
     )
     environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     line = ["bash", "examples/scripts/submit.sh", "./job.sh"]
@@ -230,9 +241,8 @@ def test_the_log_goes_on_while_a_training_saves(slurm, tmp_path):
     """USR1 to all processes of the step leaves `ray job submit` alone, and ends in the job's stop."""
     slurm()  # makes the stand-ins
     (tmp_path / "bin/ray").write_text(
-        f"#!{sys.executable}\nimport signal, sys, time\n"
-        "print(sys.argv[2], signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, flush=True)\n"
-        "sys.argv[2] == 'submit' and time.sleep(4)\n"
+        f"#!{sys.executable}\nimport signal, sys\n"
+        f"print(sys.argv[2], signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, flush=True)\n{UNTIL_STOPPED}"
     )
     environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     line = ["bash", "examples/scripts/submit.sh", "./job.sh"]

@@ -154,7 +154,7 @@ def test_an_unfinished_solve_says_so_and_is_a_lower_bound():
         sinkhorn_distance(x, y, 0.005 / 200)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 12), st.integers(0, 10_000), st.sampled_from(EPSILONS))
 def test_the_value_lies_between_w1_and_w1_plus_eps_log_n(n, seed, epsilon):
     x, y = points("random", n, n, seed)
@@ -164,7 +164,7 @@ def test_the_value_lies_between_w1_and_w1_plus_eps_log_n(n, seed, epsilon):
     assert exact - slack <= value <= exact + epsilon * math.log(n) + slack
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 10_000))
 def test_symmetry_scaling_and_order(n, m, seed):
     x, y = points("random", n, m, seed)

@@ -10,7 +10,7 @@ from openrlhf_shear.rewards.code.hosts import Grade, raise_if_killed
 from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
 
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 10.0
 _SAID = {"true": True, "false": False}  # the answers that a child writes
 _MOST_CHARACTERS = 500  # of an error
 

@@ -27,7 +27,7 @@ from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 10.0
 LEAST_CHECK = 1.0  # seconds of a checker, even if a task's tests have used up their time
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # limit of all tests together: at least so many seconds, and so many timeouts
 _TESTS_MB = 256  # MiB beyond a program's, for the processes that handle its values

@@ -11,7 +11,7 @@ from openrlhf_shear.rewards.verdict import Reason
 
 SCRIPT = Path(__file__).parent / "inside" / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 10.0
 _MOST_SECONDS = 3600.0
 _GONE = (EOFError, OSError, ValueError)  # OSError includes TimeoutError
 

@@ -1,6 +1,7 @@
 """Frames between a jail and its parent: four bytes of length (big endian), then JSON. Nothing is ever unpickled."""
 
 import json
+import math
 import os
 import select
 import struct
@@ -22,11 +23,11 @@ def send(fd: int, message: object, deadline: float | None = None) -> None:
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME:
         raise ValueError(f"a frame must be at most {MAX_FRAME} bytes: got {len(body)}; send less")
-    left = memoryview(_HEAD.pack(len(body)) + body)
+    left, late = memoryview(_HEAD.pack(len(body)) + body), False
     if deadline is not None:
         os.set_blocking(fd, False)
     while left:
-        _wait(fd, select.POLLOUT, deadline)
+        late = _wait(fd, select.POLLOUT, deadline, late)
         try:
             left = left[os.write(fd, left) :]
         except BlockingIOError:
@@ -50,9 +51,9 @@ def receive(fd: int, deadline: float | None = None, limit: int = MAX_FRAME) -> o
 
 
 def _read(fd: int, count: int, deadline: float | None) -> bytes:
-    parts = bytearray()
+    parts, late = bytearray(), False
     while len(parts) < count:
-        _wait(fd, select.POLLIN, deadline)
+        late = _wait(fd, select.POLLIN, deadline, late)
         part = os.read(fd, min(count - len(parts), 1 << 20))
         if not part:
             raise EOFError("the other side is gone")
@@ -60,11 +61,16 @@ def _read(fd: int, count: int, deadline: float | None) -> bytes:
     return bytes(parts)
 
 
-def _wait(fd: int, event: int, deadline: float | None) -> None:
+def _wait(fd: int, event: int, deadline: float | None, late: bool) -> bool:
+    """Wait until `fd` is ready, and return whether the deadline is over.
+
+    If it is, this process may be the late one: what is ready counts, but once (`late`), as the other side may go on.
+    """
     if deadline is None:
-        return
+        return False
     poll = select.poll()
     poll.register(fd, event)
     left = deadline - time.monotonic()
-    if left <= 0 or not poll.poll(max(1, int(1000 * left))):
+    if late or not poll.poll(max(0, math.ceil(1000 * left))):
         raise TimeoutError("the other side did not answer in time")
+    return left <= 0
