@@ -1,4 +1,4 @@
-"""Whether the model hub can be reached, asked once in a process: its own client retries for half a minute."""
+"""Check whether the model hub can be reached, once per process, as the hub's client would retry for half a minute."""
 
 import threading
 from functools import lru_cache

@@ -1,1 +1,1 @@
-"""Does the distance track reasoning quality? run makes tables, analyses read them, pictures and findings show these."""
+"""Diagnosis of the span distance: `run` makes tables, `analyses` read them, `pictures` and `findings` show results."""

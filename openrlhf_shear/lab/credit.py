@@ -130,6 +130,8 @@ ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle)
 
 @dataclass(frozen=True)
 class StepCredit:
+    """Credit of a step's N rollouts, with its cost and metrics."""
+
     base: tuple[float, ...]  # N group-normalised advantages, before any rule
     advantages: list[torch.Tensor]  # N of (T_i,) float32
     seconds: float  # of the rule

@@ -1,7 +1,7 @@
-"""Draws the tokens of several small policies of one shape at once: on a GPU, in the time of one policy.
+"""Draw the tokens of several small policies of one shape at once, on a GPU in the time of one policy.
 
-A step of decoding takes some hundred small kernels whatever it computes. So the policies' weights are stacked, one step
-serves them all, and CUDA replays it as a graph. The model is the Qwen2 of the built-in tasks.
+A step of decoding takes about a hundred small GPU kernels, however little they compute. So the policies' weights
+are stacked, one step serves them all, and CUDA replays it as a graph. The model is the Qwen2 of the built-in tasks.
 
 Legend: R policies, B sequences of each policy. W positions of prompts, S positions in all, T most new tokens.
 H heads, D size of a head, d hidden size, V tokens of the vocabulary.
@@ -29,7 +29,7 @@ LOOK_EVERY = 32  # steps between two looks whether every sequence has ended
 
 @dataclass(frozen=True)
 class Asked:
-    """What a policy asks for: responses to prompts."""
+    """Request for responses of one policy to prompts."""
 
     model: torch.nn.Module  # Qwen2 with tied embeddings, as transformers or `plain_policy` has it
     prompts: torch.Tensor  # (B, W) int64, padded on the left

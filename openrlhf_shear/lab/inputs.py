@@ -17,7 +17,7 @@ from openrlhf_shear.tasks.arithmetic.sampling import continue_ids
 
 @dataclass(frozen=True)
 class Models:
-    """What further inputs are made with."""
+    """Models and task from which the inputs beyond one reading are made."""
 
     policy: Policy
     reference: Policy | None  # the start policy; None if no rule asks for it

@@ -16,10 +16,14 @@ from openrlhf_shear.tasks.word_problems.task import WordProblemsTask
 
 
 class Problem(Protocol):
+    """A problem of a task."""
+
     prompt: str
 
 
 class Check(Protocol):
+    """Comparison of a response with the truth."""
+
     correct: bool  # the reward
     first_error: int | None  # index of the first wrong response token, at most T_i; None without an error
 

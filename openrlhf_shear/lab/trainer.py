@@ -27,6 +27,8 @@ MAX_LOG_RATIO = 20.0  # exp overflows beyond; OpenRLHF's value
 
 
 class LossTerms(NamedTuple):
+    """Loss of a mini-batch, with its clip ratio and KL."""
+
     loss: torch.Tensor  # (), to be minimised
     clip_ratio: float  # the fraction of tokens whose clipped term is the smaller term
     kl: float  # mean of -(log ratio), an estimate of KL(old || new), nats

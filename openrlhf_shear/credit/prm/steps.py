@@ -9,6 +9,8 @@ from typing import Protocol
 
 
 class Tokenizer(Protocol):
+    """Methods that a tokenizer must have here."""
+
     def encode(self, text: str, **kwargs) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], **kwargs) -> str: ...

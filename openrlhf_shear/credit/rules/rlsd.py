@@ -1,4 +1,4 @@
-"""RLSD: RLVR with self-distillation (arXiv 2604.03128). The hint says how much, and the reward in which direction.
+"""RLSD: RLVR with self-distillation (arXiv 2604.03128). A hint sets the size of the credit, the reward its sign.
 
     D_t  = log pi(y_t | hint) - log pi(y_t)
     w_t  = clip(exp(sign(A) D_t), 1 - clip, 1 + clip)

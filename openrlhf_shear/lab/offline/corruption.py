@@ -1,4 +1,4 @@
-"""Right responses in which we change a number: errors whose place is certain, to see whether a model can be asked."""
+"""Right responses with one changed number: errors whose place is known, to see whether a model is strong enough."""
 
 import random
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ Rules = Mapping[Variant, CreditRule]
 
 @dataclass
 class Weighed:
-    """The weights of a rule on all groups, and on groups that answer another question about the same responses."""
+    """Weights of a rule on all groups: `own` for the question, `other` for its control."""
 
     own: list[StepTrace] = field(default_factory=list)
     # of the comparison: against responses of the same outcome; of the gate: with the number unchanged

@@ -1,5 +1,4 @@
-"""The maths grader. `grade` decides, `text` finds the answer, `workers` run what needs evaluation, by the scripts of
-`inside`."""
+"""The maths grader: `grade` decides, `text` finds the answer, `workers` evaluate in a jail."""
 
 from openrlhf_shear.rewards.maths.grade import grade_math
 

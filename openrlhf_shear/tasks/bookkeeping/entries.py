@@ -1,4 +1,4 @@
-"""Entries: a transfer repeated, its effect on two accounts, and all balances after it. The last balances answer.
+"""Entries: a transfer repeated, its effect on two accounts, and all balances after it. The last ones are the answer.
 
     may ana lends 3 to ben so ana 20 loses 3 17 , ben 12 gains 3 15 : ana 17 ben 15 cleo 18 dan 19 eva 11 finn 14 .
 
@@ -52,7 +52,7 @@ class Check:
 
 
 class OutOfWords(Exception):
-    """A wrong balance has no word."""
+    """Error of a wrong balance that no word of the vocabulary stands for."""
 
 
 def walk(problem: Problem, form: Form = PLAIN) -> Iterator[Fork]:

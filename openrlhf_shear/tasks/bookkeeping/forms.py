@@ -31,6 +31,8 @@ LOSES, GAINS = ("loses", "drops"), ("gains", "picks")  # usual, twin
 
 @dataclass(frozen=True)
 class Template:
+    """Wording of an entry, with its words for who loses and who gains."""
+
     text: str
     loses: tuple[str, str] = LOSES
     gains: tuple[str, str] = GAINS

@@ -12,6 +12,8 @@ from openrlhf_shear.tasks.word_problems.solutions import check
 
 @dataclass(frozen=True)
 class TokenCheck:
+    """Check of a response, with the first error as a token."""
+
     correct: bool
     first_error: int | None  # index of the first wrong token, at most T_i; None without an error
     lucky: bool

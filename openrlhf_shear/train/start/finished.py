@@ -1,4 +1,4 @@
-"""The mark of a finished run, CKPT_PATH/finished.json, by which the same line is answered without Ray.
+"""Mark of a finished run, CKPT_PATH/finished.json: the same command then ends before Ray starts.
 
     {"checkpoint": "global_step8", "num_episodes": 2}
 

@@ -29,12 +29,16 @@ import sys
 
 
 class ListNode:
+    """LeetCode's node of a linked list."""
+
     def __init__(self, val=0, next=None):
         self.val = val
         self.next = next
 
 
 class TreeNode:
+    """LeetCode's node of a binary tree."""
+
     def __init__(self, val=0, left=None, right=None):
         self.val = val
         self.left = left
