@@ -8,8 +8,9 @@ intervals (t). p is that of the two-sided paired t test. A question with missing
 with no conclusion.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,6 +60,8 @@ def first_answer(low: float, high: float) -> str:
     """Read the decision table of question 1, for the interval of the difference."""
     if low > 0:
         return "SHEAR gains here, by as much as the interval says; the first comparison's conclusion is overturned"
+    if high < 0:
+        return "SHEAR loses here, by as much as the interval says"
     return "SHEAR is worth less than a point here" if high < POINT else "undecided"
 
 
@@ -92,16 +95,17 @@ QUESTIONS = {
 }
 
 
-def asked(question: Question, folder: Path) -> dict:
-    """Return a question's rates, difference and conclusion, as JSON values.
+def asked(question: Question, folder: Path, device: str = "cpu") -> dict:
+    """Return a question's rates, difference and conclusion, as JSON values; no difference while seeds are missing.
 
     Args:
         folder: the lab's --output.
+        device: of the runs.
 
     Raises:
         ValueError: the tuning lacks runs.
     """
-    settings = question.settings
+    settings = replace(question.settings, device=device)
     start = start_policy(settings, folder, print)
     variants = parse_rules(f"{question.baseline},{question.rule}")
     about = SimpleNamespace(settings=settings, variants=variants, start=start, identity=fingerprint(start))
@@ -110,26 +114,22 @@ def asked(question: Question, folder: Path) -> dict:
     runs = [run for run in finished(wanted) if run.seed in SEEDS]
     by = {variant.name: {run.seed: run for run in runs if run.rule == variant.name} for variant in variants}
     baseline, rule = by
+    told = {"settings": settings.of_a_run(), "over": baseline, "rates": rates, "difference": None}
+    done, wanted = sum(map(len, by.values())), len(SEEDS) * len(by)
+    if done < wanted:
+        return told | {"conclusion": f"interim: {done} of {wanted} runs"}
     row = _row(rule, by[rule], by[baseline], (rates[rule], rates[baseline]))
-    done = sum(map(len, by.values()))
-    interim = f"interim: {done} of {len(SEEDS) * len(by)} runs"
-    whole = done == len(SEEDS) * len(by)
-    return {
-        "settings": settings.of_a_run(),
-        "over": baseline,
-        "rates": rates,
-        "means": {name: sum(run.evaluated for run in its.values()) / max(len(its), 1) for name, its in by.items()},
+    return told | {
+        "means": {name: sum(run.evaluated for run in its.values()) / len(its) for name, its in by.items()},
         "runs": distinct(run.made for run in runs),
         "difference": row,
-        "conclusion": question.answer(row["evaluated"]["low"], row["evaluated"]["high"]) if whole else interim,
+        "conclusion": question.answer(row["evaluated"]["low"], row["evaluated"]["high"]),
     }
 
 
-def _row(name: str, mine: dict[int, LabRun], its: dict[int, LabRun], rates: tuple[float, float]) -> dict | None:
-    """Return a rule's differences over the seeds that both have; None below two seeds."""
-    seeds = sorted({*mine} & {*its})
-    if len(seeds) < 2:
-        return None
+def _row(name: str, mine: dict[int, LabRun], its: dict[int, LabRun], rates: tuple[float, float]) -> dict:
+    """Return a rule's differences over the seeds."""
+    seeds = sorted(mine)
     of = {measure: [(value(mine[seed]), value(its[seed])) for seed in seeds] for measure, value in MEASURES.items()}
     differences = {measure: [rule - other for rule, other in pairs] for measure, pairs in of.items()}
     scores, bootstrap = zip(*of["evaluated"], strict=True), Bootstrap()
@@ -156,24 +156,28 @@ def _shown(row: dict) -> dict:
 def main() -> None:
     parser = script_parser(__doc__, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the runs; default: %(default)s")
     args = parser.parse_args()
     if not (args.runs / "runs").is_dir():
         parser.error(f"--runs: no runs of the lab in {args.runs}; give the lab's --output, which has a folder runs")
     found = {}
     for number, question in QUESTIONS.items():
         try:
-            found[number] = asked(question, args.runs)
+            found[f"{number}"] = asked(question, args.runs, args.device)
         except ValueError as error:
-            print(f"question {number}: {error}")
+            again = f"ARMS=q{number} examples/scripts/credit_bench.sh trains what is missing"
+            print(f"Question {number} stays as it is in {args.output}: {error} ({again})")
             continue
-        (over,) = titled((found[number]["over"],))
-        rows = [_shown(found[number]["difference"])] if found[number]["difference"] else []
-        print_table(f"Question {number}, points over {over}", rows, COLUMNS)
-        print_table("Of the evaluations", rows, ROBUST)
-        print(f"Question {number}: {found[number]['conclusion']}")
+        its = found[f"{number}"]
+        if its["difference"]:
+            (over,), rows = titled((its["over"],)), [_shown(its["difference"])]
+            print_table(f"Question {number}, points over {over}", rows, COLUMNS)
+            print_table("Of the evaluations", rows, ROBUST)
+        print(f"Question {number}: {its['conclusion']}")
     if not found:
         raise SystemExit(f"no question has all runs of its tuning in {args.runs}: nothing is written")
-    write_json(args.output, {**provenance(), "questions": found})
+    kept = json.loads(args.output.read_text())["questions"] if args.output.is_file() else {}
+    write_json(args.output, {**provenance(), "questions": kept | found})
 
 
 if __name__ == "__main__":

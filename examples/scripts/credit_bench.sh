@@ -34,7 +34,8 @@ question() { # STEPS TASK RULES [flags]
         --window 32 --stride 8 --epsilon-rel 0.015 --eval-every 5 --eval-temperature 0.1 --eval-problems 128 --eval-samples 1 \
         --placement-prompts 32 --learning-rates 1e-4,2e-4,4e-4 --widen-rates 4 --first-tuning-seed 920 --workers "$WORKERS" --device "$DEVICE" \
         --output runs/credit_questions "$@"
-    PYTHONPATH=. python benchmarks/credit_questions.py --runs runs/credit_questions --output benchmarks/results/credit_questions.json
+    PYTHONPATH=. python benchmarks/credit_questions.py --runs runs/credit_questions --device "$DEVICE" \
+        --output benchmarks/results/credit_questions.json
 }
 
 CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_rule:ContrastRule

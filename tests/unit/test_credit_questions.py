@@ -75,8 +75,7 @@ def test_a_question_with_missing_seeds_is_interim(tmp_path, monkeypatch):
     write(tmp_path, question, "uniform", 2e-4, {200: (0.1, 0.2), 201: (0.2, 0.2)})
     write(tmp_path, question, "shear", 2e-4, {200: (0.3, 0.2), 201: (0.3, 0.2), 202: (0.9, 0.9)})
     found = asked(question, tmp_path)
-    assert (found["difference"]["rule"], found["difference"]["seeds"]) == ("shear", 2)
-    assert found["conclusion"] == "interim: 5 of 48 runs"
+    assert found["conclusion"] == "interim: 5 of 48 runs" and found["difference"] is None, "nobody looks yet"
 
 
 def test_a_folder_without_tuned_questions_overwrites_no_answer(tmp_path, monkeypatch, capsys):
@@ -90,12 +89,31 @@ def test_a_folder_without_tuned_questions_overwrites_no_answer(tmp_path, monkeyp
         (tmp_path / "lab/runs").mkdir(parents=True, exist_ok=True)
 
 
+def test_a_question_whose_runs_are_not_there_keeps_its_answer(tmp_path, monkeypatch, capsys):
+    def asked_of(question, folder, device):
+        if question is QUESTIONS[2]:
+            raise ValueError("the tuning lacks 6 runs")
+        return {"difference": None, "conclusion": f"interim on {device}"}
+
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps({"questions": {"2": "an answer"}}))
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(credit_questions, "asked", asked_of)
+    line = ["credit_questions.py", "--runs", str(tmp_path), "--device", "cuda", "--output", str(kept)]
+    monkeypatch.setattr(sys, "argv", line)
+    credit_questions.main()
+    found = json.loads(kept.read_text())["questions"]
+    assert found == {"1": {"difference": None, "conclusion": "interim on cuda"}, "2": "an answer"}
+    assert "the tuning lacks 6 runs (ARMS=q2 " in capsys.readouterr().out
+
+
 def test_the_conclusions_are_those_of_the_decision_tables():
     page = (ROOT / "docs/credit-questions.md").read_text()
     gains = "SHEAR gains here, by as much as the interval says; the first comparison's conclusion is overturned"
     for answer, low, high, said in (
         (first_answer, 0.2, 3, gains),
         (first_answer, 0.2, 0.8, gains),
+        (first_answer, -2, -0.1, "SHEAR loses here, by as much as the interval says"),
         (first_answer, -2, 0.9, "SHEAR is worth less than a point here"),
         (first_answer, -2, 1.1, "undecided"),
         (second_answer, 0.1, 0.9, "hidden states add something that words do not, on this task"),
