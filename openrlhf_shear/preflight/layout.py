@@ -101,13 +101,19 @@ def batches(values: Values) -> Iterator[Finding]:
 
 def _whole_steps(values: Values, model: str, ranks: int) -> Iterator[Finding]:
     batch, micro = values["train.batch_size"], values["train.micro_batch_size"]
-    if values["ds.tensor_parallel_size"] == 1 and batch % (micro * ranks):
+    if batch % (micro * ranks):
         problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
         yield refusal("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
 
 
 def _whole_dynamic_steps(values: Values, rollouts: int, ranks: dict[str, int]) -> Iterator[Finding]:
     # Upstream's setup_dynamic_batch makes rollouts // batch steps of batch // ranks rollouts a rank; it drops the rest.
+    if ranks["actor"] % ranks.get("critic", 1):  # upstream deals the actor ranks' lists to the critic's
+        problem = (
+            f"times critic.num_nodes must divide the {ranks['actor']} actor ranks with --train.dynamic_batch_enable"
+        )
+        yield refusal("critic.num_gpus_per_node", problem, ranks["critic"], f"{ranks['actor']}, or fixed micro-batches")
+        return
     batch = values["train.batch_size"]
     problems = [f"a multiple of the {count} {model} ranks" for model, count in ranks.items() if batch % count]
     if rollouts % batch:

@@ -5,7 +5,6 @@ It trains only on rollouts that were sampled and graded, and whose values are fi
 
 import math
 import time
-from pathlib import Path
 
 import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
@@ -59,9 +58,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def __init__(self, pretrain, strategy, *args, **kwargs):
         self._refused = ""  # reason of a refusal, raised in `get_max_steps`: an error here kills the actor
         try:
-            self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
-        except OSError as error:
-            self._refused = f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes"
+            self._lock = checkpoints.lock_own(strategy.args.ckpt)
+        except checkpoints.NotOursError as error:
+            self._refused = str(error)
+            return  # nothing is written
         self._tracking = Tracking(strategy.args)
         try:
             with own_rows(), self._tracking.surviving():
@@ -126,8 +126,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
         """
         if self._refused:
             raise RefusedError(self._refused)
-        if self._lock is None:
-            raise RefusedError(f"another run writes to --ckpt.path {self.args.ckpt.path}; use another folder")
+        frozen = self.args.critic.freezing_steps
+        steps = steps_from(self.args, len(self.prompts_dataloader.dataset), 0, 0)
+        if self.critic_model_group is not None and frozen >= steps:
+            why = f"--critic.freezing_steps {frozen}: the policy would learn in none of the run's {steps} steps"
+            raise RefusedError(f"{why}; use fewer, or -1")
         if self.reward and not self.reward.is_served:
             self._pools = checked_pools(self.reward)
         doing("loading the models")
@@ -293,7 +296,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         rated = {i for i, sample in enumerate(rollout_samples) if not is_failed(sample)}
         noted = self.experience_maker.broken if rated else {}
         broken = {reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items()}
-        return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
+        return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", False)))
 
     def _compute_rollout_stats(self, experiences) -> dict:
         """Compute upstream's statistics without fillers; the rewards' mean and deviation leave out failed rewards."""

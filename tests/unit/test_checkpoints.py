@@ -1,7 +1,9 @@
 """A checkpoint is whole or absent, wherever a run was killed; pruning keeps the checkpoint that a resume would load."""
 
+import errno
 import itertools
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -275,3 +277,53 @@ def test_pruning_keeps_the_newest_where_latest_cannot_be_read(tmp_path, content)
     if content is not None:
         (tmp_path / checkpoints.LATEST).write_bytes(content)
     assert checkpoints.prune(tmp_path, 1, float("inf")) == ["global_step1"]
+
+
+def test_a_checkpoint_of_which_a_part_was_refused_goes_and_latest_names_the_one_before(tmp_path):
+    for step in (1, 2, 3):
+        write(tmp_path, f"global_step{step}")
+    write(tmp_path, "best_global_step2", latest=False)
+    for tag, left in (
+        ("global_step3", "global_step2"),
+        ("global_step1", "global_step2"),
+        ("global_step9", "global_step2"),
+    ):
+        checkpoints.discard(tmp_path, tag)
+        assert not (tmp_path / tag).exists() and (tmp_path / checkpoints.LATEST).read_text() == left
+    checkpoints.discard(tmp_path, "global_step2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_global_step2"]
+    checkpoints.discard(tmp_path / "no critic", "global_step2")
+
+
+def ckpt_flags(path, save_steps=2, load_enable=False):
+    return SimpleNamespace(path=str(path), save_steps=save_steps, load_enable=load_enable)
+
+
+def test_a_folder_in_which_another_run_finished_meanwhile_is_not_ours(tmp_path):
+    """A second start that waited for GPUs gets the lock once the first run has ended."""
+    write(tmp_path / checkpoints.ACTOR, "global_step8")
+    with pytest.raises(
+        checkpoints.NotOursError, match=r"has checkpoints of another run \(global_step8\); use --ckpt.load"
+    ):
+        checkpoints.lock_own(ckpt_flags(tmp_path))
+    for flags in (ckpt_flags(tmp_path, load_enable=True), ckpt_flags(tmp_path, save_steps=-1)):
+        checkpoints.lock_own(flags).close()
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENOLCK, "has no locks .*flock"), (errno.ENOSYS, "has no locks"), (errno.ENOSPC, "cannot be written to")],
+)
+def test_a_folder_that_cannot_be_locked_says_why(tmp_path, monkeypatch, number, said):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoints.fcntl, "flock", refuse)
+    with pytest.raises(checkpoints.NotOursError, match=said):
+        checkpoints.lock_own(ckpt_flags(tmp_path))
+
+
+def test_a_folder_that_another_run_has_locked_is_not_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "lock", lambda folder: None)
+    with pytest.raises(checkpoints.NotOursError, match=r"another run writes to --ckpt\.path"):
+        checkpoints.lock_own(ckpt_flags(tmp_path))

@@ -100,6 +100,18 @@ def options(**changed):
         ({"algo.kl.init_coef": 0.1, "train.colocate_actor_ref": True}, 2 + 4),
         ({"reward.remote_url": None}, 2 + 4 + 1),
         ({"train.colocate_all": True, "train.async_enable": True}, 2 + 4),
+        ({"algo.advantage.estimator": "gae", "train.colocate_all": True}, 2),
+        ({"algo.advantage.estimator": "gae", "train.colocate_all": True, "train.colocate_critic_reward": True}, 2 + 1),
+        ({"algo.advantage.estimator": "gae", "reward.remote_url": None}, 2 + 4 + 1 + 1),
+        (
+            {
+                "algo.advantage.estimator": "gae",
+                "reward.remote_url": None,
+                "train.colocate_critic_reward": True,
+            },
+            2 + 4 + 1,
+        ),
+        ({"reward.remote_url": None, "train.colocate_critic_reward": True}, 2 + 4 + 1),
         ({"credit": CreditSpec("pure", prm=PrmConfig("prm", 2, 3))}, 2 + 4 + 2 * 3),
         ({"credit": CreditSpec("pure", prm=PrmConfig("prm", 1, 2)), "train.colocate_all": True}, 2),
         ({"credit": CreditSpec("shear")}, 2 + 4),

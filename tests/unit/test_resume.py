@@ -175,7 +175,8 @@ def test_the_engines_get_the_weights_after_the_best_evaluations_of_checkpoint_an
 
 def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, caplog):
     made = resumed(monkeypatch, fingerprint=topics())
-    full = [True]
+    full, discarded = [True], []
+    monkeypatch.setattr(saving.ray, "wait", lambda refs, num_returns: None)
 
     def get(refs):
         if refs == ["saved"] and full:
@@ -183,7 +184,9 @@ def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, cap
         return "".join(room) if refs == "room" else refs
 
     actor = SimpleNamespace(
-        disk_problem=SimpleNamespace(remote=lambda: "room"), prune_checkpoints=SimpleNamespace(remote=str)
+        disk_problem=SimpleNamespace(remote=lambda of_critic: "room"),
+        prune_checkpoints=SimpleNamespace(remote=str),
+        discard_checkpoint=SimpleNamespace(remote=discarded.append),
     )
     actors = SimpleNamespace(async_run_method=lambda *given, **how: ["saved"], actors=[actor])
     best = {"best_eval_metric_key": "", "best_eval_metric_value": 0.0, "latest_eval_metric_value": None}
@@ -193,7 +196,7 @@ def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, cap
     saver = saving.Saver(actors, None, made._books)
     saver.save(8, made._states, best)
     assert errors == ["no checkpoint of step 8: [Errno 28] No space left on device: 'x'"]
-    assert made._books.saved == 7
+    assert made._books.saved == 7 and discarded == ["global_step8"]
     full.clear()
     saver.save_if_due(9, made._states, best)
     assert made._books.saved == 9, "it stays due"

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,8 @@ from openrlhf_shear.train.sampling import samples
 from openrlhf_shear.train.sampling.batches import Batch
 from openrlhf_shear.train.start import attempts
 from openrlhf_shear.train.start.fingerprint import Fingerprint
-from openrlhf_shear.train.start.outcome import RewardsLostError
-from openrlhf_shear.train.update.checkpoints import NotSavedError
+from openrlhf_shear.train.start.outcome import RefusedError, RewardsLostError
+from openrlhf_shear.train.update.checkpoints import NotOursError, NotSavedError
 
 MET = {"timing/ppo_train": 1.0}
 
@@ -159,6 +160,32 @@ def test_the_metric_that_the_line_asks_for_outlives_that_of_a_checkpoint(monkeyp
         run.best_eval_metric_key, run.best_eval_metric_value = asked, -math.inf
         run.restore_best_checkpoint_state(kept)
         assert (run.best_eval_metric_key, run.best_eval_metric_value) == found
+
+
+# ── The start ──
+
+
+def test_a_start_in_the_folder_of_another_run_writes_nothing_there(monkeypatch):
+    def refuse(ckpt):
+        raise NotOursError("another run writes to --ckpt.path")
+
+    monkeypatch.setattr(trainer.checkpoints, "lock_own", refuse)
+    monkeypatch.setattr(trainer, "Tracking", lambda args: pytest.fail("tracking.json is the other run's"))
+    made = trainer.ShearTrainer("model", SimpleNamespace(args=SimpleNamespace(ckpt=None)))
+    with pytest.raises(RefusedError, match="another run writes"):
+        made.get_max_steps()
+
+
+@pytest.mark.parametrize(("frozen", "refused"), [(3, False), (4, True)])
+def test_a_run_whose_policy_never_learns_is_refused(monkeypatch, frozen, refused):
+    """Two episodes of six prompts, four a step: four steps."""
+    made = a_run(monkeypatch, [])
+    made._refused, made.reward, made.max_steps, made.critic_model_group = "", None, 4, "critics"
+    made.prompts_dataloader = SimpleNamespace(dataset=range(6))
+    made.args.critic = SimpleNamespace(freezing_steps=frozen)
+    made.args.rollout, made.args.train.num_episodes = SimpleNamespace(batch_size=4), 2
+    with pytest.raises(RefusedError, match="learn in none of the run's 4 steps") if refused else nullcontext():
+        assert made.get_max_steps() == 4
 
 
 # ── The filter ──

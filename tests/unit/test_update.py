@@ -191,6 +191,25 @@ def test_means_are_over_rollouts_or_over_tokens():
     assert status["ppo_kl"] == pytest.approx(1.0) and status["actor_lr"] == 1e-4
 
 
+def test_fillers_are_no_filtered_rollouts():
+    """A mean of upstream's over rows, in which a filler counts as filtered; of 3 rollouts one is."""
+    given = Experience.concat_experiences(rollouts(4), 0)
+    given.info[FILLER] = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    trainer = Trainer(Engine(1), tokens=8.0, level="seq")
+    step = trainer.training_step
+
+    def filtered(*of):
+        status = step(*of)
+        status["metrics"]["is_filter_ratio"], status["weights"]["is_filter_ratio"] = torch.tensor(2 / 4), "token"
+        return status
+
+    trainer.training_step = filtered
+    steps = ActorSteps(trainer, trainer._engine)
+    with steps.watching():
+        trainer.training_step(given, 0.0, 0, {"dp_size": 1, "batch_num_tokens": 8.0, "global_batch_size": 1.0})
+    assert steps.status()["is_filter_ratio"] == pytest.approx(1 / 3)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 16])
 def test_an_incomplete_batch_is_filled_with_rows_of_no_weight(count, ranks):
@@ -292,3 +311,19 @@ def test_the_first_weight_that_is_not_finite_is_named(value):
     assert first_not_finite(module) == ""
     module[1].bias.data[1] = value
     assert first_not_finite(module) == "1.bias"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_moving_average_begins_at_the_checkpoint_where_that_has_none(tmp_path, kept):
+    policy, average = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    made = object.__new__(ShearPolicyActor)
+    made.actor, made.ema_model = (SimpleNamespace(model=SimpleNamespace(module=m)) for m in (policy, average))
+    made.strategy = SimpleNamespace(loaded=tmp_path, stage=2, ds_tensor_parallel_size=1, time_steps={"ema": 0})
+    made.checkpoint_states = {"global_step": 3}
+    of_file = {name: torch.full_like(weight, 7.0) for name, weight in policy.state_dict().items()}
+    if kept:
+        torch.save({"weights": of_file, "steps": 5}, tmp_path / "ema_rank0.pt")
+    made._load_ema()
+    for name, weight in average.state_dict().items():
+        assert torch.equal(weight, of_file[name] if kept else policy.state_dict()[name])
+    assert made.strategy.time_steps["ema"] == (5 if kept else 0)

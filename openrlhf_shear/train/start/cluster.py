@@ -206,15 +206,18 @@ def gpus_needed(options: dict) -> int:
         return options[f"{name}.num_nodes"] * options[f"{name}.num_gpus_per_node"]
 
     engines = (options["vllm.num_engines"] or 0) * options["vllm.tensor_parallel_size"]
+    # OpenRLHF then makes a placement group for these two, also if all others share one.
+    critic_and_reward = options["algo.advantage.estimator"] == "gae" and options["train.colocate_critic_reward"]
     if options["train.colocate_all"]:
-        return group("actor") + (engines if options["train.async_enable"] else 0)
+        own = group("critic") if critic_and_reward else 0
+        return group("actor") + own + (engines if options["train.async_enable"] else 0)
     scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
     total = group("actor") + engines
     if options["algo.kl.init_coef"] > 0 and not options["train.colocate_actor_ref"]:
         total += group("ref")
     if options["algo.advantage.estimator"] == "gae":
         total += group("critic")
-    if scored_by_model and not options["train.colocate_critic_reward"]:
+    if scored_by_model and not critic_and_reward:
         total += group("reward")
     if options["credit"] and needs_prm(options["credit"].estimator):
         total += options["credit"].prm.num_nodes * options["credit"].prm.num_gpus_per_node

@@ -19,12 +19,12 @@ from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
 from openrlhf_shear.rollouts.columns import token_texts
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
-from openrlhf_shear.train.start.outcome import ModelNotWrittenError, NotFiniteError, RefusedError
+from openrlhf_shear.train.start.outcome import NotFiniteError, RefusedError
 from openrlhf_shear.train.update import checkpoints, lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC
 from openrlhf_shear.train.update.contents import BEST
-from openrlhf_shear.train.update.saveable import refuse_unsaveable, without_adapters
+from openrlhf_shear.train.update.saveable import model_written, refuse_unsaveable, sizes, without_adapters
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
@@ -43,8 +43,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 
         Raises:
             NotFiniteError: a weight is not finite.
-            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save.
-            ValueError: a checkpoint would not fit on the disk.
+            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save;
+                or a checkpoint would not fit on the disk.
         """
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         lora.refuse_unmergeable(self.actor.model.module)
@@ -61,7 +61,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         if torch.distributed.get_rank() == 0 and strategy.args.ckpt.save_steps > 0:
             problem = self.disk_problem()
             if problem:
-                raise ValueError(f"--ckpt.path {strategy.args.ckpt.path}: {problem}; free some, or use another path")
+                raise RefusedError(f"--ckpt.path {strategy.args.ckpt.path}: {problem}; free some, or use another path")
 
     def forward(
         self,
@@ -167,18 +167,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     # ── Checkpoints ──
 
     def save_model(self) -> None:
-        """Save the trained model as upstream does.
-
-        Raises ModelNotWrittenError: the disk refuses it.
-        """
-        try:
+        """Save the trained model as upstream does. Raises ModelNotWrittenError: the disk refuses it."""
+        with model_written(self.strategy.args.ckpt):
             super().save_model()
-        except OSError as error:
-            ckpt = self.strategy.args.ckpt
-            again = "the same line with --ckpt.load_enable writes it from the last checkpoint"
-            remedy = f"make room, then {again}" if ckpt.save_steps > 0 else "no checkpoint was made (--ckpt.save_steps)"
-            told = f"the model could not be written to --ckpt.output_dir: {error}"
-            raise ModelNotWrittenError(f"{told}; {remedy}") from error
 
     def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
         """Save a checkpoint as upstream does, but complete or not at all, with the moving average of the weights.
@@ -193,6 +184,12 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
             kept = (ckpt.max_num, ckpt.max_mem, client_states, not best, metric_value, metric_key)
             self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), tag, *kept, extra=self._save_ema)
         torch.distributed.barrier()
+
+    def discard_checkpoint(self, tag: str) -> None:
+        """Delete what the parts of a checkpoint have written, of which the disk refused one."""
+        for folder in (Path(self._folder(ACTOR)), Path(self._folder(CRITIC))):
+            checkpoints.discard(folder, tag)
+        checkpoints.discard(Path(self.strategy.args.ckpt.path), f"{tag}_hf")
 
     def prune_checkpoints(self, tag: str) -> None:
         """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `tag`.
@@ -213,15 +210,12 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         only = ckpt.max_num if self.disable_ds_ckpt else None
         checkpoints.prune_hf(Path(ckpt.path), checkpoints.names(folders[0]), only)
 
-    def disk_problem(self) -> str:
-        """Return why another checkpoint does not fit on the disk; "" if it does."""
+    def disk_problem(self, of_critic: int = 0) -> str:
+        """Return why another checkpoint does not fit on the disk, with `of_critic` bytes more; "" if it does."""
         ckpt = self.strategy.args.ckpt
-        copies = self.strategy.ds_tensor_parallel_size  # every rank of a tensor-parallel group writes a copy
-        parameters = self.actor.model.module.parameters()
-        sizes = [(p.requires_grad, copies * getattr(p, "ds_numel", p.numel())) for p in parameters]
-        count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
+        count, frozen = sizes(self.actor.model.module, self.strategy)
         full = checkpoint_bytes(count, frozen, bool(self.ema_model))
-        needed = full * (not self.disable_ds_ckpt) + model_bytes(count) * self.save_hf_ckpt
+        needed = full * (not self.disable_ds_ckpt) + model_bytes(count) * self.save_hf_ckpt + of_critic
         return checkpoints.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
 
     def _folder(self, model: str) -> str:
@@ -237,11 +231,19 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
                 torch.save(state, folder / self._ema_file())
 
     def _load_ema(self) -> None:
-        if self.ema_model and self.checkpoint_states and (self.strategy.loaded / self._ema_file()).is_file():
-            state = torch.load(self.strategy.loaded / self._ema_file(), weights_only=True)
-            self.strategy.time_steps["ema"] = state["steps"]
-            for name, parameter in self.ema_model.model.module.named_parameters():
-                getattr(parameter, "ds_tensor", parameter).data.copy_(state["weights"][name])
+        """Restore the moving average. It begins at the loaded policy if the checkpoint is of a run without one."""
+        if not (self.ema_model and self.checkpoint_states):
+            return
+        file = self.strategy.loaded / self._ema_file()
+        if file.is_file():
+            state = torch.load(file, weights_only=True)
+            self.strategy.time_steps["ema"], weights = state["steps"], state["weights"]
+        else:
+            logger.warning(f"{self.strategy.loaded} has no moving average: it begins at the checkpoint's weights")
+            named = self.actor.model.module.named_parameters()
+            weights = {name: getattr(parameter, "ds_tensor", parameter).data for name, parameter in named}
+        for name, parameter in self.ema_model.model.module.named_parameters():
+            getattr(parameter, "ds_tensor", parameter).data.copy_(weights[name])
 
     def _ema_file(self) -> str:
         return f"ema_rank{torch.distributed.get_rank() if self._ema_is_shared_out else 0}.pt"

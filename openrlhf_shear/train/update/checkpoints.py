@@ -7,11 +7,13 @@
 All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
 """
 
+import errno
 import fcntl
 import json
 import os
 import shutil
 import time
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -24,7 +26,12 @@ LATEST = "latest"
 ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
 UNIVERSAL = "latest_universal"  # DeepSpeed's name
 _METRIC = "metric.json"  # upstream's; the last file of old checkpoints without a complete.json
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 _SPARE_FILES = 64  # files of a checkpoint beside two per rank
+
+
+class NotOursError(RuntimeError):
+    """Error of a folder that this run may not write to; the message says why, and what to do."""
 
 
 class NotSavedError(RuntimeError):
@@ -49,6 +56,32 @@ def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
             if time.monotonic() > deadline:
                 return None
             time.sleep(1.0)
+
+
+def lock_own(ckpt: Namespace) -> TextIO:
+    """Lock --ckpt.path for this run.
+
+    Args:
+        ckpt: the flags `--ckpt.*`.
+
+    Raises:
+        NotOursError: another run has the lock, or finished here since this run was checked; or there are no locks.
+    """
+    folder = Path(ckpt.path)
+    try:
+        held = lock(folder)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            why = f"the file system of --ckpt.path has no locks ({error}), so two runs could write there"
+            raise NotOursError(f"{why}; mount it with them (Lustre: -o flock), or use another path") from error
+        raise NotOursError(f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes") from error
+    if held is None:
+        raise NotOursError(f"another run writes to --ckpt.path {folder}; use another folder")
+    there = names(folder / ACTOR)
+    if there and ckpt.save_steps > 0 and not ckpt.load_enable:
+        why = f"--ckpt.path {folder} has checkpoints of another run ({', '.join(there[:3])})"
+        raise NotOursError(f"{why}; use --ckpt.load_enable to resume that run, or another folder")
+    return held
 
 
 def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = True) -> None:
@@ -157,6 +190,17 @@ def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
     for path in gone:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in gone]
+
+
+def discard(folder: Path, tag: str) -> None:
+    """Delete a checkpoint; if `latest` names it, `latest` then names the newest regular one that is complete."""
+    shutil.rmtree(folder / tag, ignore_errors=True)
+    if _named(folder) == tag:
+        regular = [name for name in names(folder) if _is_regular(name)]
+        if regular:
+            write(folder / LATEST, regular[-1])
+        else:
+            (folder / LATEST).unlink()
 
 
 def prune_hf(folder: Path, kept: Collection[str], max_num: int | None) -> None:

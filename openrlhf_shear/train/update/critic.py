@@ -1,11 +1,17 @@
 """Critic actor of OpenRLHF with watched updates, which a resumed run repeats exactly."""
 
+from pathlib import Path
+
 import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 
+from openrlhf_shear.memory.saved import checkpoint_bytes
+from openrlhf_shear.train.start.outcome import NotFiniteError
 from openrlhf_shear.train.update.arrival import Arrival
-from openrlhf_shear.train.update.saveable import refuse_unsaveable
-from openrlhf_shear.train.update.update import CriticSteps
+from openrlhf_shear.train.update.checkpoints import CRITIC
+from openrlhf_shear.train.update.contents import BEST
+from openrlhf_shear.train.update.saveable import model_written, refuse_unsaveable, sizes
+from openrlhf_shear.train.update.update import CriticSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
 
@@ -21,14 +27,39 @@ class ShearCriticActor(plain_class(CriticModelActor)):
         if self.tokenizer is not None:  # --critic.save_value_network
             refuse_unsaveable("--critic.model_name_or_path", self.critic.module, self.tokenizer)
         strategy.arrival = Arrival(self.critic, "critic")
+        self._refuse_broken_weights("as it was loaded")
 
     def fit(self) -> dict:
         """Run upstream's update, watched; return its metrics.
 
         Raises:
             GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
+            NotFiniteError: a weight is not finite afterwards.
         """
         steps = CriticSteps(self.trainer, self.critic)
         with steps.watching():
             super().fit()
-        return steps.status()
+        self._refuse_broken_weights("after an update")
+        return steps.status() | {"critic_skipped_steps": float(steps.skipped_steps)}
+
+    def _refuse_broken_weights(self, when: str) -> None:
+        name = first_not_finite(self.critic.module)
+        if name:
+            raise NotFiniteError(f"the critic's weight {name} is NaN or infinite {when}")
+
+    def save_model(self) -> None:
+        """Save the critic's model as upstream does. Raises ModelNotWrittenError: the disk refuses it."""
+        with model_written(self.strategy.args.ckpt):
+            super().save_model()
+
+    def save_checkpoint(self, tag: str, metric_value=None, metric_key=None) -> None:
+        """Save a checkpoint as `ShearPolicyActor.save_checkpoint` does. Raises NotSavedError: the disk refuses it."""
+        ckpt = self.strategy.args.ckpt
+        best = tag.startswith(BEST)
+        if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
+            kept = (ckpt.max_num, ckpt.max_mem, None, not best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.critic, str(Path(ckpt.path, CRITIC)), tag, *kept)
+
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of the critic's checkpoint."""
+        return 0 if self.disable_ds_ckpt else checkpoint_bytes(*sizes(self.critic.module, self.strategy))

@@ -1,12 +1,15 @@
-"""Check that transformers can save a model's files, before the first step instead of at the first save."""
+"""Whether a model can be saved, checked before the first step; its size; the error of a disk that refuses it."""
 
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
 import torch
 from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
 
-from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.start.outcome import ModelNotWrittenError, RefusedError
 
 logger = init_logger(__name__)
 
@@ -14,6 +17,33 @@ logger = init_logger(__name__)
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model below LoRA's adapters, or `model` itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def sizes(model: torch.nn.Module, strategy) -> tuple[int, int]:
+    """Return the numbers of all and of frozen parameters; each tensor-parallel rank writes a copy, which counts."""
+    counts = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in model.parameters()]
+    learned, frozen = (sum(n for learns, n in counts if learns is which) for which in (True, False))
+    copies = strategy.ds_tensor_parallel_size
+    return copies * (learned + frozen), copies * frozen
+
+
+@contextmanager
+def model_written(ckpt: Namespace) -> Iterator[None]:
+    """Name the remedy if the disk refuses a trained model inside the context.
+
+    Args:
+        ckpt: the flags `--ckpt.*`.
+
+    Raises:
+        ModelNotWrittenError: an OSError occurred.
+    """
+    try:
+        yield
+    except OSError as error:
+        again = "the same line with --ckpt.load_enable writes it from the last checkpoint"
+        remedy = f"make room, then {again}" if ckpt.save_steps > 0 else "no checkpoint was made (--ckpt.save_steps)"
+        told = f"the model could not be written to --ckpt.output_dir: {error}"
+        raise ModelNotWrittenError(f"{told}; {remedy}") from error
 
 
 def repair_generation(model: torch.nn.Module) -> str:

@@ -35,7 +35,8 @@ class Saver:
             best: upstream's states of the best evaluation: `best_eval_metric_key`, its value, and the latest value.
         """
         self._is_due = True
-        problem = ray.get(self._actors.actors[0].disk_problem.remote())
+        of_critic = ray.get(self._critics.actors[0].checkpoint_bytes.remote()) if self._critics is not None else 0
+        problem = ray.get(self._actors.actors[0].disk_problem.remote(of_critic))
         if problem:
             last = f"make room for --ckpt.path; {self._books.last_good}"
             logger.error(f"no checkpoint of step {step}: {problem}; {last}")
@@ -50,6 +51,8 @@ class Saver:
             ray.get(refs)
         except ray.exceptions.RayTaskError as error:
             pass_over(error, f"step {step}")
+            ray.wait(refs, num_returns=len(refs))  # the other parts
+            ray.get(self._actors.actors[0].discard_checkpoint.remote(tag))
             return
         self.prune(tag)
         self._books.saved, self._is_due = step, False

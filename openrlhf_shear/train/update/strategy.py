@@ -75,12 +75,17 @@ class ShearStrategy(DeepspeedStrategy):
     def optimizer_step(self, optimizer, model, scheduler, name="model", **kwargs) -> None:
         """Make an optimizer step as upstream does; upstream calls this after each micro-batch of a fixed size.
 
+        A step whose gradient is not finite is skipped. Under ZeRO-3 DeepSpeed looks for that in float16 only.
+
         Raises:
             GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
         """
         engine = model.model if isinstance(model, Actor) else model
-        if self.arrival is not None and engine.is_gradient_accumulation_boundary() and self.arrival.check():
-            self.arrival = None
+        if engine.is_gradient_accumulation_boundary():
+            if self.arrival is not None and self.arrival.check():
+                self.arrival = None
+            if self.stage == 3:
+                engine.optimizer.check_overflow()
         super().optimizer_step(optimizer, model, scheduler, name=name, **kwargs)
 
     def save_ckpt(

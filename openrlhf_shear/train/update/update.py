@@ -138,8 +138,11 @@ class ActorSteps(WatchedSteps):
             kind = status["weights"][name]
             if name in self._losses:
                 self.meter.add_loss(name, value, mask, norm, by_token=self._losses[name])
+            elif name in self._by_sequence:  # a mean over all rows, in which fillers count as 1
+                if rows:
+                    self.meter.add(name, (value * len(rollouts) - (len(rollouts) - rows)) / rows, rows)
             elif kind == "token":
-                self.meter.add(name, value, rows if name in self._by_sequence else tokens)
+                self.meter.add(name, value, tokens)
             elif kind == "sample" and name in ("kl", "logprobs_diff"):  # means over each rollout's tokens
                 lengths = mask.sum(1).to(value)
                 self.meter.add(name, (value.flatten() * lengths).sum() / max(tokens, 1.0), tokens)
