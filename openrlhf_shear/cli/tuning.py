@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 from openrlhf_shear.lab.settings import TRIED
 
+_DEFAULTS = {"tuning_seeds": 3, "first_tuning_seed": TRIED, "widen_rates": 0}
+
 
 def add_tuning(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("learning rate of each rule")
     about = "rates to try for every rule, e.g. 5e-5,1e-4,2e-4; each then trains at its best (default: --learning-rate)"
     group.add_argument("--learning-rates", metavar="RATE,...", help=about)
     about = "seeds of the tuning, which judge nothing (default: 3)"
-    group.add_argument("--tuning-seeds", type=int, default=3, metavar="N", help=about)
+    group.add_argument("--tuning-seeds", type=int, default=_DEFAULTS["tuning_seeds"], metavar="N", help=about)
     about = "first of the tuning's consecutive seeds (default: %(default)s)"
     group.add_argument("--first-tuning-seed", type=int, default=TRIED, metavar="N", help=about)
     about = "times that a rule's rates grow by a factor of two where its best is an end of them (default: 0)"
@@ -23,6 +25,9 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
 def check_tuning(args: argparse.Namespace, seeds: Sequence[int]) -> list[float]:
     """Return the rates to try, [] without tuning; ValueError for bad flags, and for a seed that would also judge."""
     if args.learning_rates is None:
+        for name, default in _DEFAULTS.items():
+            if getattr(args, name) != default:
+                raise ValueError(f"--{name.replace('_', '-')} needs --learning-rates, the rates to try")
         return []
     from openrlhf_shear.lab.tuning import parse_rates
 
@@ -31,9 +36,12 @@ def check_tuning(args: argparse.Namespace, seeds: Sequence[int]) -> list[float]:
         if getattr(args, flag) < least:
             name = flag.replace("_", "-")
             raise ValueError(f"--{name} must be at least {least}: got {getattr(args, flag)}")
-    both = sorted({*tuning_seeds(args)} & {*seeds})
+    both, free = sorted({*tuning_seeds(args)} & {*seeds}), max([TRIED, *(seed + 1 for seed in seeds)])
     if both:
-        raise ValueError(f"--first-tuning-seed: seed {both[0]} would tune and judge; use e.g. {max(seeds) + 1}")
+        raise ValueError(f"--first-tuning-seed: seed {both[0]} would tune and judge; use e.g. {free}")
+    if args.first_tuning_seed < TRIED:  # later calls would judge it
+        problem = f"must be at least {TRIED}, as smaller seeds judge: got {args.first_tuning_seed}"
+        raise ValueError(f"--first-tuning-seed {problem}; use e.g. {free}")
     return rates
 
 

@@ -19,7 +19,7 @@ from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, inter
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.rows import problem_codes, ratio, spearman_of
 
-VINE = 8  # continuations of the ceiling's values, as many as a rule could pay for
+VINE = 8  # continuations of the second values
 Rows = Sequence[Sequence[float]]  # of each rollout's tokens
 
 
@@ -29,7 +29,7 @@ class Truth:
 
     known: Known
     values: Values
-    vine: Values  # from `VINE` continuations of other random numbers: what an estimate by Monte Carlo finds
+    vine: Values  # the same with `VINE` continuations, of other random numbers
 
 
 def known_truth(settings: LabSettings, start: Path, continuations: int) -> Truth:
@@ -50,7 +50,10 @@ def rule_alignment(settings: LabSettings, variant: Variant, truth: Truth, bootst
 
 
 def vine_alignment(truth: Truth, bootstrap: Bootstrap) -> Analysis:
-    """Return the `alignment` of advantages from `VINE` continuations: the ceiling for rules without the truth."""
+    """Return the `alignment` of the second values' advantages: how well the truth repeats itself.
+
+    No rule can have them. Like the truth they are exact where the simulator knows, and 0 where nothing was decided.
+    """
     kept = [i for i, base in enumerate(_bases(truth.known.rollouts)) if base]
     return _aligned(truth, kept, [truth.vine.advantages[i].tolist() for i in kept], bootstrap)
 

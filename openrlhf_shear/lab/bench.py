@@ -150,7 +150,7 @@ def measured_before(row: Mapping, folder: Path) -> dict:
     Returns {} without such a row.
     """
     for earlier in read_rows(folder) if folder.is_dir() else []:
-        if earlier["correlation"] and all(earlier[name] == row[name] for name in _SHARED):
+        if earlier["correlation"] and all(earlier[name] == row[name] for name in (*_SHARED, "knobs")):
             made = {name: earlier[name] for name in ("commit", "command", "machine", "versions")}
             return {"measured": made} | {name: earlier[name] for name in _OF_ROLLOUTS if name in earlier}
     return {}
@@ -167,11 +167,13 @@ def _cost(runs: Iterable[LabRun]) -> float | None:
 
 
 def write_row(row: Mapping, folder: Path) -> Path:
-    """Write a row to its file, over an earlier row of the same rule, task, version, start, setting and rate.
+    """Write a row to its file, over an earlier row of the same rule, task, version, start, setting and rates.
 
     Seeds that judge and seeds that do not (`is_tried`) have a row each.
     """
     decides = [row[name] for name in (*_SHARED, "learning_rate")] + [name for name in ("tried",) if is_tried(row)]
+    if row["baseline_learning_rate"] != row["learning_rate"]:
+        decides.append(row["baseline_learning_rate"])
     name = re.sub(r"[^\w.=-]+", "+", row["rule"])
     path = folder / f"{row['task']}-{row['version']}" / f"{name}-{_digest(decides)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

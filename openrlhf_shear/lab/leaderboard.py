@@ -64,11 +64,11 @@ class Board:
         measured, found, notes = [row for row in self.rows if row["ceiling"]], self.prediction, []
         if measured:
             first = measured[0]
-            ceiling = Estimate(**first["ceiling"]).text(".3f")
+            repeated = Estimate(**first["ceiling"]).text(".3f")
             notes.append(
-                f"Advantages from {VINE} continuations a value, the ceiling, have a rank correlation of {ceiling}. "
                 f"Of the true values, {first['exact']:.0%} are exact; the others are means of {first['continuations']} "
-                "continuations."
+                f"continuations. Made again with {VINE}, the advantages have a rank correlation of {repeated} "
+                "with these."
             )
         if found.value is not None:
             notes.append(

@@ -27,7 +27,7 @@ from openrlhf_shear.lab.settings import TRIED, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
-from openrlhf_shear.report.provenance import provenance
+from openrlhf_shear.report.provenance import commit, provenance
 
 if TYPE_CHECKING:
     from openrlhf_shear.lab.side_by_side import Together
@@ -132,6 +132,7 @@ def _begin_worker(steps: multiprocessing.Queue) -> None:
     import torch
 
     torch.set_num_threads(1)
+    commit()  # that of the code of the runs, whatever is checked out meanwhile
 
 
 def _step_done() -> None:

@@ -23,6 +23,7 @@ from openrlhf_shear.lab.worth import LabRun
 
 HELDOUT_SEED = 0  # the same held-out problems for all runs
 PROBLEM_SEEDS = 10_000  # training seeds start here; a warm-up has seen the problems of small seeds
+_NO_PROBABILITIES = "probability tensor contains"  # torch.multinomial, of NaN
 MAX_LOG_RATIO = 20.0  # exp overflows beyond; OpenRLHF's value
 
 
@@ -69,6 +70,9 @@ def train(
 ) -> LabRun:
     """Train one run.
 
+    A run whose policy has diverged, so that it has no probabilities to draw from, has no right answer from then on; its
+    metric `diverged` has the step.
+
     Runs of one seed are paired: every rule sees the same problems in the same order, samples with the same random
     numbers, and is judged on the same held-out problems.
 
@@ -91,7 +95,7 @@ def train(
     def evaluated() -> float:
         return sample(policy, heldout, settings.eval_samples, settings, seed, settings.eval_temperature).accuracy
 
-    for step in range(settings.steps):
+    def make_step(step: int) -> None:
         begun = time.perf_counter()
         asked = problems[step * settings.prompts : (step + 1) * settings.prompts]
         draw = seed * 1_000_003 + step
@@ -101,9 +105,22 @@ def train(
         metrics["seconds"].append(time.perf_counter() - begun)
         if settings.eval_every and (step + 1) % settings.eval_every == 0:
             evaluations.append(evaluated())
-        step_done()
-    at_the_end = settings.eval_every and settings.steps % settings.eval_every == 0
-    final = evaluations[-1] if at_the_end else evaluated()
+
+    step, final = 0, 0.0
+    try:
+        for step in range(settings.steps):
+            make_step(step)
+            step_done()
+        at_the_end = settings.eval_every and settings.steps % settings.eval_every == 0
+        final = evaluations[-1] if at_the_end else evaluated()
+    except RuntimeError as error:
+        if _NO_PROBABILITIES not in str(error):
+            raise
+        metrics["diverged"].append(step + 1)
+        metrics["accuracy"] += [0.0] * (settings.steps - len(metrics["accuracy"]))
+        evaluations += [0.0] * (settings.steps // (settings.eval_every or settings.steps + 1) - len(evaluations))
+        for _ in range(step, settings.steps):
+            step_done()
     accuracy = tuple(metrics.pop("accuracy"))
     by_step = {name: tuple(values) for name, values in metrics.items()}
     seconds = time.perf_counter() - started

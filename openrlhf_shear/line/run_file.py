@@ -56,12 +56,17 @@ def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's booleans: `off` and `on` are texts, as `algo.advantage.is_correction_level: off` needs."""
+    """YAML 1.2's booleans, and numbers as they are written, which flags convert.
+
+    `off` and `on` are texts, as `algo.advantage.is_correction_level: off` needs. A run's name `2026_11_28` and a folder
+    `007` stay as they are.
+    """
 
 
 _BOOL = "tag:yaml.org,2002:bool"
+_AS_WRITTEN = {_BOOL, *(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))}
 _Loader.yaml_implicit_resolvers = {
-    first: [resolver for resolver in resolvers if resolver[0] != _BOOL]
+    first: [resolver for resolver in resolvers if resolver[0] not in _AS_WRITTEN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))

@@ -1,5 +1,6 @@
 """Origin of results: commit, command, machine, versions."""
 
+import functools
 import os
 import platform
 import shlex
@@ -42,8 +43,9 @@ def distinct(made: Iterable[Mapping | None]) -> list[Mapping]:
     return [*kinds.values()]
 
 
+@functools.cache
 def commit() -> str | None:
-    """Return the commit of the package's checkout, with `+` where its files differ.
+    """Return the commit of the package's checkout, with `+` where its files differ, as they were at the first call.
 
     None outside a checkout, also where the package is installed inside another one.
     """

@@ -121,6 +121,19 @@ def test_a_row_made_without_rollouts_keeps_what_an_earlier_row_measured(made, tm
     assert row["seeds"] == [0, 1, 2]
 
 
+def test_a_row_of_an_edited_rule_keeps_nothing_of_the_rule_before(made):
+    earlier, folder = made[0]["oracle_first_wrong"], made[1] / "edited"
+    bench.write_row(earlier, folder)
+    assert bench.measured_before(earlier, folder)
+    assert not bench.measured_before(earlier | {"knobs": {"source": "another"}}, folder)
+
+
+def test_rows_over_a_baseline_at_another_rate_are_others(made, tmp_path):
+    row = made[0]["oracle_first_wrong"]
+    other = row | {"baseline_learning_rate": 2 * row["baseline_learning_rate"]}
+    assert len({bench.write_row(each, tmp_path) for each in (row, other)}) == 2
+
+
 # ── Versions ──
 
 

@@ -171,6 +171,15 @@ def test_rules_are_judged_each_at_its_rate_seed_by_seed(tmp_path):
     assert wanted[0].path == plain.path, "a run at the default rate is not trained again"
 
 
+def test_a_run_that_diverges_has_no_right_answer_from_then_on():
+    run = trainer.train(replace(EVALUATED, eval_every=1, steps=3, learning_rate=1e30), UNIFORM, 3, POLICY_DIR)
+    (step,) = run.metrics["diverged"]
+    assert (
+        len(run.accuracy) == len(run.evaluations) == 3 and run.final == run.evaluations[-1] == run.accuracy[-1] == 0.0
+    )
+    assert run.accuracy[0] > 0 and step <= 2
+
+
 @pytest.mark.parametrize("text", ["", "a", "1e-4,", "0", "-1", "inf", "nan", "1e-4,0.0001"])
 def test_rates_are_different_positive_numbers(text):
     with pytest.raises(ValueError, match=r"--learning-rates must be different positive numbers: got .*; use e\.g\."):
@@ -180,13 +189,18 @@ def test_rates_are_different_positive_numbers(text):
 def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
     line = ["--rules", "uniform", "--output", str(tmp_path), "--seeds", "2", "--learning-rates", "1e-4,2e-4"]
     for more, told in (
-        (["--first-tuning-seed", "1"], "--first-tuning-seed: seed 1 would tune and judge; use e.g. 2"),
+        (["--first-tuning-seed", "1"], "--first-tuning-seed: seed 1 would tune and judge; use e.g. 900"),
+        (["--first-tuning-seed", "10"], "--first-tuning-seed must be at least 900, as smaller seeds judge: got 10"),
         (["--tuning-seeds", "0"], "--tuning-seeds must be at least 1: got 0"),
         (["--widen-rates", "-1"], "--widen-rates must be at least 0: got -1"),
     ):
         with pytest.raises(SystemExit):
             command.main([*line, *more])
         assert told in capsys.readouterr().err
+    for more in (["--tuning-seeds", "2"], ["--widen-rates", "4"], ["--first-tuning-seed", "950"]):
+        with pytest.raises(SystemExit):
+            command.main([*line[:-2], *more])
+        assert f"{more[0]} needs --learning-rates, the rates to try" in capsys.readouterr().err
     assert not list(tmp_path.iterdir()), "nothing was sampled"
 
 

@@ -3,8 +3,17 @@
 import subprocess
 import sys
 
+import pytest
+
 from openrlhf_shear.report import provenance as module
 from openrlhf_shear.report.provenance import distinct, provenance
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    module.commit.cache_clear()
+    yield
+    module.commit.cache_clear()
 
 
 def test_commit_command_machine_and_versions(monkeypatch):
@@ -32,11 +41,11 @@ def test_the_commit_of_a_changed_checkout_ends_in_a_plus(tmp_path, monkeypatch):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
-    clean = module.commit()
+    clean = module.commit.__wrapped__()
     (tmp_path / "beside.txt").write_text("not of the package, and not tracked")
-    assert module.commit() == clean and len(clean) == 12
+    assert module.commit.__wrapped__() == clean and len(clean) == 12
     file.write_text("changed")
-    assert module.commit() == f"{clean}+"
+    assert module.commit.__wrapped__() == f"{clean}+"
 
 
 def test_a_package_that_is_installed_inside_another_checkout_has_no_commit(tmp_path, monkeypatch):
@@ -48,7 +57,7 @@ def test_a_package_that_is_installed_inside_another_checkout_has_no_commit(tmp_p
     file.parent.mkdir(parents=True)
     file.write_text("")
     monkeypatch.setattr(module, "__file__", str(file))
-    assert module.commit() is None
+    assert module.commit.__wrapped__() is None
 
 
 def test_one_is_kept_of_every_commit_machine_and_set_of_versions():

@@ -24,17 +24,19 @@ def test_later_files_win_and_the_line_over_all(tmp_path, parser):
     second.write_text(
         "train.seed: 4\ntrain.colocate_all: false\nactor: {eps_clip_low_high: [0.1, 0.3]}\ndata.max_len:\n"
         "algo.advantage.is_correction_level: off\ndata.label_key: yes\n"
+        "logger.wandb.run_name: 2026_11_28\nckpt.output_dir: 007\n"
     )
     words = run_file.expand(["--config", str(first), str(second), "--train.batch_size", "32"], parser)
     values = vars(parser.parse_args(words))
     assert (values["train.seed"], values["train.batch_size"], values["train.colocate_all"]) == (4, 32, False)
     assert values["actor.adam.lr"] == 1e-6 and values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["ref.offload"]
     assert (values["algo.advantage.is_correction_level"], values["data.label_key"]) == ("off", "yes")
+    assert (values["logger.wandb.run_name"], values["ckpt.output_dir"]) == ("2026_11_28", "007")
 
 
 WRONG = {
     "actor: {modl_name_or_path: x}": "actor.modl_name_or_path is no flag; did you mean actor.model_name_or_path?",
-    "train.seed: [1, 2]": "train.seed takes one value: got [1, 2]",
+    "train.seed: [1, 2]": "train.seed takes one value: got ['1', '2']",
     "train.colocate_all: maybe": "train.colocate_all must be true or false: got 'maybe'",
     "a: [": "is no YAML: while parsing",
     "- a": "must hold KEY: VALUE lines: got list",
