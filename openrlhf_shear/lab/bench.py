@@ -4,7 +4,6 @@ A row holds the version of its task: a digest of what the task does. Rows of dif
 settings are never compared; the learning rate may differ, since a rule may have been tuned.
 """
 
-import hashlib
 import json
 import random
 import re
@@ -18,6 +17,7 @@ import torch
 from openrlhf_shear.data.writing import beside, write_text
 from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vine_alignment
 from openrlhf_shear.lab.placement import placement, start_models, traces
+from openrlhf_shear.lab.runs import digest
 from openrlhf_shear.lab.settings import TRIED, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.tracks import BASELINE
@@ -55,7 +55,7 @@ def task_version(settings: LabSettings, start: Path) -> str:
             changed[rng.randrange(len(ids))] = ids[rng.randrange(len(ids))]
             checks = [task.check(tokenizer, problem, each) for each in (ended, changed, ids[: len(ids) // 2])]
             told.append([problem.prompt, text, [(found.correct, found.first_error) for found in checks]])
-    return _digest([task.budget, told])
+    return digest([task.budget, told])
 
 
 def setting_of(settings: LabSettings) -> dict:
@@ -70,7 +70,7 @@ def kept_truth(settings: LabSettings, start: Path, identity: str, continuations:
     """
     of = setting_of(settings), settings.placement_prompts, identity, continuations
     decides = _VALUES, *of, provenance()["machine"]  # machines round differently, and so sample other rollouts
-    file = output / "values" / f"{task_of(settings).place}-{_digest(decides)}.pt"
+    file = output / "values" / f"{task_of(settings).place}-{digest(decides)}.pt"
     if file.is_file():
         truth = torch.load(file, weights_only=False)
         return replace(truth, known=replace(truth.known, models=start_models(settings, start)))
@@ -175,7 +175,7 @@ def write_row(row: Mapping, folder: Path) -> Path:
     if row["baseline_learning_rate"] != row["learning_rate"]:
         decides.append(row["baseline_learning_rate"])
     name = re.sub(r"[^\w.=-]+", "+", row["rule"])
-    path = folder / f"{row['task']}-{row['version']}" / f"{name}-{_digest(decides)}.json"
+    path = folder / f"{row['task']}-{row['version']}" / f"{name}-{digest(decides)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(row, indent=1) + "\n")
     return path
@@ -199,7 +199,3 @@ def is_tried(row: Mapping) -> bool:
 
 def at_rate(settings: LabSettings, rates: Mapping[str, float], variant: Variant) -> LabSettings:
     return replace(settings, learning_rate=rates.get(variant.name, settings.learning_rate))
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -57,7 +57,7 @@ def jobs(
     `identity` is that of the start policy (`policy.fingerprint`).
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
-    folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{_digest(decides)}"
+    folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{digest(decides)}"
     places = {variant: _place(folder, variant, settings) for variant in variants}
     return [
         LabJob(settings, variant, seed, start, places[variant] / f"seed{seed:03d}.json")
@@ -189,11 +189,12 @@ def _place(folder: Path, variant: Variant, settings: LabSettings) -> Path:
     """Return the folder of a variant's runs: that of version 0.1 if it has runs and the newer folder has none."""
     readable = "+".join(filter(None, (variant.estimator.replace(":", "."), variant.control))).replace("/", "+")
     place, earlier = (
-        folder / f"{readable}-{_digest(identity)}"
+        folder / f"{readable}-{digest(identity)}"
         for identity in (variant.identity(settings), variant.earlier_identity(settings))
     )
     return earlier if earlier.is_dir() and not place.is_dir() else place
 
 
-def _digest(content: dict) -> str:
+def digest(content: object) -> str:
+    """Return twelve hexadecimal digits of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -82,7 +82,7 @@ def word_problem(rng: random.Random, easy: bool = False) -> WordProblem:
     ]
     question, solution, expression = rng.choice(problems[-2:] if easy else problems)
     numbers = {"a": a, "b": b, "c": c, "have": have, "lost": lost}
-    named = tuple((name, value) for name, value in numbers.items() if name in expression.replace("have", " have "))
+    named = tuple((name, value) for name, value in numbers.items() if name in expression)
     return WordProblem(question, solution, expression, named)
 
 

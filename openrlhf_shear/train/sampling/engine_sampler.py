@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 import ray
 from openrlhf.utils.logging_utils import init_logger
 from ray.util.placement_group import PlacementGroup
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import EngineSettings, Output, Request, Sampling, question_ids
+from openrlhf_shear.train.sampling.engines import is_dead
 
 logger = init_logger(__name__)
 IN_FLIGHT = 512  # requests per engine: enough to keep it full
@@ -82,11 +82,10 @@ class EngineSampler:
             try:
                 tokens, truncated = ray.get(ref)
             except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", error)
-                # vLLM's core is a separate process; when it dies, the actor lives on, and every call to it fails.
-                if not isinstance(cause, ray.exceptions.RayActorError | EngineDeadError):
+                if not is_dead(error):
                     logger.warning(f"a completion failed: {str(error).splitlines()[-1]}")
-                    yield request, Verdict(None, failure=Failure.ENGINE_RAISED, which=type(cause).__name__)
+                    which = type(getattr(error, "cause", error)).__name__
+                    yield request, Verdict(None, failure=Failure.ENGINE_RAISED, which=which)
                     continue
                 if load.pop(engine, None) is not None:
                     logger.warning(f"an engine died, {len(load)} are left: {str(error).splitlines()[-1]}")

@@ -24,7 +24,7 @@ class WatchedSteps(ABC):
 
     Attributes:
         meter: the update's metrics.
-        trained, skipped: rollouts with a reward in applied optimizer steps, and in skipped ones.
+        trained: rollouts with a reward in applied optimizer steps.
         applied_steps, skipped_steps: numbers of optimizer steps.
         moved: whether an applied step had a gradient and a learning rate other than 0.
     """
@@ -39,7 +39,7 @@ class WatchedSteps(ABC):
         """
         self._trainer, self._engine, self._training_step = trainer, engine, trainer.training_step
         self.meter = Meter()
-        self.trained = self.skipped = self.applied_steps = self.skipped_steps = self._waiting = 0
+        self.trained = self.applied_steps = self.skipped_steps = self._waiting = 0
         self.moved = False
 
     @contextmanager
@@ -109,7 +109,7 @@ class WatchedSteps(ABC):
             self.trained, self.applied_steps = self.trained + self._waiting, self.applied_steps + 1
             self.moved |= gradient > 0 and rate > 0
         else:
-            self.skipped, self.skipped_steps = self.skipped + self._waiting, self.skipped_steps + 1
+            self.skipped_steps += 1
         self._waiting = 0
 
 
