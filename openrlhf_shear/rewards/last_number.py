@@ -24,13 +24,14 @@ _UNICODE_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u00a0": " "})
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
     """Return rewards in OpenRLHF's interface: floats for one query, lists of floats for several; extra_logs:
-    `answer_found`. Raises ValueError: a label holds no number. No response raises.
+    `answer_found`. Raises ValueError: a label holds no number, or several without a mark. No response raises.
     """
     rewards, answered = [], []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         gold = final_number(str(label))
-        if gold is None:
-            raise ValueError(f"the label holds no number: got {str(label)[:80]!r}; give e.g. '42' or '... #### 42'")
+        if gold is None or (_marked_answer(str(label)) is None and len(_NUMBER.findall(str(label))) > 1):
+            problem = f"the label holds {'no number' if gold is None else 'several numbers'}: got {str(label)[:80]!r}"
+            raise ValueError(f"{problem}; give e.g. '42' or '... #### 42'")
         answer = final_number(response_of(query, prompt))
         answered.append(float(answer is not None))
         rewards.append(float(answer == gold))

@@ -90,7 +90,10 @@ class RewardPool:
         """
         async with self._room:
             job = Job()
-            future = self._threads.submit(job.run, self._safely, query, prompt, label)
+            try:
+                future = self._threads.submit(job.run, self._safely, query, prompt, label)
+            except RuntimeError:
+                return Verdict(None, failure=Failure.POOL_CLOSED)  # while this call waited
             try:
                 return await asyncio.wrap_future(future)
             except asyncio.CancelledError:

@@ -3,7 +3,10 @@
 import re
 
 _LONGEST_TOKEN = 72
-_SPECIAL = re.compile(r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>")  # a single "<", in front
+# Each has a single "<" or "[", in front. DeepSeek's have full-width bars.
+_SPECIAL = re.compile(
+    r"<([|\uff5c])[^<>|\uff5c]{1,64}\1>|</?s>|<(?:eos|bos|pad|unk|eod|end_of_turn|end_of_utterance)>|\[\|endofturn\|\]"
+)
 
 
 def response_of(query: str, prompt: str) -> str:
@@ -29,7 +32,7 @@ def answer_of(query: str, prompt: str) -> str:
     """
     response = response_of(query, prompt)
     end = _end_of_text(response, len(response))
-    while (start := response.rfind("<", max(0, end - _LONGEST_TOKEN), end)) >= 0:
+    while (start := max(response.rfind(mark, max(0, end - _LONGEST_TOKEN), end) for mark in "<[")) >= 0:
         if not _SPECIAL.fullmatch(response, start, end):
             break
         end = _end_of_text(response, start)

@@ -55,6 +55,20 @@ FAILED = {"error", "memory", "output_limit"}
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
 
+# As contest programs have: a stdout whose flush uses globals, and may be called by Python alone.
+OWN_FILE = """
+import os, sys
+class Own:
+    def __init__(self, file):
+        self.fd, self.parts = file.fileno(), []
+    def write(self, text):
+        self.parts.append(text.encode())
+    def flush(self):
+        os.write(self.fd, b"".join(self.parts))
+sys.stdout = Own(sys.stdout)
+"""
+
+
 def grade(code: str, tests: object, **options) -> Verdict:
     options = {"timeout": 20.0, "extract": False, **options}
     return grade_code(code, tests, **options)
@@ -107,11 +121,27 @@ def test_later_tests_are_not_run_after_a_failure_unless_asked():
         "def f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
         "t = threading.Thread(target=lambda: print(2 * int(input()) + f(50000) - 50000))\nt.start()\nt.join()",
         "from sys import *\nprint(2 * int(input()), file=stdout)",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')\nprint(2 * int(input()))",
+        "import codecs, sys\nsys.stdout = codecs.getwriter('utf-8')(sys.stdout.detach())\nprint(2 * int(input()))",
+        f"{OWN_FILE}print(2 * int(input()))",
     ],
 )
 def test_programs_read_and_end_in_many_ways(program: str):
     verdict = grade(program, DOUBLE)
     assert verdict.correct, verdict
+
+
+def test_what_a_program_s_own_file_writes_at_its_end_counts_once_and_only_that():
+    assert grade(f"{OWN_FILE}print(7)", DOUBLE).detail == "test 0: printed '7\\n'"
+    assert grade(f"{OWN_FILE}def double(x): return 2 * x", DOUBLE_CALLS).correct
+
+
+def test_the_block_that_defines_what_the_tests_call_counts_and_not_an_example_of_its_use():
+    used = "```python\ndef double(x):\n    return {} * x\n```\nFor example:\n```python\nprint(double(3))\n```"
+    assert grade(used.format(2), DOUBLE_CALLS, extract=True).correct
+    assert grade(used.format(3), DOUBLE_CALLS, extract=True).reason == "wrong_answer"
+    twice = "```python\ndef double(x): return 2 * x\n```\nBetter:\n```python\ndef double(x): return x\n```"
+    assert grade(twice, DOUBLE_CALLS, extract=True).reason == "wrong_answer", "the last one that does"
 
 
 def test_a_program_need_not_read_its_input():

@@ -1,6 +1,7 @@
 """The maths reward: right answers however they are written, wrong ones however they are dressed."""
 
 import random
+import re
 
 import pytest
 
@@ -132,6 +133,47 @@ def test_math_verify_refuses(workers):
     for gold, answer in WRONG:
         verdict = grade_math(rf"\boxed{{{answer}}}", gold, timeout=30, workers=workers)
         assert verdict.correct is False, gold
+
+
+ONE_OF_TWO = r"""
+B ~ (B) C ~ C    B ~ B. C ~ C    C ~ \text{(C) }A ~ A    B ~ \text{Option }B: D ~ D
+\begin{pmatrix}7\5\end{pmatrix} ~ \begin{pmatrix} 7 \\ 5 \end{pmatrix} ~ \begin{pmatrix}75\end{pmatrix}
+\begin{pmatrix}7\-5\end{pmatrix} ~ \begin{pmatrix} 7 \\ -5 \end{pmatrix} ~ \begin{pmatrix}2\end{pmatrix}
+\text{No} ~ \text{No.} ~ \text{Yes}    \text{10:30 a.m.} ~ \text{10:30 a.m.} ~ \text{10:30 p.m.}
+"""
+
+
+def test_an_answer_is_paid_for_one_gold_alone(workers):
+    """gold ~ an answer to it ~ another answer; for a choice, the answer names the other one beside it."""
+    for case in re.split(r"\s{4}|\n", ONE_OF_TWO.strip()):
+        gold, answer, other = case.split(" ~ ")
+        assert grade_math(rf"\boxed{{{answer}}}", gold, timeout=30, workers=workers).correct, case
+        wrong = [(other, gold), (answer, other)]
+        for given, asked in wrong:
+            assert not grade_math(rf"\boxed{{{given}}}", asked, timeout=30, workers=workers).correct, case
+
+
+def test_a_division_that_was_the_question_is_no_answer(workers):
+    question = r"What is $144 \div 12$?"
+    for copy in ("144:12", "144/12", r"\frac{144}{12}"):
+        assert not grade_math(rf"\boxed{{{copy}}}", "12", question=question, timeout=30, workers=workers).correct, copy
+    for gold, answer in (("12", "12"), (r"\frac{1}{2}", "1:2"), ("3:2", "1.5")):
+        assert grade_math(rf"\boxed{{{answer}}}", gold, timeout=30, workers=workers).correct, gold
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "**Answer**: 42",
+        "**Final Answer**: $42$",
+        "*Answer*: 42",
+        "#### **42**",
+        "**Answer:** 42",
+        "<answer>**42**</answer>",
+    ],
+)
+def test_bold_answers_are_read(response):
+    assert grade_math(response, "42", formats=("boxed", "tags"), workers=NoWorkers()).correct
 
 
 def test_an_absolute_tolerance(workers):

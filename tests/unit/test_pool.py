@@ -57,12 +57,15 @@ def test_what_is_no_label_fails_its_rollout_and_pays_for_nothing(needs_jail):
             assert (verdict.reward, verdict.why) == (None, "grader raised ValueError"), sample
 
 
+ENDS = ("<\uff5cend\u2581of\u2581sentence\uff5c>", "[|endofturn|]", "<end_of_utterance>", "<eod>\n")
+
+
 def test_special_tokens_at_the_end_are_no_part_of_an_answer():
     prompt = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
-    for end in ("", "<|im_end|>", "<|eot_id|>\n", "</s>", "<eos><pad><pad>", " <|im_end|><|endoftext|> "):
+    for end in ("", "<|im_end|>", "<|eot_id|>\n", "</s>", "<eos><pad><pad>", " <|im_end|><|endoftext|> ", *ENDS):
         assert answer_of(prompt + "```python\nprint('<|im_end|>')\n```" + end, prompt).endswith("<|im_end|>')\n```")
         assert answer_of(prompt + end, prompt) == ""
-    for other in ("a < b>", "<|im end|> >", "1 <s", "x <|<|im_end|", "<|" + "x" * 65 + "|>"):
+    for other in ("[1,2]", "x[|a|]", "a < b>", "<|im end|> >", "1 <s", "x <|<|im_end|", "<|" + "x" * 65 + "|>"):
         assert answer_of(other, "") == other
     # A search from every "<|x" of a long response would take hours, and so would a copy of it for each special token.
     assert len(answer_of(" <|x" * 2_500_000 + "<|im_end|>", "")) == 10_000_000
@@ -256,6 +259,12 @@ def test_closing_does_not_wait_for_a_hung_grade(function_file, tmp_path):
         return [(await task).failure for task in (under_way, queued)]
 
     assert asyncio.run(hang_and_close()) == ["worker died", "the pool was closed"]
+
+
+def test_a_grade_that_waited_while_the_pool_was_closed_is_a_failure(function_file):
+    pool = RewardPool(RewardSettings(function_file, cores=1, timeout=600.0))
+    pool.close()
+    assert asyncio.run(pool.grade("good", "", "1")).failure == "the pool was closed"
 
 
 SAYS_42 = {"inputs": [""], "outputs": ["42\n"]}

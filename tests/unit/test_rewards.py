@@ -82,6 +82,9 @@ def test_last_number_reward_against_gsm8k_labels():
     assert out["rewards"] == [1.0, 0.0]
     with pytest.raises(ValueError, match="the label holds no number"):
         last_number.reward_func(["a 1"], ["a"], ["yes"])
+    for label in ("1/2", "(1, 2)", "7 of 8"):
+        with pytest.raises(ValueError, match="the label holds several numbers"):
+            last_number.reward_func(["a 2"], ["a"], [label])
 
 
 def test_the_response_is_what_follows_the_prompt():

@@ -84,7 +84,8 @@ def grade_code(
     tests = tests_of(tests)
     jail = find_jail(allow_unsandboxed)
     text = response if isinstance(response, str) else ""
-    fenced = code_block(text) if extract else text
+    called = tests.name if isinstance(tests, FunctionTests) else getattr(tests, "entry_point", None)
+    fenced = code_block(text, called) if extract else text
     code = readable(text if fenced is None else fenced)
     if len(code) > MAX_CODE or not code.strip():
         reason = Reason.TOO_LONG if code.strip() else Reason.NO_CODE

@@ -29,8 +29,11 @@ _INT_DIGITS = 1 << 20  # hexadecimal
 _READINGS = 16  # of a response on average: an endless text is read again for each block that it begins in
 
 
-def code_block(response: str) -> str | None:
+def code_block(response: str, name: str | None = None) -> str | None:
     """Return the last fenced block marked as Python, else the last of any kind; None without a fence.
+
+    If `name` is known, which the tests call, the last block that defines it (or `Solution`) comes before later ones: an
+    example of its use may follow it.
 
     A block need not be closed. A fence inside a text of the program, such as its docstring, is part of the program. If
     a response has so many texts without an end that this search takes too long, any fence ends a block. An indented
@@ -48,10 +51,12 @@ def code_block(response: str) -> str | None:
         left -= seen - at
         text = response[at + 1 : end.start() if end else len(response)]
         blocks.append((opened["language"].lower() in _PYTHON, _outdented(text, opened["indent"])))
-        opens = end is None or end["language"]  # a language opens a block, even inside another
+        # A language opens a block, even inside another.
+        opens = end is None or re.match("[A-Za-z]", end["language"])
         opened = end if opens else _FENCES.search(response, end.end())
-    marked = [text for python, text in blocks if python]
-    return (marked or [text for _, text in blocks] or [None])[-1]
+    found = [text for python, text in blocks if python] or [text for _, text in blocks]
+    defining = [text for text in found if name and (defines(text, name) or defines(text, "Solution"))]
+    return (defining or found or [None])[-1]
 
 
 def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None, int]:

@@ -11,7 +11,7 @@ _BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|o
 _LISTS = re.compile(r"[,;]|and|or")
 _MOST_BOXES = 16
 _DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
-_SAID = re.compile(r"(?im)\banswer(?: is|\s*:)\s*:?|\b(?:final |(?<=^[#*_ \t]*))answer[*_ \t]*+(?=\n)")
+_SAID = re.compile(r"(?im)\banswer[*_]*+(?: is|\s*:)\s*:?|\b(?:final |(?<=^[#*_ \t]*))answer[*_ \t]*+(?=\n)")
 _TAIL = 4000
 _NOT_SAID = "*_ \t"
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
@@ -58,7 +58,7 @@ def _tagged(response: str) -> str | None:
     *_, held = [None, *_TAG.finditer(response[-_TAIL:])]
     if held is None:
         return None
-    return _boxed(held[1]) if r"\boxed" in held[1] else as_latex(held[1])
+    return _boxed(held[1]) if r"\boxed" in held[1] else as_latex(held[1].strip(_NOT_SAID + "\n"))
 
 
 def _last(response: str) -> str | None:
@@ -136,7 +136,7 @@ def _said(tail: str) -> str | None:
     marked, _, after = tail[hashes + 4 :].strip().partition("\n")
     heads = (after and not re.search(r"[0-9$\\]", marked)) or _HEADING.match(marked)  # it heads a paragraph
     if hashes >= 0 and (said is None or (said.start() < hashes and not heads)):
-        return marked
+        return marked.strip(_NOT_SAID)
     if said is None:
         return None
     rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")

@@ -30,6 +30,7 @@ from openrlhf_shear.rewards.settings import check_formats
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 _SHOWN = 500
+_LETTER = re.compile("[A-E]")
 _CHOICE = re.compile(
     r'(?:"?+\(([A-E])\)"?+|"?+(?:[Oo]ption|[Cc]hoice)"?+\s*+"?+\(?([A-E])\)?"?+[.:]?|"?+([A-E])[.):]"?+)'
     r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-E][.):])[^\s*+/^=-].*))"
@@ -129,6 +130,8 @@ def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | 
     ):
         return _decided(wanted, value, same(wanted, value, asked.tolerance))
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
+    if choice and _LETTER.fullmatch(squeeze(gold)):  # "(B) C" is one choice, not two
+        return None if choice == squeeze(gold) else Reason.WRONG
     if gold_choice and choice and (gold_choice != choice or not (gold and answer)):
         return None if gold_choice == choice else Reason.WRONG
     gold, answer = gold or gold_choice, answer or choice

@@ -70,6 +70,10 @@ _BRACED_CHARACTER = re.compile(r"([_^])\{([0-9A-Za-z])\}")
 _LETTERS = re.compile(r"[A-Za-z ]*+")
 
 
+_MATRIX = re.compile(r"\\begin\{([a-z]?matrix)\}.*?\\end\{\1\}", re.DOTALL)
+_LOST_ROW = re.compile(r"(?<!\\)\\(?=[-.0-9])")  # in data whose "\\\\" became "\\"
+
+
 def tidy(answer: str) -> str:
     r"""Return the tidy form of an answer or a gold.
 
@@ -81,6 +85,8 @@ def tidy(answer: str) -> str:
     text = _RAISED.sub(_power, _VULGAR.sub(_vulgar, _COLOR.sub("", answer)))
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
+    if "matrix}" in text:
+        text = _MATRIX.sub(lambda match: _LOST_ROW.sub(r"\\\\", match[0]), text)
     # A command takes in the blanks after it, so a blank after its new name changes nothing.
     text = _THIN_COMMA.sub(",", text)
     text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
@@ -122,8 +128,13 @@ def closing(text: str, start: int) -> int | None:
     return None
 
 
+_SENTENCE = re.compile(r"[^.0-9]++\.")
+
+
 def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
+    if _SENTENCE.fullmatch(words):  # a full stop; "a.m." keeps its own
+        words = words[:-1]
     if (unit := _UNIT_WITH_POWER.fullmatch(words)) and (len(unit[1]) > 1 or unit[1] in _LETTER_UNITS):
         return f' "{unit[1]}" ^{unit[2]}'
     plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)

@@ -1,5 +1,6 @@
 """The cheap match: numbers, and lists, sets, tuples and intervals of them, compared exactly. Nothing is evaluated."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -237,8 +238,11 @@ def _quotient(value: Value) -> Number | None:
     if not isinstance(value, ValueGroup) or value.brackets != ":" or len(value.items) != 2:
         return None
     above, below = value.items
-    plain = isinstance(above, Number) and isinstance(below, Number) and below.value
-    return replace(above, value=above.value / below.value) if plain else None
+    if not (isinstance(above, Number) and isinstance(below, Number) and below.value):
+        return None
+    whole = above.reduced and below.reduced and above.value.denominator == below.value.denominator == 1
+    reduced = whole and math.gcd(above.value.numerator, below.value.numerator) == 1  # 144:12 is a question
+    return replace(above, value=above.value / below.value, reduced=reduced)
 
 
 def _same_set(gold: tuple[Value, ...], answer: tuple[Value, ...], tolerance: Fraction | None) -> bool | None:

@@ -7,6 +7,7 @@ take a test at a time (`stdin`, or `call` and `arguments`; `timeout`); "serve" h
 import _sitebuiltins
 import atexit
 import builtins
+import contextlib
 import gc
 import io
 import json
@@ -57,13 +58,19 @@ def _as_a_program(work: Callable[[], None]) -> None:
         code = 1
     threading._shutdown()
     atexit._run_exitfuncs()
+    _flush(sys.stdout, sys.stderr)  # before the names that a response's own file uses are gone
     for name in {"__main__", "solution"} & sys.modules.keys():
         sys.modules[name].__dict__.clear()
     gc.collect()
-    for file in (sys.stdout, sys.stderr, sys.__stdout__):
-        if file is not None and not file.closed:
-            file.flush()
+    _flush(*(file for file in (sys.stdout, sys.stderr, sys.__stdout__) if type(file) is io.TextIOWrapper))
     os._exit(code & 0xFF)
+
+
+def _flush(*files: object) -> None:
+    """Flush what has not been closed or detached; a program's own file may raise anything."""
+    for file in files:
+        with contextlib.suppress(BaseException):
+            file.flush()
 
 
 def load(job: dict, name: str) -> dict:
