@@ -58,15 +58,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def __init__(self, pretrain, strategy, *args, **kwargs):
         self._refused = ""  # reason of a refusal, raised in `get_max_steps`: an error here kills the actor
         try:
-            self._lock = checkpoints.lock_own(strategy.args.ckpt)
-        except checkpoints.NotOursError as error:
-            self._refused = str(error)
-            return  # nothing is written
-        self._tracking = Tracking(strategy.args)
-        try:
+            self._lock = checkpoints.lock_own(strategy.args.ckpt)  # first: before anything is written
+            self._tracking = Tracking(strategy.args)
             with own_rows(), self._tracking.surviving():
                 super().__init__(pretrain, strategy, *args, **kwargs)
-        except DataError as error:
+        except (checkpoints.NotOursError, DataError) as error:
             self._refused = str(error)
             return
         self._fingerprint = self.args.fingerprint.with_data(self.prompts_dataloader.dataset.fingerprint)
@@ -122,7 +118,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         """Return the number of optimizer steps, after checks: upstream calls this before it loads the models.
 
         Raises:
-            RefusedError: a data set cannot be used, another run writes to the same folder, or a node cannot grade.
+            RefusedError: a data set cannot be used, another run writes to the same folder, the policy would never learn,
+                or a node cannot grade.
         """
         if self._refused:
             raise RefusedError(self._refused)
