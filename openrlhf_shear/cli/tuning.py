@@ -66,7 +66,7 @@ def tuned(args: argparse.Namespace, rates: Sequence[float], asked: SimpleNamespa
         wanted = tuning_jobs(*line)
         missing = sum(not job.path.is_file() for job in wanted)
         if missing and not args.seeds:
-            raise ValueError(f"--seeds 0 trains nothing, but the tuning lacks {missing} runs; use --seeds 1 or more")
+            raise ValueError(f"the tuning lacks {missing} runs, which --seeds 0 does not train; use --seeds 1 or more")
         best = best_rates(wanted, run_all(wanted, args.workers))
         wider = {name: widened(ranges[name], rate) for name, rate in best.items()}
         if not widenings_left or wider == ranges:

@@ -118,8 +118,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         """Return the number of optimizer steps, after checks: upstream calls this before it loads the models.
 
         Raises:
-            RefusedError: a data set cannot be used, another run writes to the same folder, the policy would never learn,
-                or a node cannot grade.
+            RefusedError: a data set cannot be used, the folder is another run's, the policy would never learn, or
+                a node cannot grade.
         """
         if self._refused:
             raise RefusedError(self._refused)

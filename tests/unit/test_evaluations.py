@@ -243,6 +243,6 @@ def test_the_tuning_of_a_call_that_trains_nothing_must_be_there(tmp_path):
 
     args = TUNING
     asked = SimpleNamespace(settings=SETTINGS, variants=[UNIFORM], start=tmp_path, identity="start")
-    with pytest.raises(ValueError, match="--seeds 0 trains nothing, but the tuning lacks 2 runs"):
+    with pytest.raises(ValueError, match="the tuning lacks 2 runs, which --seeds 0 does not train"):
         tuned(args, [1e-4], asked, tmp_path)
     assert tuned(args, [], asked, tmp_path) == {"uniform": SETTINGS.learning_rate}
