@@ -12,6 +12,8 @@ import ctypes
 import importlib.util
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -43,8 +45,12 @@ class _OutOfTurnError(RuntimeError):
 class _Process(subprocess.Popen):
     """A worker, with the `pipe` to it. It leads a session, so that the processes it starts can be killed with it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, seconds: float) -> None:
+        """A request that it does not read within `seconds` is late."""
         self.pipe, theirs = Pipe()
+        with socket.socket(fileno=os.dup(self.pipe.fileno())) as ours:
+            limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._asked = 0  # requests so far; request 0 is the report of the import
         command = [sys.executable, "-m", __name__, path, str(theirs.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -67,7 +73,7 @@ class _Process(subprocess.Popen):
             return self.hear(seconds)
         except ConnectionError as error:
             raise self._ended() from error
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
             raise TimeoutError(f"reward_func took longer than {seconds:g} s") from error
 
     def hear(self, seconds: float) -> object:
@@ -187,7 +193,7 @@ class FunctionWorkers(Crew):
         return Verdict(None, failure=failure, detail=f"no call was answered lately ({last.detail}); {wait}{remedy}")
 
     def _spawn(self) -> _Process:
-        return _Process(self._path)
+        return _Process(self._path, self.timeout)
 
     def _greet(self, worker: _Process) -> None:
         try:

@@ -20,6 +20,7 @@ FORKS = (
     "multiprocessing.get_context('fork').Process(target=reward_func, args=([''], [''], ['-1'])).start()",
 )
 LATE = "threading.Timer(0.1, os.write, (PIPE, frame(99))).start()"
+LARGE = "#" + "x" * (8 << 20)  # more than the socket holds
 SPOILT = (
     "os.write(PIPE, b'noise')",
     "os.write(PIPE, struct.pack('>I', 100))",
@@ -92,3 +93,13 @@ def test_an_idle_worker_that_speaks_is_replaced(tmp_path):
         assert asked.grade("", "", "2").reward == 2
         with pytest.raises(ProcessLookupError):
             os.kill(worker.pid, signal.SIG_DFL)
+
+
+def test_a_worker_that_no_longer_reads_is_late(tmp_path):
+    with workers(tmp_path, seconds=3.0) as asked:
+        assert asked.grade("", "", "1").reward == 1
+        (worker,) = asked.workers
+        os.kill(worker.pid, signal.SIGSTOP)
+        verdict = asked.grade(LARGE, "", "2")
+        assert (verdict.failure, verdict.detail) == ("timeout", "reward_func took longer than 3 s")
+        assert asked.grade("", "", "3").reward == 3
