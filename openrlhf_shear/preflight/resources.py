@@ -15,6 +15,7 @@ from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
 from openrlhf_shear.preflight.memory import UnknownError, plan
 from openrlhf_shear.preflight.outputs import nearest, weights_in
+from openrlhf_shear.preflight.sockets import ray_folder
 from openrlhf_shear.rewards.limits import address_limit, process_limit, tasks_of_user
 
 _UNLIMITED = "unlimited before the run"
@@ -43,11 +44,10 @@ def temporary_folder(values: Values) -> Iterator[Finding]:
     """Refuse a full folder for Ray's sessions, without which Ray fails or does not answer."""
     if not own_ray():
         return
-    given = next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), "RAY_TMPDIR")
-    folder = Path(os.environ.get(given, "/tmp"))
-    if (free := _free(nearest(folder))) < TEMPORARY:
+    variable, folder = ray_folder()
+    if (free := _free(nearest(Path(folder)))) < TEMPORARY:
         problem = f"names the folder of Ray's sessions, which needs {TEMPORARY / 1e6:.0f} MB and has {free / 1e6:.1f}"
-        yield Refusal(given, problem, str(folder), "make room there, or e.g. RAY_TMPDIR=/var/tmp on another disk")
+        yield Refusal(variable, problem, folder, "make room there, or e.g. RAY_TMPDIR=/var/tmp on another disk")
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,19 @@ _SESSION = "/ray/session_2026-01-31_23-59-59_999999_{pid}/sockets/plasma_store" 
 _IPC = "/01234567-89ab-cdef-0123-456789abcdef"  # vLLM's
 
 
+def ray_folder() -> tuple[str, str]:
+    """Return the variable that Ray's temporary folder is read from, and the folder."""
+    variable = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "RAY_TMPDIR")
+    return variable, os.environ.get(variable, "/tmp")
+
+
 def socket_problem() -> Refusal | None:
     """Return a refusal that names the variable to set, if Ray or its vLLM engines could not make sockets here."""
     temporary = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "TMPDIR")
-    ray = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "")
     vllm = os.environ.get("VLLM_RPC_BASE_PATH")
     session = _SESSION.format(pid=os.getpid())
     for who, remedy, variable, folder, below in (
-        ("Ray", "RAY_TMPDIR", ray, os.environ.get(ray, "/tmp"), session),
+        ("Ray", "RAY_TMPDIR", *ray_folder(), session),
         (
             "vLLM",
             "VLLM_RPC_BASE_PATH",

@@ -3,7 +3,7 @@
 import regex as re
 
 from openrlhf_shear.rewards.maths.plain import as_latex
-from openrlhf_shear.rewards.maths.text import MAX_ANSWER, closing
+from openrlhf_shear.rewards.maths.text import FORMULA, MAX_ANSWER, closing
 from openrlhf_shear.rewards.verdict import Reason
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
@@ -15,7 +15,6 @@ _SAID = re.compile(r"(?im)\banswer[*_]*+(?: is|\s*:)\s*:?|\b(?:final |(?<=^[#*_ 
 _TAIL = 4000
 _NOT_SAID = "*_ \t"
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _STATES = re.compile(r"(?i)\b(?:is|are|equals|equal to)\b[\s:]*+")
 _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[0-9]++)(?:\s*+/\s*+[0-9]++)?+%?")
@@ -70,7 +69,7 @@ def _last(response: str) -> str | None:
     if line in (r"\]", "$$"):  # a display over several lines
         *_, display = [None, *_DISPLAY.finditer(response[-_TAIL:])]
         return display and (display[1] or display[2])
-    formulas = [*_FORMULA.finditer(line)]
+    formulas = [*FORMULA.finditer(line)]
     sentence = [part for part in _END.split(line[formulas[-1].end() if formulas else 0 :]) if part.strip()][-1:]
     if value := _last_value(sentence[0]) if sentence else None:
         return value
@@ -149,7 +148,7 @@ def _said(tail: str) -> str | None:
 
 def _masked(text: str) -> str:
     """Return a text of the same length without what its formulas say."""
-    return _FORMULA.sub(lambda match: "#" * len(match[0]), text)
+    return FORMULA.sub(lambda match: "#" * len(match[0]), text)
 
 
 def _stated(sentence: str) -> str:
@@ -158,12 +157,12 @@ def _stated(sentence: str) -> str:
     >>> _stated(r"The area of region \(S\) is \(2\pi\)"), _stated("She received $7.00 in change"), _stated("2 dogs")
     ('\\(2\\pi\\)', '7.00', '2 dogs')
     """
-    words = _WORD.findall(_FORMULA.sub(" ", sentence))
+    words = _WORD.findall(FORMULA.sub(" ", sentence))
     if len(words) < 3:
         return sentence
     *_, last = [None, *_STATES.finditer(_masked(sentence))]
     value = sentence[last.end() :].strip(_NOT_SAID) if last else ""
-    if re.search(r"[0-9]", value) or _FORMULA.search(value):
+    if re.search(r"[0-9]", value) or FORMULA.search(value):
         return value
-    values = [*_FORMULA.finditer(sentence), *_NUMBER.finditer(_FORMULA.sub(" ", sentence))]
+    values = [*FORMULA.finditer(sentence), *_NUMBER.finditer(FORMULA.sub(" ", sentence))]
     return values[0][0] if len(values) == 1 else sentence

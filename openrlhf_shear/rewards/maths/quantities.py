@@ -4,7 +4,7 @@ import regex as re
 
 from openrlhf_shear.rewards.maths.guard import has_variables
 from openrlhf_shear.rewards.maths.splitting import split
-from openrlhf_shear.rewards.maths.text import squeeze
+from openrlhf_shear.rewards.maths.text import ABOUT, squeeze
 from openrlhf_shear.rewards.maths.values import congruence
 
 _COMMAND = re.compile(r"\\[A-Za-z]++")
@@ -12,7 +12,6 @@ _RAISED = re.compile(r"\^(?:\{[^{}]*+\}|.)")
 _INDEXED = re.compile(r"[A-Za-z]_\{.*\}")
 _LETTERS = re.compile(r"[A-Za-z]")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in|notin|subset|equiv)(?![A-Za-z])")
-_ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 
 
 def value_of(text: str, formulas: frozenset[str] = frozenset()) -> str:
@@ -49,7 +48,7 @@ def value_of_named(text: str) -> str:
 
 def _sides(text: str) -> tuple[str, str]:
     """Return the first and the last side of an equation whose last side is a number; ("", "") for other texts."""
-    exact = _ABOUT.split(text)[0].strip()
+    exact = ABOUT.split(text)[0].strip()
     if _RELATION.search(exact) or len(split(exact)) > 1:
         return "", ""
     sides = split(exact, ("=",))

@@ -5,9 +5,8 @@ from functools import lru_cache
 import regex as re
 
 from openrlhf_shear.rewards.maths.splitting import split
-from openrlhf_shear.rewards.maths.text import tidy
+from openrlhf_shear.rewards.maths.text import FORMULA, tidy
 
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
 _LONGEST, _MOST = 300, 64
 _LONGEST_QUESTION = 20_000
 _SIDES = re.compile(r"(?<![<>!])=|[<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
@@ -15,7 +14,7 @@ _SIDES = re.compile(r"(?<![<>!])=|[<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 def written_formulas(question: str) -> list[str]:
     """Return the LaTeX formulas of a question as they are written, each once."""
-    found = (next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(question[-_LONGEST_QUESTION:]))
+    found = (next(filter(None, match.groups())).strip() for match in FORMULA.finditer(question[-_LONGEST_QUESTION:]))
     return list(dict.fromkeys(formula for formula in found if 0 < len(formula) <= _LONGEST))
 
 

@@ -5,6 +5,8 @@ import unicodedata
 import regex as re
 
 MAX_ANSWER = 2000
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
+ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 

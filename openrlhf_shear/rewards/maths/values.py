@@ -9,13 +9,12 @@ import regex as re
 
 from openrlhf_shear.rewards.maths.numbers import Number, read_number
 from openrlhf_shear.rewards.maths.splitting import LETTER, SEPARATORS, inside, split
-from openrlhf_shear.rewards.maths.text import squeeze
+from openrlhf_shear.rewards.maths.text import ABOUT, squeeze
 
 _MOST_ITEMS = 64
 _DEEPEST = 4
 
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
-_ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 _PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++(?:,-?[0-9]++)*+\)"
 _VARIABLE = rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{LETTER}(?:{_PLACE})?+)"
 _NAME = re.compile(rf'"[A-Za-z]++"|{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\|')
@@ -116,7 +115,7 @@ def without_name(text: str) -> tuple[str, str]:
     """
     if _RELATION.search(text) or len(split(text)) > 1:
         return "", text
-    exact, *about = (part.strip() for part in _ABOUT.split(text))
+    exact, *about = (part.strip() for part in ABOUT.split(text))
     parts = split(exact, ("=", r"\in"))
     if not parts or exact.endswith("="):
         return "", about[-1] if about and not parts else text

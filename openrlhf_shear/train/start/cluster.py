@@ -13,7 +13,7 @@ import ray
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.preflight.rules import needs_prm
-from openrlhf_shear.preflight.sockets import socket_problem
+from openrlhf_shear.preflight.sockets import ray_folder, socket_problem
 from openrlhf_shear.train.start import own_ray, worker
 from openrlhf_shear.train.start.outcome import RefusedError
 from openrlhf_shear.train.start.story import say
@@ -75,8 +75,7 @@ def cluster_address() -> tuple[str, str]:
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto", "local"):
-        folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-        file = Path(folder, "ray", "ray_current_cluster")  # written by `ray start`
+        file = Path(ray_folder()[1], "ray", "ray_current_cluster")  # written by `ray start`
         address = file.read_text().strip() if file.is_file() else ""
     if not address:
         return "", ""

@@ -4,11 +4,11 @@ Ray writes a worker's output to files in its temporary folder. If that disk is f
 """
 
 import errno
-import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TextIO
 
+from openrlhf_shear.preflight.sockets import ray_folder
 from openrlhf_shear.train.start.loopback import keep_stores_there
 
 WORKER_SETUP_HOOK = "openrlhf_shear.train.start.worker.set_up"
@@ -60,6 +60,5 @@ def allow_lost_output() -> None:
 def lost_output() -> str:
     """Return a warning if this process has dropped output and has not said so yet; else ""."""
     lost, Lossy.told = Lossy.dropped and not Lossy.told, Lossy.told or Lossy.dropped
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    told = f"the disk of Ray's temporary folder is full (RAY_TMPDIR, {folder}): its processes' output is lost"
+    told = f"the disk of Ray's temporary folder is full ({', '.join(ray_folder())}): its processes' output is lost"
     return f"{told}; make room there" if lost else ""
