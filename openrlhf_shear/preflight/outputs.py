@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.line.values import Values
@@ -74,18 +75,23 @@ def weights_in(values: Values) -> int:
     return sum(file.stat().st_size for name in _WEIGHTS for file in folder.glob(name))
 
 
-def _is_busy(folder: Path, patience: float) -> bool:
-    """Return whether a run holds the lock of its checkpoints' folder, still after `patience` seconds."""
+def locked(file: TextIO, patience: float) -> bool:
+    """Lock an open file until it is closed, and return whether that worked within `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
         try:
-            with (folder / LOCK).open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back as the file is closed
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                return True
+                return False
             time.sleep(0.5)
-            continue
-        except OSError:  # there is none, or a file system without locks: the trainer tells
-            pass
+
+
+def _is_busy(folder: Path, patience: float) -> bool:
+    """Return whether a run holds the lock of its checkpoints' folder, still after `patience` seconds."""
+    try:
+        with (folder / LOCK).open("r+") as file:
+            return not locked(file, patience)
+    except OSError:  # there is none, or a file system without locks: the trainer tells
         return False

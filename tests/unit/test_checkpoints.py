@@ -11,6 +11,7 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 
+from openrlhf_shear.preflight import outputs
 from openrlhf_shear.train.update import checkpoints, contents
 from openrlhf_shear.train.update import strategy as strategy_module
 from openrlhf_shear.train.update.strategy import ShearStrategy
@@ -318,7 +319,7 @@ def test_a_folder_that_cannot_be_locked_says_why(tmp_path, monkeypatch, number, 
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(checkpoints.fcntl, "flock", refuse)
+    monkeypatch.setattr(outputs.fcntl, "flock", refuse)
     with pytest.raises(checkpoints.NotOursError, match=said):
         checkpoints.lock_own(ckpt_flags(tmp_path))
 

@@ -8,17 +8,15 @@ All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or
 """
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import time
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from openrlhf_shear.preflight.outputs import LOCK
+from openrlhf_shear.preflight.outputs import LOCK, locked
 from openrlhf_shear.train.update.contents import BEST, COMPLETE, HF, files_in, listing, step_of, write
 
 PARTIAL = ".partial"
@@ -47,15 +45,7 @@ def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("w")
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(1.0)
+    return file if locked(file, patience) else None
 
 
 def lock_own(ckpt: Namespace) -> TextIO:
