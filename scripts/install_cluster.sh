@@ -13,6 +13,7 @@
 #
 # CPU Adam is compiled for this machine's processor, so run the script on a node of the kind that trains.
 set -euo pipefail
+[ ! -f "${FLASH_ATTN_WHEEL-}" ] || FLASH_ATTN_WHEEL=$(realpath "$FLASH_ATTN_WHEEL")
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 

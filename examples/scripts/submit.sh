@@ -18,6 +18,10 @@ export RAY_API_SERVER_ADDRESS DATA RUNS
 # Absolute paths, because the job runs in another folder.
 DATA=$(realpath -m "${DATA:-runs/data}") RUNS=$(realpath -m "${RUNS:-runs}")
 [ -z "${BENCHMARKS-}" ] || BENCHMARKS=$(realpath -m "$BENCHMARKS")
+[ -z "${RUNTIME_ENV-}" ] || RUNTIME_ENV=$(realpath "$RUNTIME_ENV")
+# Ray's client would ask a site's proxy for the cluster.
+cluster=${RAY_API_SERVER_ADDRESS#*://} cluster=${cluster%%[:/]*}
+export no_proxy=$cluster${no_proxy:+,$no_proxy} NO_PROXY=$cluster${NO_PROXY:+,$NO_PROXY}
 cd "$(dirname "$0")/../.."
 
 # Variables for run.sh go on the command line, because the user's RUNTIME_ENV may set the environment's variables.
@@ -51,5 +55,14 @@ trap 'ray job stop "$id" || true; succeeded && exit 0; exit 75' USR1
 (trap '' USR1 && PYTHONUNBUFFERED=1 exec ray job submit --submission-id "$id" --working-dir . \
     ${RUNTIME_ENV:+--runtime-env "$RUNTIME_ENV"} -- env "${settings[@]}" "$@") &
 wait $!
-# `ray job submit` also exits with 0 if the job was stopped or its log was cut off.
+# `ray job submit` also exits with 0 if the job was stopped, or if a proxy cut the connection of a log without news: the
+# job then goes on, and this script waits for it.
+for ((missed = 0; missed < 20; missed++)); do
+    if said=$(ray job status "$id" 2>&1); then
+        grep -E 'PENDING|RUNNING' <<<"$said" >/dev/null || break
+        missed=0
+    fi
+    sleep "${POLL_SECONDS:-30}" &
+    wait $!
+done
 succeeded

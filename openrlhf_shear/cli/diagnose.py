@@ -117,7 +117,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
 
     cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)
     asked = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=args.trust_remote_code)
     with quiet(args.output / "logs" / "diagnose.log", args.verbose):
         written = list(diagnose(asked, args.output, cluster, tokenizer, flags.grading(args)))
     for path in written:
@@ -142,7 +142,7 @@ def _analyse(folder: Path, args: argparse.Namespace, prm: PrmConfig | None) -> N
     prefixes, settings = read_prefixes(folder / PREFIXES)
     rollouts, _ = read_rollouts(folder / ROLLOUTS)
     if prm:
-        _score(folder, rollouts, settings, prm)
+        _score(folder, rollouts, settings, prm, args.trust_remote_code)
     steps = read_steps(folder / STEPS, settings)
     text, no_text = None, NO_TEXT
     if args.ngram:
@@ -156,7 +156,7 @@ def _analyse(folder: Path, args: argparse.Namespace, prm: PrmConfig | None) -> N
     print_findings(findings)
 
 
-def _score(folder: Path, rollouts: list, settings: dict, prm: PrmConfig) -> None:
+def _score(folder: Path, rollouts: list, settings: dict, prm: PrmConfig, trusted: bool) -> None:
     from transformers import AutoTokenizer
 
     from openrlhf_shear.diagnosis.run import SAMPLED, STEPS
@@ -165,7 +165,8 @@ def _score(folder: Path, rollouts: list, settings: dict, prm: PrmConfig) -> None
 
     questions = Store(folder / SAMPLED).questions().values()
     problems = {question.id: question.messages[-1]["content"] for question in questions}
-    steps = scored_steps(rollouts, problems, AutoTokenizer.from_pretrained(settings["model"]), prm)
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"], trust_remote_code=trusted)
+    steps = scored_steps(rollouts, problems, tokenizer, prm)
     print(write_steps(folder / STEPS, steps, settings, prm))
 
 

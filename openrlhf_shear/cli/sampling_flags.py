@@ -7,6 +7,7 @@ from pathlib import Path
 from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
+from openrlhf_shear.data.sources import STEP_BY_STEP
 from openrlhf_shear.preflight.inputs import check_model
 from openrlhf_shear.preflight.outputs import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file
@@ -43,7 +44,9 @@ def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
     if Path(names).is_file() and not names.endswith(KINDS):
         raise ValueError(f"{names} is a file of no known kind; use one of {', '.join(KINDS)}")
     if names.endswith(KINDS):
-        return [custom(Path(names), NAMED.get(args.task, args.task), args.prompt_key, args.label_key, k)]
+        task = NAMED.get(args.task, args.task)
+        system = STEP_BY_STEP if task == "math" else None
+        return [custom(Path(names), task, args.prompt_key, args.label_key, k, system)]
     return parse_names(names)
 
 
@@ -93,12 +96,12 @@ def _check_template(args: argparse.Namespace) -> None:
     if args.prompt_format == "chat":
         raise ValueError(f"{flag} has no effect with a chat template: got {template!r}; use --prompt-format plain")
     try:
-        filled = template.format("\0")
+        template.format("")
     except (LookupError, ValueError) as error:
         raise ValueError(
             f"{flag} is no template ({error}): got {template!r}; use a single {{}} and no other braces"
         ) from error
-    if "\0" not in filled:
+    if "{}" not in template:
         raise ValueError(f"{flag} has no {{}} for the text: got {template!r}; use e.g. 'Question: {{}} Answer:'")
 
 
@@ -106,8 +109,8 @@ def add_own_file(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("your file")
     about = "grader: math, code, last_number, arithmetic, or a .py file with reward_func (default: math)"
     group.add_argument("--task", default="math", help=about)
-    about = "column of the problem, which is a text or a chat (default: prompt)"
-    group.add_argument("--prompt-key", default="prompt", help=about)
+    about = "column of the problem: a chat, or a text, to which --task math adds the benchmarks' system turn"
+    group.add_argument("--prompt-key", default="prompt", help=f"{about} (default: prompt)")
     about = "column of the answer or tests, or several for a .py file, separated by commas (default: label)"
     group.add_argument("--label-key", default="label", help=about)
 
@@ -149,7 +152,7 @@ def engines(args: argparse.Namespace) -> EngineSettings:
             f"--gpu-memory-utilization must be in (0, 1]: got {args.gpu_memory_utilization:g}; use e.g. 0.9"
         )
     placed = (args.engines, args.tensor_parallel_size, args.gpu_memory_utilization)
-    return EngineSettings(args.device, *placed, args.enforce_eager)
+    return EngineSettings(args.device, *placed, args.enforce_eager, args.trust_remote_code)
 
 
 def add_grading(parser: argparse.ArgumentParser) -> None:

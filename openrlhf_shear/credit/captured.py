@@ -12,13 +12,15 @@ import torch
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode, so that states are read without dropout; restore each module's mode after."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        if modes[model]:
+            model.train()  # a transformers model with kernels from the hub changes them with the mode
+        for module, mode in modes.items():
+            module.training = mode
 
 
 @contextmanager

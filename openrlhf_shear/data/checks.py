@@ -6,7 +6,7 @@ from typing import Any
 
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.prompts import CHAT, prompt_ids
-from openrlhf_shear.data.sources import Dropped, ReadProblem, messages, prompt_text
+from openrlhf_shear.data.sources import Dropped, ReadProblem, messages
 
 Check = Callable[[ReadProblem], None]
 # Columns that can hold the problems of a benchmark's file; the first existing column counts.
@@ -66,13 +66,20 @@ def _benchmark(file: str) -> Iterator[str]:
             f"{file} must have its problems in one of {', '.join(PROMPT_COLUMNS)}: got {', '.join(rows.columns)}; "
             "rename the column"
         )
+    found = False
     for row in rows.rows:
-        try:
-            yield normalized(
-                prompt_text(next((row[name] for name in PROMPT_COLUMNS if row.get(name) is not None), None))
-            )
-        except Dropped:
-            continue
+        for text in next(filter(None, (_asked(row.get(name)) for name in PROMPT_COLUMNS)), []):
+            found = True
+            yield normalized(text)
+    if not found:
+        raise DataError(f"{file} has no row with a problem in {', '.join(PROMPT_COLUMNS)}; use texts or messages there")
+
+
+def _asked(value: object) -> list[str]:
+    """Return the texts of a problem: of a text, or of the user's turns of a chat with or without answers."""
+    turns = [turn for turn in value if isinstance(turn, dict)] if isinstance(value, list) else []
+    texts = [turn.get("content") for turn in turns if turn.get("role") == "user"] if turns else [value]
+    return [text for text in texts if isinstance(text, str) and text.strip()]
 
 
 def normalized(prompt: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 Turns = Sequence[dict[str, Any]]  # chat messages
 
 
-_WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")  # messages as JSON, or as Python shows them
+WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")  # messages as JSON, or as Python shows them
 
 
 class TwoStartsError(ValueError):
@@ -41,7 +41,7 @@ class PromptFormat:
             return "is null" if prompt is None else f"is no text but {type(prompt).__name__}"
         elif not prompt.strip():
             return "is empty"
-        elif _WRITTEN.match(prompt):
+        elif WRITTEN.match(prompt):
             return "is messages written as a text; use the list itself (json.loads), or the text of the last message"
         try:
             "".join(_texts(prompt)).encode()

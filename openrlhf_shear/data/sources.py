@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openrlhf_shear.data.columns import object_of, value_at
+from openrlhf_shear.data.prompts import WRITTEN
 from openrlhf_shear.rewards.labels import golds_of, is_ordered
 
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -75,7 +76,8 @@ def messages(problem: ReadProblem, system: str | None) -> list[dict[str, str]]:
 def prompt_text(value: object) -> str:
     """Return the question in a prompt column.
 
-    Raises Dropped: "empty_prompt", or "not_one_turn" for messages other than system turns and one user turn.
+    Raises Dropped: "empty_prompt", or "not_one_turn" for messages other than system turns and one user turn, and for
+    messages written as a text.
     """
     if isinstance(value, list):
         turns = [turn for turn in value if not (isinstance(turn, dict) and turn.get("role") == "system")]
@@ -85,6 +87,8 @@ def prompt_text(value: object) -> str:
         value = turns[0].get("content")
     if not isinstance(value, str) or not value.strip():
         raise Dropped("empty_prompt", "" if isinstance(value, str) else f"the prompt is {type(value).__name__}")
+    if WRITTEN.match(value):
+        raise Dropped("not_one_turn", f"messages written as a text: {value[:80]}")
     return value.strip()
 
 

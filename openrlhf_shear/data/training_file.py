@@ -152,7 +152,7 @@ def _kept(
     rows: Iterable[Mapping], source: Source, checks: Sequence[Check], options: Options, report: RowReport
 ) -> Iterator[ReadProblem]:
     """Yield the problems that pass the checks; a dropped problem counts under the first check that fails."""
-    problems = _problems(rows, source, report)
+    problems, once = _problems(rows, source, report), unique()
     if options.seed is not None:
         shuffled = list(problems)
         random.Random(options.seed).shuffle(shuffled)
@@ -161,11 +161,13 @@ def _kept(
         try:
             for check in checks:
                 check(problem)
-            if options.check:
-                _check_gold(problem, number, options, report)
+            doubt = _doubt(problem, options) if options.check else None
+            once(problem)  # last: a dropped row does not make a later one a duplicate
         except Dropped as drop:
             report.drop(drop.reason, number, drop.detail)
             continue
+        if doubt:
+            report.doubt(doubt.reason, number, doubt.detail)
         yield problem
         report.kept += 1
         report.kinds[problem.kind] += 1
@@ -176,14 +178,16 @@ def _kept(
             report.drop("over_limit", number, problem.prompt)
 
 
-def _check_gold(problem: ReadProblem, number: int, options: Options, report: RowReport) -> None:
+def _doubt(problem: ReadProblem, options: Options) -> Dropped | None:
+    """Check the gold answer, and return the doubt about one that is kept all the same."""
     gold_graded(problem)
     try:
         plain_gold(problem)
     except Dropped as drop:
         if not options.keep_doubtful:
             raise
-        report.doubt(drop.reason, number, drop.detail)
+        return drop
+    return None
 
 
 def _problems(rows: Iterable[Mapping], source: Source, report: RowReport) -> Iterator[tuple[int, ReadProblem]]:
@@ -197,7 +201,7 @@ def _problems(rows: Iterable[Mapping], source: Source, report: RowReport) -> Ite
 
 def _checks(options: Options, system: str | None) -> list[Check]:
     """Return the checks in the order in which they run: the most expensive last."""
-    checks = [usable, unique()]
+    checks: list[Check] = [usable]
     if options.exclude:
         checks.append(not_in(options.exclude))
     if options.tokenizer is not None:

@@ -1,6 +1,6 @@
 """All analyses of the two tables: results.json (docs/diagnosis.md), results.md and pictures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -128,35 +128,46 @@ def _numbers(analyses: Mapping[str, Analysis | None]) -> dict[str, Estimate]:
     return {what: estimate for made in analyses.values() if made for what, estimate in made.numbers.items()}
 
 
+def _marks(estimates: Iterable[Estimate]) -> tuple[dict[str | None, str], list[str]]:
+    """Return the mark behind a number by its warning, and the notes that say what the marks mean."""
+    said = dict.fromkeys(estimate.warning for estimate in estimates if estimate.warning)
+    marks = {warning: f" [{i}]" for i, warning in enumerate(said, 1)}
+    return {None: "", **marks}, [f"{mark.strip()} {warning}." for warning, mark in marks.items()]
+
+
 def _table(numbers: Mapping[str, Estimate]) -> Table:
     def text(value: float) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
-    said = dict.fromkeys(estimate.warning for estimate in numbers.values() if estimate.warning)
-    warnings = {warning: f"[{i}]" for i, warning in enumerate(said, 1)}
-    rows = []
+    rows, (marks, notes) = [], _marks(numbers.values())
     for what, estimate in numbers.items():
         paper = "-" if estimate.paper is None else text(estimate.paper)
-        marked = f"{what} {warnings[estimate.warning]}" if estimate.warning else what
         counted = f"{estimate.rows:,} / {estimate.problems:,}"
-        rows.append((marked, written(estimate.value, text), estimate.interval(text), paper, counted))
-    notes = [COUNTED, *(f"{mark} {warning}." for warning, mark in warnings.items())]
-    return Table("", ("What", "Value", "95% interval", "Paper", "Rests on"), rows, notes)
+        value, interval = written(estimate.value, text), estimate.interval(text)
+        rows.append((what + marks[estimate.warning], value, interval, paper, counted))
+    return Table("", ("What", "Value", "95% interval", "Paper", "Rests on"), rows, [COUNTED, *notes])
+
+
+def _beside(
+    title: str, heads: Sequence[str], numbers: Mapping[str, Sequence[Estimate]], compared: slice, note: str
+) -> Table:
+    """Return a table with several estimates of each number, without the rows whose compared estimates are equal."""
+    numbers = {what: of for what, of in numbers.items() if len({each.text(".3f") for each in of[compared]}) > 1}
+    marks, notes = _marks(estimate for of in numbers.values() for estimate in of)
+    rows = [(what, *(each.text(".3f") + marks[each.warning] for each in of)) for what, of in numbers.items()]
+    return Table(title, ("What", *heads), rows, [note, *notes])
 
 
 def _control_table(controls: Analysis) -> Table:
     """Return the table of the numbers that differ between the distances."""
     kinds = [_numbers(kind) for kind in controls.values()]
-    rows = [(what, *(of[what].text(".3f") for of in kinds)) for what in kinds[0] if all(what in of for of in kinds)]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    return Table(CONTROLS_TITLE, ("What", *CONTROL_HEADS), rows, [CONTROLS_NOTE])
+    shared = {what: [of[what] for of in kinds] for what in kinds[0] if all(what in of for of in kinds)}
+    return _beside(CONTROLS_TITLE, CONTROL_HEADS, shared, slice(None), CONTROLS_NOTE)
 
 
 def _text_table(label: str, both: Mapping[str, Sequence[Estimate]]) -> Table:
     """Return the table of the numbers that differ between hidden states and text."""
-    rows = [(what, *(estimate.text(".3f") for estimate in of)) for what, of in both.items()]
-    rows = [row for row in rows if row[1] != row[2]]
-    return Table(TEXT_TITLE, ("What", "Hidden states", label.capitalize(), "Difference"), rows, [TEXT_NOTE])
+    return _beside(TEXT_TITLE, ("Hidden states", label.capitalize(), "Difference"), both, slice(2), TEXT_NOTE)
 
 
 def _notes(results: Mapping) -> list[str]:

@@ -108,7 +108,7 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
             return complete(plan, Store(folder / kept), lambda: nullcontext(sampler()), grading)
 
         store = Store(folder / SAMPLED)
-        if Store(folder / COMPLETED).samples() and store.graded_by == grading.of_verdicts:
+        if Store(folder / COMPLETED).samples() and store.graded_by == grading.of_verdicts(problems.tasks.values()):
             store.start(problems.settings(), problems.questions)
             completions = store.generations()  # failures too: another try could change the prefixes
         else:

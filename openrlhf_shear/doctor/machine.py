@@ -79,15 +79,26 @@ def free_memory(root: Path = Path("/")) -> tuple[int, int]:
     kib = {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
     free, total = kib["MemAvailable"] << 10, kib["MemTotal"] << 10
     for folder, limit, usage, cache in _CGROUPS:
-        here = root / "sys/fs/cgroup" / folder
-        try:
-            most, now = ((here / name).read_text().strip() for name in (limit, usage))
-        except OSError:
-            continue
-        if most.isdecimal() and int(most) < total:
-            used = max(0, int(now) - _counter(here / "memory.stat", cache))
-            free, total = min(free, int(most) - used), int(most)
+        for here in _own_groups(root, folder):
+            try:
+                most, now = ((here / name).read_text().strip() for name in (limit, usage))
+            except OSError:
+                continue
+            if most.isdecimal():
+                used = max(0, int(now) - _counter(here / "memory.stat", cache))
+                free, total = min(free, int(most) - used), min(total, int(most))
     return free, total
+
+
+def _own_groups(root: Path, controller: str) -> list[Path]:
+    """Return this process's cgroup (a Slurm step's, say) and all above it; `controller` is "" in version 2."""
+    top = root / "sys/fs/cgroup" / controller
+    try:
+        lines = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return [top]
+    own = next((path for _, names, path in lines if controller in names.split(",")), "/").strip("/")
+    return [top.joinpath(*Path(own).parts[:depth]) for depth in range(len(Path(own).parts), -1, -1)]
 
 
 def _counter(file: Path, name: str) -> int:

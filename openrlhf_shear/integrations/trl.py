@@ -120,7 +120,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         )
         log_probs = entropies = None
         masks = {"hidden_states": mask, "source_states": one_earlier(mask)}
-        states = {name: masks[name] for name in masks.keys() & needs}
+        states: dict[str, list[torch.Tensor]] = {name: [] for name in masks.keys() & needs}
         if states or {"log_probs", "entropies"} & needs:
             policy = self._policy()
             others = {name: batch[name] for name in IMAGES if name in batch}
@@ -139,8 +139,12 @@ class ShearGRPOTrainer(GRPOTrainer):
                     compute_entropy="entropies" in needs,
                     **others,
                 )
-            hidden = torch.cat(captured)
-            states = {name: response_states(hidden, attended, rows, packed=False) for name, rows in states.items()}
+            first = 0
+            while captured:  # TRL passes a few rows at a time; their states are freed once the responses' are copied
+                hidden = captured.pop(0)[:, -ids.shape[1] :]  # prompt learning has virtual tokens in front
+                rows = slice(first, first := first + len(hidden))
+                for name, found in states.items():
+                    found += response_states(hidden, attended[rows], masks[name][rows], packed=False)
         values = {"log_probs": log_probs, "entropies": entropies, "ref_log_probs": batch.get("ref_per_token_logps")}
         asked = {name: values[name] for name in values.keys() & needs}
         return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, **asked)

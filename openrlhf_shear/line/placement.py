@@ -14,6 +14,11 @@ def is_open(values: Values, given: Collection[str]) -> bool:
     return any(f"{model}.num_gpus_per_node" not in given for model in _models(values))
 
 
+def flags(values: Values) -> set[str]:
+    """Return the flags of the nodes and GPUs of all models that a run uses."""
+    return {f"{model}.{name}" for model in _models(values) for name in _WORLD}
+
+
 def defaults(values: Values, given: Collection[str], nodes: int, gpus: int, on_cpu: bool) -> dict[str, object]:
     """Return values for the placement flags that the command line does not set.
 

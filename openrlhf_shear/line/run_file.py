@@ -19,7 +19,7 @@ import yaml
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import LineError, Refusal
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import foreign, legacy
+from openrlhf_shear.line import foreign, legacy, placement
 
 NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
@@ -158,14 +158,16 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
 def write(folder: Path, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Path:
     """Write the flags that differ from their defaults, nested by section and without secrets; return the file.
 
+    Nodes and GPUs of models are always written: without them the same run would get the machine's default placement.
+
     Raises:
         OSError: it cannot be written.
     """
-    kept, left_out = {}, []
+    kept, left_out, placed = {}, [], placement.flags(vars(args))
     for action in parser._actions:
         name = action.option_strings[0].removeprefix("--")
         value = getattr(args, action.dest, action.default)
-        if name in _NOT_KEPT or value == action.default:
+        if name in _NOT_KEPT or (value == action.default and name not in placed):
             continue
         if hidden(value) != value:
             left_out.append(name)

@@ -169,12 +169,16 @@ def estimate(
     beside: dict[str, float] = {}  # other models that stay on the GPU
     if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
         beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
-    for name, part in (("reward", "reward model"), ("prm", "process reward model")):
-        if name in shapes and together:
-            beside[part] = frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
+    still = {name: frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
+             for name in ("reward", "prm") if name in shapes}  # fmt: skip
     critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
+    # OpenRLHF then gives critic and reward model GPUs of their own, also if all others share theirs.
+    own = critic is not None and values["train.colocate_critic_reward"]
+    for name, part in (("reward", "reward model"), ("prm", "process reward model")):
+        if name in still and together and not (own and name == "reward"):
+            beside[part] = still[name]
     in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
-    if critic and together:
+    if critic and together and not own:
         beside["critic"] = critic.weights if in_turns else critic.awake
     processes = 1 + len(beside)
     if values["train.enable_ema"] and values["ds.zero_stage"] < 3:
@@ -207,7 +211,7 @@ def estimate(
     if critic:
         theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
         theirs["activations"] = backward_bytes(values, shapes["critic"], updated)[0]
-    at_once = theirs if together and not values["ds.enable_sleep"] else {}
+    at_once = theirs if together and not own and not values["ds.enable_sleep"] else {}
     mixed = {**at_once, "activations": activations + at_once.get("activations", 0), "logits": logits}
     phases = [
         phase("generation", vllm=share * hybrid),
@@ -220,13 +224,19 @@ def estimate(
         phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
     elif states:
         phases.insert(2, phase("credit", group_states=group + waiting))
-    if critic and together and not at_once:
+    if critic and together and not own and not at_once:
         phases.append(phase("critic", **theirs))
-    elif critic and not together:
-        phases.append(Phase("critic's GPUs", theirs | {"reserve": _CONTEXT}))
+    elif critic and (own or not together):
+        scorer = {"reward model": still["reward"]} if own and "reward" in still else {}
+        reserve = _CONTEXT * (1 + len(scorer)) + _FRAGMENTS * theirs["activations"]
+        phases.append(Phase("critic's GPUs", theirs | scorer | {"reserve": reserve}))
     if not hybrid:
         phases.append(Phase(ENGINES, {"vLLM": share}))
     nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
     host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
     host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])
+    if values["ds.zero_stage"] == 3:  # other stages keep these on the GPU
+        host += LOW * actor.parameters * (values["ref.offload"] and values["algo.kl.init_coef"] > 0)
+        host += LOW * actor.parameters * values["train.enable_ema"]
+        host += sum(LOW * shapes[name].parameters for name in still if values[f"{name}.offload"])
     return MemoryEstimate(tuple(phases), host / nodes, least)

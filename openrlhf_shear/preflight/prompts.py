@@ -33,7 +33,10 @@ class Prompts:
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self.asked = PromptFormat(values[_CHAT], values["data.input_template"])
+        template = values["data.input_template"]
+        if template and "{}" not in template and not values[_CHAT]:  # OpenRLHF warns, and takes the prompts alone
+            refuse("data.input_template", "has no {} for the prompt", template, "e.g. 'Question: {} Answer:'")
+        self.asked = PromptFormat(values[_CHAT], template)
         self._spelled = not values["use_ms"] and (self.asked.chat or may_begin(values[_MODEL]))
 
     @cached_property

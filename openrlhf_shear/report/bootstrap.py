@@ -78,6 +78,11 @@ def ends(first: object, last: object, values: int) -> list:
     return [first, *[None] * (values - 2), last] if values > 1 else [None] * values
 
 
+def smaller(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the (P,) rows of what fewer problems have: a difference or a ratio says no more than this side of it."""
+    return min(first, second, key=lambda rows: (np.count_nonzero(rows), rows.sum()))
+
+
 @dataclass(frozen=True)
 class Bootstrap:
     """Settings of the intervals; the same seed draws the same problems in every analysis with as many problems."""

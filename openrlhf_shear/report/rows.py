@@ -82,6 +82,11 @@ def spearman_of(x: np.ndarray, y: np.ndarray) -> float:
     return spearman(Ordered(x), Ordered(y), np.ones(len(x)))
 
 
+def not_alone(part: np.ndarray, strata: np.ndarray) -> np.ndarray:
+    """Return (N,) the rows of a part (a mask) with another of the part in their stratum: a lone row has no rank."""
+    return part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)
+
+
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Return above / below; NaN where `below` is 0."""
     above, below = np.asarray(above, dtype=float), np.asarray(below, dtype=float)

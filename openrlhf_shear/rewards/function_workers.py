@@ -24,6 +24,7 @@ from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import ClosedError, Crew
 from openrlhf_shear.rewards.jail.inside import wire
 from openrlhf_shear.rewards.jobs import CalledOffError, called_off
+from openrlhf_shear.rewards.settings import here
 from openrlhf_shear.rewards.signature import problem_of, reward_function
 from openrlhf_shear.rewards.verdict import Failure, Verdict, as_answer, read_reward
 
@@ -130,7 +131,7 @@ class FunctionWorkers(Crew):
             start_seconds: to import the file; None for `START_SECONDS`.
         """
         super().__init__(count)
-        self._path, self.timeout = os.path.abspath(path), timeout
+        self._path, self.timeout = here(os.path.abspath(path)), timeout
         self._start_seconds = START_SECONDS if start_seconds is None else start_seconds
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last call without an answer

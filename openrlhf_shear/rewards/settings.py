@@ -22,6 +22,15 @@ MAX_FAILED = 0.5  # share of a step's rollouts
 MAX_FAILED_STEPS = 3
 
 
+def here(path: str) -> str:
+    """Return this node's copy of a reward file of this package; any other path unchanged.
+
+    `ray job submit` unpacks a checkout into another folder on each node.
+    """
+    own = {Path(file).relative_to(_PACKAGE.parent).parts: file for file in NAMED.values()}
+    return next((file for parts, file in own.items() if Path(path).parts[-len(parts) :] == parts), path)
+
+
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     """Return the formats. Raises ValueError: there is none, or one is unknown."""
     formats = tuple(formats)

@@ -148,17 +148,19 @@ def parse_names(text: str) -> list[Benchmark]:
     return [BENCHMARKS[name] for name in names]
 
 
-def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int) -> Benchmark:
+def custom(
+    path: str | Path, task: str, prompt_key: str, label_key: str, k: int, system: str | None = None
+) -> Benchmark:
     """Return a benchmark from a file of yours, called "custom-" and the name of the file.
 
     Args:
         path: a file of any kind that `data.files.open_rows` reads.
         task: "math", "code", or a .py file with `reward_func`.
-        prompt_key: column of a text, which in mathematics gets the benchmarks' system turn, or of chat messages. These
-            are asked unchanged: a user turn, perhaps after system turns.
+        prompt_key: column of a text, or of chat messages: a user turn, perhaps after system turns.
         label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`). For
             `reward_func` it is a column of any JSON value, passed on unchanged, as in training; or several columns,
             separated by commas (`data.columns.label_at`).
+        system: the system turn before a text; messages are asked unchanged.
 
     Raises:
         ValueError: the task is none of these, or k is below 1.
@@ -175,7 +177,7 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
         k=k,
         prompt=lambda row: _turns(value_at(row, prompt_key)),
         label=lambda row: label(label_at(row, label_key)) if task in BUILT_IN else _unchanged(label_at(row, label_key)),
-        system=STEP_BY_STEP if task == "math" else None,
+        system=system,
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -35,10 +37,11 @@ class Grading:
     allow_unsandboxed: bool = False  # see `jail.find_jail`
     answer_format: str = ANSWER_FORMAT  # of maths, see `RewardSettings`
 
-    @property
-    def of_verdicts(self) -> dict[str, object]:
-        """The settings that a verdict depends on, as JSON values."""
-        return {"answer_format": self.answer_format, "timeout": self.timeout, "memory_mb": self.memory_mb}
+    def of_verdicts(self, tasks: Iterable[str]) -> dict[str, object]:
+        """Return what the verdicts of these tasks depend on, as JSON values: settings, and digests of reward files."""
+        files = {task: sha256(Path(task).read_bytes()).hexdigest() for task in sorted(tasks) if Path(task).is_file()}
+        settings = {"answer_format": self.answer_format, "timeout": self.timeout, "memory_mb": self.memory_mb}
+        return settings | ({"files": files} if files else {})
 
     def __post_init__(self) -> None:
         if self.cores < 0:

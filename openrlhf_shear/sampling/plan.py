@@ -64,11 +64,12 @@ def graded_anew(
     """Grade, write generations.jsonl and return the completions with their verdicts.
 
     Args:
-        again: as in `grading.grade`. Verdicts by other settings of the grading, or by unknown ones, are always made
-            again.
+        again: as in `grading.grade`. Verdicts by other settings of the grading, by another content of a reward file,
+            or by unknown ones, are always made again.
     """
     tasks, completions = store.settings()["tasks"], list(completions)
-    again = again or store.graded_by != grading.of_verdicts
+    by = grading.of_verdicts(tasks.values())
+    again = again or store.graded_by != by
     graded = store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))
-    store.note_grading(grading.of_verdicts)
+    store.note_grading(by)
     return graded

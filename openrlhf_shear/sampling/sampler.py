@@ -40,6 +40,7 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9  # of each GPU, in (0, 1]
     enforce_eager: bool = False  # without CUDA graphs
+    trust_remote_code: bool = False  # run Python code that comes with the model
 
     def __post_init__(self):
         for flag, value in (("engines", self.count), ("tensor-parallel-size", self.tensor_parallel_size)):

@@ -70,14 +70,14 @@ def test_early_and_late_prefixes_by_hand():
     means |= {f"difference{own}": means[f"last{own}"] - means[f"first{own}"] for own in ("", "_own")}
     means["ratio"] = means["last"] / means["first"]
     assert {name: estimate.value for name, estimate in found.items()} == pytest.approx(means)
-    assert (found.ratio.paper, found.ratio.rows) == (1.12, 7)
+    assert (found.ratio.paper, found.ratio.rows, found.ratio.problems) == (1.12, 3, 1)
     assert (found.first.rows, found.first.problems, found.last.problems) == (4, 2, 1)
     assert (found.first.paper, found.last.paper, found.difference.paper) == (0.67, 0.75, 0.08)
     shares = {"every": 16 / (11 * 16 + 8), "first": (0 + 1 + 1 + 0) / (4 * 16), "last": (2 + 4 + 8) / (16 + 16 + 8)}
     shares["difference"] = shares["last"] - shares["first"]
     found = truncation(prefixes, FEW)
     assert {name: estimate.value for name, estimate in found.items()} == pytest.approx(shares)
-    assert [estimate.rows for estimate in found.values()] == [12, 4, 3, 7]
+    assert [estimate.rows for estimate in found.values()] == [12, 4, 3, 3]
     assert (found.every.problems, found.last.problems) == (2, 1)
 
 
@@ -230,7 +230,8 @@ def test_aucs_within_problems_against_all_pairs():
     cut = pandas.qcut(prefixes["distance"], 3, labels=False)
     found = separation(prefixes, 16, FEW, bins=3)
     first, _, last = (bin_.auc_problem for bin_ in found.bins)
-    assert (found.rise_problem.value, found.rise_problem.rows) == (last.value - first.value, first.rows + last.rows)
+    assert found.rise_problem.value == last.value - first.value
+    assert (found.rise_problem.problems, found.rise_problem.rows) == min((b.problems, b.rows) for b in (first, last))
     alone = separation(prefixes.assign(distance=1.0), 16, FEW, bins=3).rise_problem
     assert alone.value is None and "two bins of distance" in alone.warning, "of a single bin"
     for b, bin_ in enumerate(found.bins):
@@ -240,6 +241,19 @@ def test_aucs_within_problems_against_all_pairs():
         assert bin_.auc_problem.value == pytest.approx(won.mean())
         assert bin_.auc_problem.rows == pairs["row_x"].nunique() + pairs["row_y"].nunique()
         assert bin_.auc_problem.problems == pairs["problem"].nunique()
+
+
+def test_a_rise_to_a_bin_of_few_problems_has_a_warning():
+    """Twelve problems have small distances, three of them large ones."""
+    rows = []
+    for number in range(12):
+        for correct in (True, False):
+            distances = [0.1] * 4 + [0.9] * (16 if number < 3 else 0)
+            of = {"problem": str(number), "sample": int(correct), "correct": correct, "position": 9, "truncated": 0}
+            rows += [{**of, "distance": d, "accuracy": float(correct), "completions": 8} for d in distances]
+    found = separation(pandas.DataFrame(rows), 8, FEW, bins=2)
+    assert [bin_.auc_problem.problems for bin_ in found.bins] == [12, 3]
+    assert found.rise_problem.problems == 3 and "rests on 3 problems" in found.rise_problem.warning
 
 
 def test_opposing_rollouts_are_the_graded_ones_of_the_other_outcome():

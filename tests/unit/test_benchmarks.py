@@ -226,10 +226,10 @@ def test_a_custom_file_of_texts_and_of_messages(tmp_path):
     path = tmp_path / "mine.v2.jsonl"
     chat = [{"role": "system", "content": "Short."}, {"role": "user", "content": "2 + 2?", "name": "x"}]
     path.write_text(json.dumps({"q": "1 + 1?", "a": ["2", "two"]}) + "\n" + json.dumps({"q": chat, "a": 4}))
-    benchmark = custom(path, "math", "q", "a", 8)
+    benchmark = custom(path, "math", "q", "a", 8, "Be brief.")
     assert (benchmark.name, benchmark.title, benchmark.k) == ("custom-mine", "mine.v2.jsonl", 8)
     text, messages = load_questions(benchmark, tmp_path / "elsewhere")
-    assert golden(text.messages).startswith("[system]\nPlease reason step by step")
+    assert text.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     assert golds_of(text.label) == ["2", "two"]
     assert messages.messages == [{"role": "system", "content": "Short."}, {"role": "user", "content": "2 + 2?"}]
     assert (messages.id, messages.label) == ("2", "4")

@@ -168,6 +168,11 @@ def test_a_function_s_values_and_arguments_cross_whole():
     assert grade("def f(*_): return object()", tests).reason == "error"
 
 
+def test_the_arguments_of_a_call_stand_on_lines_that_end_with_a_newline_alone():
+    tests = {"fn_name": "f", "inputs": ['"a\u2028b"\r\n2\n'], "outputs": [4]}
+    assert grade("def f(text, more): return text.index('b') + more", tests).correct
+
+
 @pytest.mark.parametrize(("name", "arguments", "value"), [("factorial", [5], 120), ("gcd", [12, 18], 6)])
 def test_a_library_in_scope_does_not_answer_for_the_response(name: str, arguments: list, value: int):
     tests = {"fn_name": name, "inputs": [arguments], "outputs": [value]}

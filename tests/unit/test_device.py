@@ -1,5 +1,6 @@
 """The device of a run and its GPUs; a CUDA machine never imports the CPU backend."""
 
+import json
 import os
 import socket
 import stat
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
+from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.doctor.gpu import Gpu, Gpus
-from openrlhf_shear.train.start import attempts, cluster, own_ray
+from openrlhf_shear.train.start import attempts, cluster, machine, own_ray
 from openrlhf_shear.train.start.outcome import RefusedError
 
 TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -273,7 +275,30 @@ def test_a_cluster_that_has_ended_is_refused_at_once(ray, monkeypatch):
     for join in (lambda: cluster.join(2), lambda: cluster.join_on_cpu(2, "setup", {})):
         with pytest.raises(RefusedError, match=r"nothing answers at RAY_ADDRESS 127.0.0.1:\d+: .*refused"):
             join()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RefusedError, match="nothing answers at RAY_ADDRESS"):
+        cluster.uses_cpu("auto")
+    with pytest.raises(LineError, match="nothing answers at RAY_ADDRESS"):
+        machine.shape("auto", 0.0)
     assert not ray
+
+
+@pytest.mark.parametrize("asked", ["", "local"])
+def test_an_empty_address_is_none(ray, monkeypatch, asked):
+    monkeypatch.setenv("RAY_ADDRESS", asked)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cluster.gpu, "probe", Gpus)
+    assert cluster.uses_cpu("auto") and machine.shape("cpu", 0.0) == (1, 1, True)
+    assert not ray
+
+
+def test_variables_that_the_job_sets_are_left_to_it(ray, monkeypatch):
+    """Ray refuses a variable that `ray job submit --runtime-env` and `ray.init` both name."""
+    monkeypatch.setenv("RAY_ADDRESS", "here:1")
+    monkeypatch.setattr(cluster, "cluster_address", lambda: ("here:1", ""))
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": {"env_vars": {"A": "2"}}}))
+    cluster.join_on_cpu(4, "setup", {"A": "2", "B": "3"})
+    assert [call["runtime_env"]["env_vars"] for call in ray] == [{"B": "3"}]
 
 
 OLD_DRIVER = Gpus("535.1", (12, 2), (Gpu("H100", 80, 80),), "13.0", 0)

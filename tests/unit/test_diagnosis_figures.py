@@ -12,7 +12,7 @@ import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 from strict_json import strict
 
-from openrlhf_shear.diagnosis.findings import find
+from openrlhf_shear.diagnosis.findings import _beside, find
 from openrlhf_shear.diagnosis.heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.verdict import sign
 from openrlhf_shear.report.estimates import Estimate
@@ -109,6 +109,13 @@ def test_a_small_sample_warns_of_every_interval(tables):
     found = find(few, [kept for kept in rollouts if kept.group < "p003"], SETTINGS, resamples=30)
     warnings = [row["warning"] for row in found.results["numbers"] if row["low"] is not None]
     assert warnings and all("too few for an interval" in warning for warning in warnings)
+
+
+def test_a_table_of_several_distances_marks_warnings_too():
+    few, many = Estimate(0.1, 0.0, 0.2, 3, 9, None, "rests on 3 problems"), Estimate(0.2, 0.1, 0.3, 20, 99)
+    table = _beside("title", ("first", "second"), {"rho": [few, many], "same": [many, many]}, slice(None), "note")
+    assert table.rows == [("rho", "0.100 (0.000 to 0.200) [1]", "0.200 (0.100 to 0.300)")]
+    assert table.notes == ["note", "[1] rests on 3 problems."]
 
 
 def test_the_verdict_is_seven_lines_after_the_printed_tables(findings, folder, capsys):

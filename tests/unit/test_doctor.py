@@ -222,6 +222,19 @@ def test_memory_is_that_of_the_container(tmp_path):
     assert_says(machine.memory(60 * GIB, 64 * GIB), "ok")
 
 
+def test_memory_is_that_of_the_own_group_and_all_above_it(tmp_path):
+    """Slurm limits a job's group, below the root."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("1:name=systemd:/\n0::/slurm/job_7/step_0\n")
+    for group, most, now in (("slurm/job_7", 16, 6), ("slurm/job_7/step_0", 32, 5), ("slurm/job_8", 1, 1)):
+        here = tmp_path / "sys/fs/cgroup" / group
+        here.mkdir(parents=True, exist_ok=True)
+        (here / "memory.max").write_text(f"{most * GIB}\n")
+        (here / "memory.current").write_text(f"{now * GIB}\n")
+    assert machine.free_memory(tmp_path) == (10 * GIB, 16 * GIB)
+
+
 def test_memory_of_a_container_under_cgroups_v1(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n")

@@ -151,6 +151,23 @@ def test_a_verdict_stays_with_the_response_that_it_judged(tmp_path, needs_jail, 
     assert "1 completions are there already, none to be sampled" in capsys.readouterr().out
 
 
+def test_an_edited_reward_file_grades_again(tmp_path):
+    file, asked = tmp_path / "mine.py", Question("sums", "1", [], "4")
+    plan = Plan("m", [asked], {"sums": str(file)}, {"sums": 1}, Sampling())
+    store = Store(tmp_path / "store")
+    store.start(plan.settings(), [asked])
+    with store.log() as append:
+        append(completion(response="It is 4"))
+
+    def correct() -> list[bool]:
+        return [c.verdict.correct for c in complete(plan, store, None, Grading(cores=1), progress=False)]
+
+    file.write_text("def reward_func(queries, prompts, labels): return {'rewards': 1.0}\n")
+    assert correct() == correct() == [True]
+    file.write_text("def reward_func(queries, prompts, labels): return {'rewards': 0.0}\n")
+    assert correct() == [False]
+
+
 def test_a_resume_asks_for_the_same(store):
     assert store.start({**SETTINGS, "seed": 9}, QUESTIONS) is False  # nothing is sampled yet
     store.start(SETTINGS, QUESTIONS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, evaluating, response_states
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
 # fp32, 2 layers: padded and plain runs differ by the order of sums in attention only. Measured: below 1e-6.
@@ -116,6 +116,31 @@ class Actor(torch.nn.Module):
             assert return_output
             output.entropy = 2 * sequences[:, :-1]
         return (log_probs, output) if return_output else log_probs
+
+
+class Moded(torch.nn.Module):
+    """As a transformers model with kernels from the hub: it loads kernels when its mode changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.frozen, self.kernels = torch.nn.Dropout(), torch.nn.Dropout(), "training"
+        self.frozen.eval()
+
+    def train(self, mode: bool = True):
+        if mode != self.training:
+            self.kernels = "training" if mode else "inference"
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_comes_back_with_its_kernels_and_that_of_each_part(training):
+    model = Moded().train(training)
+    model.frozen.eval()
+    before = [module.training for module in model.modules()]
+    with evaluating(model):
+        assert model.kernels == "inference" and not any(module.training for module in model.modules())
+    assert model.kernels == ("training" if training else "inference")
+    assert [module.training for module in model.modules()] == before
 
 
 def test_entropies_are_captured_while_callers_get_log_probs():

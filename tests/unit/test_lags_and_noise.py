@@ -174,6 +174,11 @@ def test_omega_and_scores_against_scipy():
         ranks = own.groupby(keys)[["omega", "doubt"]]
         ranks = (ranks.rank() - 0.5).div(ranks.transform("size"), axis=0) - 0.5
         assert found[name].value == pytest.approx(ranks.prod(axis=1).sum() / np.sqrt((ranks**2).sum().prod()))
+    alone = pandas.DataFrame([("q", 1, step, step, step, 0.5) for step in range(3)], columns=table.columns)
+    found = omega_and_scores(pandas.concat([table, alone]), [*rollouts, rollout("q", 1, False, [1, 2, 3])], FEW)
+    assert (found.rho_incorrect.problems, found.rho_incorrect.rows) == (11, 83)
+    assert (found.rho_matched_incorrect.problems, found.rho_matched_incorrect.rows) == (10, 80), "nothing to compare"
+    assert omega_and_scores(table[:0], rollouts, FEW).rho.value is None, "no step fits into the reward model"
 
 
 def test_controls_of_the_first_error_weigh_tokens_by_the_other_distances():

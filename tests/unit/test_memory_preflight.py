@@ -217,6 +217,30 @@ def test_memory_grows_with_its_parts(line):
     assert every["backward"]["activations"] > 10 * before["backward"]["activations"]
 
 
+def test_critic_and_reward_model_may_have_gpus_of_their_own(line):
+    def phases(words: str) -> dict:
+        return {
+            phase.name: phase.parts for phase in estimated(line("llama-3-8b", f"{PPO_8B} {SLEEP} 0.5 {words}")).phases
+        }
+
+    shared, apart = phases(""), phases("--train.colocate_critic_reward")
+    assert {"critic", "reward model"} <= shared["generation"].keys() and "critic's GPUs" not in shared
+    assert not {"critic", "reward model"} & apart["generation"].keys()
+    theirs, shard = apart["critic's GPUs"], 2 * CONFIGS["llama-3-8b"][2] / 8
+    assert theirs["reward model"] == shard and theirs["critic"] > 7 * shard
+    assert theirs["reserve"] == 2 * GIB + 0.05 * theirs["activations"]
+
+
+def test_what_zero_3_offloads_counts_as_the_nodes_memory(line):
+    def host(words: str) -> float:
+        return estimated(line("llama-3-8b", f"{PPO_8B} {SLEEP} 0.5 {words}", 1000)).host
+
+    weights = 2 * CONFIGS["llama-3-8b"][2]
+    for words, models in (("--ref.offload", 1), ("--ref.offload --reward.offload --train.enable_ema", 3)):
+        assert host(words) - host("") == models * weights
+    assert host("--ds.zero_stage 2 --ref.offload") == host("--ds.zero_stage 2"), "it stays on the GPU"
+
+
 def test_the_command_of_the_recipes_fits(line, monkeypatch):
     monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check is not inputs.code])
     recipes = (ROOT / "docs/recipes.md").read_text()

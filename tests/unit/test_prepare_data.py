@@ -145,7 +145,10 @@ ASSISTANT = {"role": "assistant", "content": "x"}
         (label, "{'inputs': {1}, 'outputs': [1]}", "bad_tests"),
         *((label, given, "no_answer") for given in (None, "", " ", [], [None, " "], ["2", None])),
         *((label, given, "no_answer") for given in (float("nan"), True, [False], '["2", null]', "[]")),
-        *((prompt_text, given, "not_one_turn") for given in ([], ["text"], [ASSISTANT], [{"role": "system"}])),
+        *(
+            (prompt_text, given, "not_one_turn")
+            for given in ([], ["text"], [ASSISTANT], [{"role": "system"}], json.dumps([ASSISTANT]))
+        ),
     ],
 )
 def test_what_cannot_be_used_is_dropped_by_its_reason(read, given, reason):
@@ -165,6 +168,14 @@ def test_a_prompt_is_kept_once_whatever_its_spaces(tmp_path):
     others += [{"problem": f"Count the capital letters of {word}.", "solution": r"\boxed{0}"} for word in ("aA", "aa")]
     rows, report = prepare(tmp_path, [*MATHS, again, *others])
     assert len(rows) == 6 and report["dropped"]["duplicate"]["row"] == 3 and counts(report) == {"duplicate": 1}
+
+
+def test_a_dropped_row_makes_no_duplicate(tmp_path):
+    labels = ("The answer is 34", "34", "34")
+    given = [{"problem": "What is 30 + 4?", "solution": rf"\boxed{{{label}}}"} for label in labels]
+    rows, report = prepare(tmp_path, given, "--check")
+    assert [row["label"] for row in rows] == ["34"]
+    assert counts(report) == {"doubtful_sentence": 1, "duplicate": 1}
 
 
 def test_the_first_row_may_lack_the_answer(tmp_path):
@@ -187,6 +198,23 @@ def test_excluded_problems_are_found_alone_and_within_a_longer_prompt(tmp_path):
     assert counts(report) == {"in_excluded": 2}
     assert questions(rows) == ["What is 1 + 1?", "Is it true? What is 2 + 2? Say."]  # a short one may be part of any
     assert report["dropped"]["in_excluded"]["detail"].startswith(first)
+
+
+def test_problems_beside_a_number_and_in_a_chat_with_its_answer_are_excluded(tmp_path):
+    chat = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]
+    numbered = write(tmp_path / "numbered.jsonl", [{"problem": 1, "question": "What is 1 + 1?"}])
+    answered = write(tmp_path / "answered.jsonl", [{"prompt": chat}])
+    rows, report = prepare(
+        tmp_path, [*MATHS, {"problem": "Go?", "solution": r"\boxed{1}"}], "--exclude", numbered, answered
+    )
+    assert questions(rows) == ["Go?"] and counts(report) == {"in_excluded": 2}
+
+
+def test_an_excluded_file_without_a_problem_is_refused(tmp_path, capsys):
+    file = write(tmp_path / "empty.jsonl", [{"problem": None}, {"problem": 7}])
+    with pytest.raises(SystemExit):
+        prepare(tmp_path, MATHS, "--exclude", file)
+    assert "has no row with a problem in problem, question" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from command_lines import refusal
 from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from transformers import AutoTokenizer
 
+from openrlhf_shear.cli import sampling_flags
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.diagnosis.sampled import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
@@ -195,6 +196,11 @@ def test_preflight_reads_prompts_as_training_does(job, capsys):
     assert "mine.py gives 1 to" in capsys.readouterr().err, "it has its BOS already"
     told = refusal(capsys, [*line, "--data.input_template", "Q: {}"])
     assert f"data.input_key gives a prompt (line 1) that begins with {BOS}" in told
+    told = refusal(capsys, [*line, "--data.input_template", "Q: {0}"])
+    assert "data.input_template has no {} for the prompt: got 'Q: {0}'" in told
+    args = Section(prompt_format="plain", input_template="Q: {0}")
+    with pytest.raises(ValueError, match=r"--input-template has no \{\} for the text: got 'Q: \{0\}'"):
+        sampling_flags._check_template(args)
 
 
 def test_the_first_token_of_a_tokenizer_is_known_from_its_files(tmp_path):

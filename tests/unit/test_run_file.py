@@ -96,6 +96,16 @@ def test_a_runs_file_starts_the_same_run(tmp_path, job, monkeypatch):
     assert vars(read(first.words).args) == vars(first.args)
 
 
+def test_a_runs_file_keeps_every_models_gpus(tmp_path, job):
+    """8 GPUs are the parser's default, and not those of the actor."""
+    first = read(job("--algo.advantage.estimator gae --reward.remote_url math --vllm.num_engines 1 --actor.num_gpus_per_node 4 "
+                     "--ref.num_gpus_per_node 4 --critic.num_gpus_per_node 8 --train.batch_size 128"))  # fmt: skip
+    file = run_file.write(tmp_path / "run", first.args, first.parser)
+    again = read(["--config", str(file)])
+    assert again.args.__dict__["critic.num_gpus_per_node"] == 8
+    assert {name for name, value in vars(first.args).items() if vars(again.args)[name] != value} == set()
+
+
 PRESETS = [("gpu1", "qwen2.5-1.5b"), ("gpu8", "qwen2.5-7b"), ("gpu2x8", "qwen2.5-14b")]
 
 

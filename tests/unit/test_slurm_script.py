@@ -34,7 +34,7 @@ import json, os, resource, sys, time
 words = sys.argv[1:]
 if {name!r} == "python" and words[0] in ("-c", "-"):
     os.execv({python!r}, [{python!r}, *words])
-kept = [name for name in os.environ if name.endswith(("_CACHE_DIR", "_CACHE_ROOT", "_DIR", "_IFNAME", "_ADDRESS"))]
+kept = [name for name in os.environ if name.endswith(("_CACHE_DIR", "_CACHE_ROOT", "_DIR", "_IFNAME", "_ADDRESS", "no_proxy"))]
 with open(os.environ["SEEN"], "a") as file:
     about = dict((name, os.environ[name]) for name in kept)
     about |= dict(files=resource.getrlimit(resource.RLIMIT_NOFILE)[0], image=os.environ.get("IMAGE"), cwd=os.getcwd())
@@ -208,6 +208,24 @@ while sys.argv[2] == "submit" and not stopped.exists() and time.monotonic() < be
 """
 
 
+@pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 1)])
+def test_a_job_whose_log_was_cut_off_is_waited_for(slurm, tmp_path, status, code):
+    """The log ends, the dashboard does not answer once, and the job runs on for a while."""
+    slurm()
+    (tmp_path / "bin/ray").write_text(
+        f"#!{sys.executable}\nimport os, pathlib, sys\n"
+        "asked = pathlib.Path(__file__).with_name('asked')\n"
+        "if sys.argv[2] == 'status':\n"
+        "    asked.open('a').write('x')\n"
+        "    times = asked.stat().st_size\n"
+        f"    print('Status for job: RUNNING' if times < 4 else {status!r})\n"
+        "    sys.exit(times == 2)\n"
+    )
+    environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "POLL_SECONDS": "0"}
+    done = subprocess.run(["bash", "examples/scripts/submit.sh", "./job.sh"], cwd=tmp_path, env=environ)
+    assert done.returncode == code and (tmp_path / "bin/asked").stat().st_size == 5
+
+
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("stopped", 75)])
 def test_a_job_that_has_just_finished_is_not_queued_again(slurm, tmp_path, status, code):
     slurm()
@@ -222,6 +240,21 @@ def test_a_job_that_has_just_finished_is_not_queued_again(slurm, tmp_path, statu
         running.send_signal(signal.SIGUSR1)
         running.stdout.read()
     assert running.returncode == code
+
+
+def test_the_allocation_says_how_many_gpus_and_no_proxy_is_asked_for_this_machine(slurm):
+    _, seen = slurm(GPUS="8", SLURM_GPUS_ON_NODE="4", http_proxy="http://proxy:1", no_proxy="intra")
+    assert all(words[words.index("--num-gpus") + 1] == "4" for words, _ in started(seen))
+    (submitted,) = [about for name, words, about in seen if name == "ray" and words[:2] == ["job", "submit"]]
+    assert submitted["no_proxy"].split(",")[0] == "127.0.0.1" and submitted["no_proxy"].endswith(",intra")
+
+
+def test_a_head_without_an_address_is_told(slurm, tmp_path):
+    slurm()
+    (tmp_path / "bin/getent").write_text("#!/bin/sh\nexit 2\n")
+    (tmp_path / "bin/getent").chmod(0o755)
+    done, _ = slurm()
+    assert done.returncode != 0 and "no IPv4 address is known of one (NodeAddr=127.0.0.2); set INTERFACE" in done.stderr
 
 
 def test_nodes_get_an_address_of_the_head_that_they_reach(slurm, tmp_path):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
@@ -61,6 +62,16 @@ def test_verl_is_what_the_integration_knows():
     assert not lines, "\n".join(["verl has changed:", *lines, renew])
     held = {name: term.use for name, term in versions.terms_of("verl").items()}
     assert upstream_uses.uses_of("verl") == held, renew
+
+
+def test_verl_takes_the_trainer_for_its_synchronous_one(monkeypatch):
+    """Its replay buffer, refills and checkpoints depend on the word in the configuration."""
+    modes = []
+    monkeypatch.setattr(PPOTrainerSync, "__init__", lambda self, config: modes.append(config.trainer.v1.trainer_mode))
+    monkeypatch.setattr(ShearTrainer, "read_credit", lambda self, config: None)
+    assert get_trainer_cls("shear") is ShearTrainer
+    ShearTrainer(OmegaConf.create({"trainer": {"v1": {"trainer_mode": "shear"}}}))
+    assert modes == ["sync"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from operator import itemgetter
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts
-from openrlhf_shear.report.rows import Rows, ratio
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts, smaller
+from openrlhf_shear.report.rows import Rows, not_alone, ratio
 from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST
 from openrlhf_shear.rollouts.record import Rollout
 
@@ -43,7 +43,7 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
         titles = [*(f"Mean distance in the {end} {part}" for end in ("first", "last")), f"Last minus first {part}"]
         quantities += _first_last(at, name, counts, titles, papers=paper)
     what = "Last over first quartile of prefix positions, mean distances"
-    counted = counts[:, 0] + counts[:, 1]
+    counted = smaller(counts[:, 0], counts[:, 1])
     over = Quantity("ratio", lambda of: ratio(of[1], of[0]), counted, NEEDS, None, PAPER_LAST_FIRST, what)
     return bootstrap.estimates([*quantities, over], distances)
 
@@ -83,7 +83,7 @@ def _first_last(
     kinds = (
         ("first", itemgetter(at), early),
         ("last", itemgetter(at + 1), late),
-        ("difference", lambda of: of[at + 1] - of[at], early + late),
+        ("difference", lambda of: of[at + 1] - of[at], smaller(early, late)),
     )
     return [
         Quantity(end + name, of, on, NEEDS, span, paper, what)
@@ -195,6 +195,5 @@ def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap:
         strata, what = rows.strata(*keys), f"rho of distance and {text} at fixed position"
         of = partial(rows.rho, columns=("distance", other), needs="prefixes that differ and can be compared")
         for outcome, (part, whose) in rows.outcomes().items():
-            beside = part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)  # a lone prefix has no rank
-            quantities.append(of(name + outcome, beside, strata, what=what + whose))
+            quantities.append(of(name + outcome, not_alone(part, strata), strata, what=what + whose))
     return bootstrap.estimates(quantities)

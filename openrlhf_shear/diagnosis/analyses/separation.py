@@ -18,7 +18,7 @@ from operator import itemgetter
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts, smaller
 from openrlhf_shear.report.rows import Ordered, Rows, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
@@ -140,14 +140,14 @@ def _by_bin(
         titles, papers: of the first bin, of the last bin, and of the rise.
     """
     n = rows.shape[1]
-    both = rows[:, 0] + rows[:, -1] if n > 1 else rows.sum(axis=1)
+    behind = smaller(rows[:, 0], rows[:, -1]) if n > 1 else rows.sum(axis=1)
     title, paper = (titles[2], papers[2]) if n > 1 else (None, None)
     rise, risen = (lambda of: of[kind][-1] - of[kind][0]), needs
     if n < 2:
         rise, risen = (lambda of: np.nan), "two bins of distance"
     return [
         Quantity(f"by_{kind}", itemgetter(kind), rows, needs, 1.0, ends(*papers[:2], n), ends(*titles[:2], n)),
-        Quantity(f"rise{name}", rise, both, risen, 2.0, paper, title),
+        Quantity(f"rise{name}", rise, behind, risen, 2.0, paper, title),
     ]
 
 

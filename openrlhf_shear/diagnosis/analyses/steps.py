@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
-from openrlhf_shear.report.rows import Rows
+from openrlhf_shear.report.rows import Rows, not_alone
 from openrlhf_shear.rollouts.record import Rollout
 
 
@@ -26,7 +26,7 @@ def omega_and_scores(steps: pandas.DataFrame, rollouts: Iterable[Rollout], boots
     """
     weighed = {(r.group, r.sample): r for r in rollouts if r.weights and np.isfinite(r.span_distances or [0]).all()}
     keys = list(zip(steps["problem"], steps["sample"], strict=True))
-    steps = steps[[key in weighed for key in keys]].reset_index(drop=True)
+    steps = steps[np.array([key in weighed for key in keys], dtype=bool)].reset_index(drop=True)
     own = [weighed[key] for key in keys if key in weighed]
     spans = zip(own, steps["first"], steps["last"], strict=True)
     rows = Rows(
@@ -41,11 +41,9 @@ def omega_and_scores(steps: pandas.DataFrame, rollouts: Iterable[Rollout], boots
         "rho_matched": (("problem", "correct", "step"), "at the same step"),
     }
     of = partial(rows.rho, columns=("omega", "doubt"), needs="steps with other weights and other scores")
-    text = "rho of omega and 1 - PRM score"
-    return bootstrap.estimates(
-        [
-            of(name + outcome, part, rows.strata(*keys), what=f"{text} {where}{whose}")
-            for name, (keys, where) in kinds.items()
-            for outcome, (part, whose) in rows.outcomes().items()
-        ]
-    )
+    text, quantities = "rho of omega and 1 - PRM score", []
+    for name, (keys, where) in kinds.items():
+        strata = rows.strata(*keys)
+        for outcome, (part, whose) in rows.outcomes().items():
+            quantities.append(of(name + outcome, not_alone(part, strata), strata, what=f"{text} {where}{whose}"))
+    return bootstrap.estimates(quantities)

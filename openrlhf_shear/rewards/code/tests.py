@@ -187,7 +187,7 @@ def _lines(value: object) -> str:
 def _arguments(given: object) -> tuple:
     if isinstance(given, str):
         try:
-            return tuple(json.loads(line) for line in given.splitlines() if line.strip())
+            return tuple(json.loads(line) for line in given.split("\n") if line.strip())
         except ValueError:
             return (given,)
     return tuple(given) if isinstance(given, list) else (given,)

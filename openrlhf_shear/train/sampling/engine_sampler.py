@@ -114,10 +114,12 @@ def started_engines(
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(plan.model)
+    trusted = engines.trust_remote_code
+    tokenizer = AutoTokenizer.from_pretrained(plan.model, trust_remote_code=trusted)
     if plan.asked.chat and not tokenizer.chat_template:
         raise ValueError(f"--model {plan.model} has no chat template; use --prompt-format plain")
-    positions = AutoConfig.from_pretrained(plan.model).get_text_config().max_position_embeddings
+    config = AutoConfig.from_pretrained(plan.model, trust_remote_code=trusted)
+    positions = config.get_text_config().max_position_embeddings
     longest = max(len(question_ids(tokenizer, question, plan.asked)) for question in plan.questions)
     room = plan.max_model_len or min(positions, longest + plan.longest_prefix + plan.sampling.max_new_tokens)
     if longest >= room:

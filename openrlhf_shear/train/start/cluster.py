@@ -1,5 +1,6 @@
 """Device of a run, its Ray cluster, and the number of GPUs that it needs."""
 
+import json
 import math
 import os
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ray
+from ray._private.ray_constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.doctor import gpu
@@ -28,7 +30,7 @@ def uses_cpu(asked: str) -> bool:
     """Return whether a run with `--device` `asked` (auto, cuda or cpu) uses the CPU; print the device and the reason.
 
     Raises:
-        RefusedError: on auto, torch was built for this machine's GPU but cannot use it.
+        RefusedError: on auto, torch was built for this machine's GPU but cannot use it, or as `asked_cluster`.
     """
     import torch  # late: the doctor reports a broken torch, and does not call this
 
@@ -36,7 +38,7 @@ def uses_cpu(asked: str) -> bool:
         reason = f"--device {asked}"
     elif torch.cuda.is_available():
         asked, reason = "cuda", "CUDA is available"
-    elif os.environ.get("RAY_ADDRESS", "local") != "local" and _cluster_has_accelerators():
+    elif asked_cluster() and _cluster_has_accelerators():
         asked, reason = "cuda", "the Ray cluster announces GPUs"
     else:
         asked, reason = "cpu", NO_CUDA_HINT
@@ -87,6 +89,23 @@ def cluster_address() -> tuple[str, str]:
     return address, ""
 
 
+def asked_cluster() -> str:
+    """Return RAY_ADDRESS, which `ray job submit` sets too; "" if this run starts a private Ray.
+
+    Raises:
+        RefusedError: nothing answers there, and Ray would wait for minutes.
+    """
+    asked = os.environ.get("RAY_ADDRESS", "")
+    if asked in ("", "local"):
+        return ""
+    address, silence = cluster_address()
+    if silence:
+        raise RefusedError(
+            f"nothing answers at RAY_ADDRESS {address}: {silence}; set the address of a running cluster, or unset it"
+        )
+    return asked
+
+
 def join(gpus: int, patience: float = 0.0) -> None:
     """Join or start Ray, unless this process has, before OpenRLHF's main does: this fork then handles the signals.
 
@@ -117,31 +136,30 @@ def enter(address: str, **options) -> None:
 
 
 def _join_a_users(address: str, runtime_env: dict) -> None:
-    enter(address, runtime_env=runtime_env)
+    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR, "{}")).get("runtime_env", {})
+    # Ray refuses a variable that the job sets already. This process has the job's value of it.
+    missing = {name: value for name, value in runtime_env["env_vars"].items() if name not in job.get("env_vars", {})}
+    enter(address, runtime_env=runtime_env | {"env_vars": missing})
     if not own_ray.is_token_asked():
         say(f"the Ray cluster at {address} asks for no token: who reaches its ports runs code as you; {_TOKEN_REMEDY}")
 
 
 def _address() -> str:
-    """Return RAY_ADDRESS, which `ray job submit` sets too, or "local" to start a private Ray.
+    """Return the `asked_cluster`, or "local" to start a private Ray.
 
     A Ray found on this machine may belong to another run, and end with it, or to another user.
 
     Raises:
-        RefusedError: RAY_ADDRESS does not answer, and Ray would wait for minutes; or a private Ray could not create
-            its sockets.
+        RefusedError: as `asked_cluster`, or a private Ray could not create its sockets.
     """
-    asked = os.environ.get("RAY_ADDRESS") or "local"
-    address, silence = cluster_address()
-    if asked != "local" and silence:
-        raise RefusedError(
-            f"nothing answers at RAY_ADDRESS {address}: {silence}; set the address of a running cluster, or unset it"
-        )
-    if asked == "local" and (problem := socket_problem()):
+    if asked := asked_cluster():
+        return asked
+    if problem := socket_problem():
         raise RefusedError(str(problem))
-    if asked == "local" and address and not silence:
+    address, silence = cluster_address()
+    if address and not silence:
         say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
-    return asked
+    return "local"
 
 
 def _await_gpus(needed: int, patience: float, advice: str) -> None:

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
+from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.doctor import gpu
+from openrlhf_shear.train.start.outcome import RefusedError
 
 _UPSTREAM = 8  # GPUs assumed on an unseen node, as in OpenRLHF
 _ASK = """
@@ -21,8 +23,17 @@ def shape(device: str, device_memory: float) -> tuple[int, int, bool]:
 
     They are those of the cluster at RAY_ADDRESS, else of this machine. A plan for GPUs elsewhere (`--device_memory`)
     gets a node with 8 GPUs.
+
+    Raises:
+        LineError: nothing answers at RAY_ADDRESS.
     """
-    if os.environ.get("RAY_ADDRESS", "local") != "local":
+    if os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
+        from openrlhf_shear.train.start.cluster import asked_cluster  # late, as it loads Ray
+
+        try:
+            asked_cluster()
+        except RefusedError as error:
+            raise LineError(str(error)) from error
         asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
         if asked.returncode == 0 and (gpus := json.loads(asked.stdout.splitlines()[-1])):
             return len(gpus), int(min(gpus)), device == "cpu"
