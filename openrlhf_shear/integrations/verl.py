@@ -212,9 +212,7 @@ class ShearTrainer(PPOTrainerSync):
     def __init__(self, config):
         """Make the trainer. Raises ValueError: no rule or knob has this name, or the rule's needs are not met here."""
         self.read_credit(config)
-        config.trainer.v1.trainer_mode = (
-            "sync"  # verl asks for this word, not for the class, and else runs unsynchronized
-        )
+        config.trainer.v1.trainer_mode = "sync"  # verl asks for the word, and else takes asynchronous ways
         super().__init__(config)
 
     def read_credit(self, config) -> None:

@@ -98,8 +98,9 @@ def test_a_runs_file_starts_the_same_run(tmp_path, job, monkeypatch):
 
 def test_a_runs_file_keeps_every_models_gpus(tmp_path, job):
     """8 GPUs are the parser's default, and not those of the actor."""
-    first = read(job("--algo.advantage.estimator gae --reward.remote_url math --vllm.num_engines 1 --actor.num_gpus_per_node 4 "
-                     "--ref.num_gpus_per_node 4 --critic.num_gpus_per_node 8 --train.batch_size 128"))  # fmt: skip
+    words = "--algo.advantage.estimator gae --reward.remote_url reward.py --vllm.num_engines 1 --train.batch_size 128"
+    words += " --actor.num_gpus_per_node 4 --ref.num_gpus_per_node 4 --critic.num_gpus_per_node 8"
+    first = read(job(words))
     file = run_file.write(tmp_path / "run", first.args, first.parser)
     again = read(["--config", str(file)])
     assert again.args.__dict__["critic.num_gpus_per_node"] == 8

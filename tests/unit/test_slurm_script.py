@@ -34,7 +34,8 @@ import json, os, resource, sys, time
 words = sys.argv[1:]
 if {name!r} == "python" and words[0] in ("-c", "-"):
     os.execv({python!r}, [{python!r}, *words])
-kept = [name for name in os.environ if name.endswith(("_CACHE_DIR", "_CACHE_ROOT", "_DIR", "_IFNAME", "_ADDRESS", "no_proxy"))]
+ends = "_CACHE_DIR", "_CACHE_ROOT", "_DIR", "_IFNAME", "_ADDRESS", "no_proxy"
+kept = [name for name in os.environ if name.endswith(ends)]
 with open(os.environ["SEEN"], "a") as file:
     about = dict((name, os.environ[name]) for name in kept)
     about |= dict(files=resource.getrlimit(resource.RLIMIT_NOFILE)[0], image=os.environ.get("IMAGE"), cwd=os.getcwd())

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ray
-from ray._private.ray_constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.doctor import gpu
@@ -21,6 +20,7 @@ from openrlhf_shear.train.start.outcome import RefusedError
 from openrlhf_shear.train.start.story import say
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in a process that `ray job submit` started
 _CONNECT_SECONDS = 5
 _TELL_SECONDS = 60.0
 _TOKEN_REMEDY = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, before `ray start` on each node and here"
@@ -136,7 +136,7 @@ def enter(address: str, **options) -> None:
 
 
 def _join_a_users(address: str, runtime_env: dict) -> None:
-    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR, "{}")).get("runtime_env", {})
+    job = json.loads(os.environ.get(_JOB, "{}")).get("runtime_env", {})
     # Ray refuses a variable that the job sets already. This process has the job's value of it.
     missing = {name: value for name, value in runtime_env["env_vars"].items() if name not in job.get("env_vars", {})}
     enter(address, runtime_env=runtime_env | {"env_vars": missing})
