@@ -172,7 +172,7 @@ def estimate(
     still = {name: frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
              for name in ("reward", "prm") if name in shapes}  # fmt: skip
     critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
-    # OpenRLHF then gives critic and reward model GPUs of their own, also if all others share theirs.
+    # OpenRLHF then puts critic and reward model on further GPUs, also if all others share theirs.
     own = critic is not None and values["train.colocate_critic_reward"]
     for name, part in (("reward", "reward model"), ("prm", "process reward model")):
         if name in still and together and not (own and name == "reward"):
