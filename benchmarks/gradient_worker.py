@@ -114,6 +114,7 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     given = shared_out(given, batch, micro, [ranks // copies], pad, args.train.dynamic_batch_enable)
     if args.train.dynamic_batch_enable:
         given = balance_experiences(given, args)
+    actor.begin_update(0)
     for experience in share_of(given, rank, ranks, copies):
         actor.append(experience)
 
@@ -134,7 +135,6 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
             seen.append([])
 
     trainer.training_step, strategy.optimizer_step = training_step, optimizer_step
-    actor.set_seed(0)
     status = actor.fit(*([] if row["role"] == "critic" else [args.algo.kl.init_coef]))
     everyone = [None] * ranks
     torch.distributed.all_gather_object(everyone, (seen[:-1], weights))

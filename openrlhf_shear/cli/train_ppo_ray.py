@@ -198,7 +198,7 @@ def _idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> Iter
     if spec is not None:
         needs = traits(estimator).needs
         used = {rule, CREDIT} | ({"prm"} if "prm_scores" in needs else set())
-        unused = set() if "hidden_states" in needs else OF_SEARCHES
+        unused = set() if "hidden_states" in needs or rule == "text" else OF_SEARCHES
         flags = [(word, word.partition("=")[0]) for word in given]
         idle = [word for word, flag in flags if flag[2:].split(".")[0] not in used or flag in unused]
     if idle:

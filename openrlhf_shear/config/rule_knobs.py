@@ -87,7 +87,13 @@ class TextConfig(ShearConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require_all(self, self.owner, ("ngram", self.ngram >= 1, "must be at least 1", "e.g. 3"))
+        exact = self.distance not in ("mmd", "cosine")  # these read the states of one side, which share axes
+        require_all(
+            self,
+            self.owner,
+            ("ngram", self.ngram >= 1, "must be at least 1", "e.g. 3"),
+            ("distance", exact, "must depend on costs between opposing tokens alone", "e.g. sinkhorn"),
+        )
 
 
 @dataclass(frozen=True)

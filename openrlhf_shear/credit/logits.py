@@ -12,7 +12,7 @@ import torch
 CHUNK_BYTES = 1 << 28  # of float32 logits at a time
 # entries of a config.json by which families of models scale or cap their logits
 _CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier_scale")
-_CHANGES_LOGITS += ("lm_head_multiplier",)
+_CHANGES_LOGITS += ("lm_head_multiplier", "logits_soft_cap", "output_logit_soft_cap")
 
 
 @dataclass(frozen=True)

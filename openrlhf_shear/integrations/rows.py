@@ -1,7 +1,7 @@
 """Credit of the rollouts that a process has of a step, for any trainer.
 
 A group is whole on a process, or cut between processes. The processes exchange the rows of cut groups, and every
-process with rows of a group weighs the group. The credit of all groups (4 bytes a token) then goes to all processes, so that
+process with rows of a group weighs the group. The credit of all groups, 4 bytes a token, then goes to all processes. So
 a rule's results over a whole step are the same everywhere. For a single process, `gather` is `list`.
 
 Legend: B rows of this process, A columns of a mask, T_i response tokens of rollout i.

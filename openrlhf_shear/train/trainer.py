@@ -278,7 +278,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def _seed_updates(self, step: int) -> None:
         for group in filter(None, (self.actor_model_group, self.critic_model_group)):
-            ray.get(group.async_run_method("set_seed", seed_of(self.args.train.seed, "update", step)))
+            ray.get(group.async_run_method("begin_update", seed_of(self.args.train.seed, "update", step)))
 
     def _no_update(self, why: str) -> dict:
         logger.error(f"no update: {why}")

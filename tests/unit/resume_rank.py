@@ -41,9 +41,9 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
             inputs = (experience.sequences, experience.action_mask, experience.attention_mask)
             experience.action_log_probs = actor.forward(*inputs).float()
         given = [Experience.concat_experiences(given[i : i + micro], 0) for i in range(0, batch, micro)]
+        actor.begin_update(number)
         for experience in share_of(given, rank, ranks, 1):
             actor.append(experience)
-        actor.set_seed(number)
         actor.fit(0.0)
         if number == phase["saved_after"]:
             actor.save_checkpoint(f"global_step{number + 1}", {"global_step": number + 1})

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import ray
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 from vllm import SamplingParams
 
 from openrlhf_shear.sampling.records import Completion, Question
@@ -96,6 +98,7 @@ def test_an_agent_s_own_sampling_parameters_keep_log_probs_and_a_seed_for_each_r
 
     async def generate(ids, parameters, *_):
         given.append((parameters.temperature, parameters.logprobs, parameters.seed))
+        return SimpleNamespace(outputs=[])
 
     class Executor:
         async def execute(self, sampling_params, llm_engine, **_):
@@ -103,10 +106,48 @@ def test_an_agent_s_own_sampling_parameters_keep_log_probs_and_a_seed_for_each_r
             own = SamplingParams(temperature=0.5)
             for _ in range(3):  # candidates of one turn
                 await llm_engine.generate([1, 2], own)
-            return own.logprobs  # OpenRLHF's executor reads it to collect the turn's log-probs
+            return {"observation_tokens": [], "rollout_log_probs": None, "reads": own.logprobs}
 
     engine._generate, engine.executor = generate, Executor()
     asked = SamplingParams(temperature=1.0, logprobs=0, seed=7)
-    assert asyncio.run(engine.generate_responses("p", "l", asked, 64, None, num_samples=2)) == [0, 0]
+    made = asyncio.run(engine.generate_responses("p", "l", asked, 64, None, num_samples=2))
+    assert [sample["reads"] for sample in made] == [0, 0], "an executor that reads its own parameters again"
     assert [call[:2] for call in sorted(given)] == [(0.5, 0)] * 6 + [(1.0, 0)] * 2
     assert len({seed for *_, seed in given}) == 8 and None not in {seed for *_, seed in given}
+
+
+class TwoTurns(AgentInstanceBase):
+    """Says "ab" after each turn, and asks for parameters of its own in the second."""
+
+    def __init__(self):
+        self.turn = 0
+
+    async def step(self, states, **_):
+        self.turn += 1
+        own = SamplingParams(temperature=0.5, max_tokens=8)
+        feedback = {"environment_feedback": "ab", "done": self.turn == 2, "sampling_params": own}
+        return {"rewards": torch.tensor(1.0), **feedback}
+
+
+@pytest.mark.parametrize("asked", [0, None])
+def test_log_probs_of_turns_with_an_agent_s_own_parameters_are_kept_in_openrlhfs_executor(asked):
+    """The executor passes a copy of the parameters, so it never sees that log-probs were asked for."""
+    engine = object.__new__(RewardRolloutActor)
+    engine._sampled, engine._failed, engine.executor = set(), 0, MultiTurnAgentExecutor(TwoTurns)
+
+    async def generate(ids, parameters, *_):
+        log_probs = [{token: SimpleNamespace(logprob=-len(ids) - token)} for token in (7, 8, 9)]
+        kept = None if parameters.logprobs is None else log_probs
+        return SimpleNamespace(
+            outputs=[SimpleNamespace(token_ids=[7, 8, 9], text="xyz", finish_reason="stop", logprobs=kept)]
+        )
+
+    def tokenizer(text, **_):
+        return {"input_ids": torch.tensor([[ord(letter) for letter in text]])}
+
+    engine._generate = generate
+    parameters = SamplingParams(temperature=1.0, logprobs=asked, seed=7, max_tokens=8)
+    (sample,) = asyncio.run(engine.generate_responses("pq", "l", parameters, 64, tokenizer))
+    assert sample["observation_tokens"] == [112, 113, 7, 8, 9, 97, 98, 7, 8, 9, 97, 98]
+    whole = [0, 0, -9, -10, -11, 0, 0, -14, -15, -16, 0, 0]
+    assert sample["rollout_log_probs"] == (None if asked is None else whole)

@@ -7,6 +7,7 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
 from openrlhf_shear.train.experience.fillers import FILLER, shared_out, without_fillers
 from openrlhf_shear.train.start.outcome import NotFiniteError
@@ -138,6 +139,15 @@ def test_an_update_that_breaks_a_weight_ends_the_run(monkeypatch):
     actor.actor.model.module.bias.data[0] = math.nan
     with pytest.raises(NotFiniteError, match="the policy's weight bias is NaN or infinite after an update"):
         actor.fit(0.0)
+
+
+def test_rollouts_of_a_step_that_trained_the_critic_alone_are_not_the_policys(monkeypatch):
+    """--critic.freezing_steps: upstream's buffer keeps them until the policy's first update."""
+    actor = policy_actor(monkeypatch, epochs=1)
+    actor.trainer.replay_buffer = NaiveReplayBuffer(1)
+    actor.trainer.replay_buffer.items.append("a rollout that the policy was frozen for")
+    actor.begin_update(0)
+    assert not actor.trainer.replay_buffer.items
 
 
 def test_dynamic_batches_without_some_rollouts_end_the_run():

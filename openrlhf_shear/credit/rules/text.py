@@ -29,6 +29,8 @@ class TextRule(ShearRule):
 
     def credit(self, group: RolloutGroup) -> Credit:
         states = ngram_states(group.token_ids, group.correct, self.config.ngram)
+        if self.search.backend == "triton":
+            self.search = replace(self.search, backend="auto")  # Triton is for hidden states, these are on the CPU
         return super().credit(replace(group, hidden_states=states))
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> None:
@@ -66,4 +68,4 @@ def ngram_states(
     shared, axis = torch.unique(number[right & wrong], return_inverse=True)
     at = torch.where(right, len(shared), len(shared) + 1)
     at[right & wrong] = axis
-    return torch.nn.functional.one_hot(at, len(shared) + 2).float().split(lengths)
+    return torch.zeros(len(at), len(shared) + 2).scatter_(1, at[:, None], 1.0).split(lengths)

@@ -36,6 +36,8 @@ VERDICT = "reward_verdict"  # key in a rollout's extra_logs, until the samples g
 # What training asked of a rollout's generation, in the task of that rollout.
 _asked: ContextVar[SamplingParams | None] = ContextVar("asked", default=None)
 _prompts: ContextVar[Counter[tuple[int, ...]]] = ContextVar("prompts")  # how often a rollout has continued each
+# Log-probs of a rollout's generations, by the number of tokens before them and their tokens.
+_drawn: ContextVar[dict[tuple[int, tuple[int, ...]], list[float]]] = ContextVar("drawn")
 
 
 class RewardRolloutActor(plain_class(RolloutRayActor)):
@@ -72,9 +74,11 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             seeded.seed = seed_of(sampling_params.seed, number)
             _asked.set(seeded)
             _prompts.set(Counter())
+            _drawn.set({})
             same = (prompt, label, seeded, max_length, hf_tokenizer)
             try:
-                return await super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
+                made = await super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
+                return [_with_log_probs(sample, _drawn.get()) for sample in made]
             except BaseException:
                 self._failed += 1
                 raise
@@ -85,7 +89,7 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
     async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
         """Generate as upstream does, for executors; each turn, and each candidate of a turn, gets a new seed."""
         asked = _asked.get() or sampling_params
-        if sampling_params.logprobs is None:  # an agent's own parameters; its executor reads this again
+        if sampling_params.logprobs is None:  # an agent's own parameters
             sampling_params.logprobs = asked.logprobs
         seed = asked.seed if sampling_params.seed is None else sampling_params.seed
         if seed is not None:
@@ -96,7 +100,13 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             earlier[prompt] += 1
         if sampling_params.logprobs is not None:  # only for training
             self._sampled.add((sampling_params.temperature, sampling_params.top_p, sampling_params.top_k))
-        return await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
+        output = await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
+        for drawn in output.outputs:
+            if drawn.logprobs is not None:
+                tokens = tuple(drawn.token_ids)
+                log_probs = [entry[token].logprob for entry, token in zip(drawn.logprobs, tokens, strict=True)]
+                _drawn.get({})[len(prompt_token_ids), tokens] = log_probs
+        return output
 
     async def _generate(self, *inputs):
         if self._stale:
@@ -246,6 +256,26 @@ class RewardExecutor(SingleTurnAgentExecutor):
     async def _fetch_rewards_via_http(self, queries, prompts, labels) -> list[dict]:
         samples = zip(queries, prompts, labels, strict=True)
         return [_response(await self._client.grade(*sample)) for sample in samples]
+
+
+def _with_log_probs(sample: dict, drawn: dict[tuple[int, tuple[int, ...]], list[float]]) -> dict:
+    """Return an executor's sample with a log-prob for each token, 0 for tokens that the policy did not write.
+
+    Upstream's executor leaves out turns for which the agent gave parameters of its own without log-probs.
+
+    Raises:
+        ValueError: an action has tokens that no generation has drawn.
+    """
+    tokens, given = sample["observation_tokens"], sample["rollout_log_probs"]
+    if given is None or len(given) == len(tokens):
+        return sample
+    whole = [0.0] * len(tokens)
+    for start, end in sample["action_ranges"]:
+        turn = drawn.get((start, tuple(tokens[start:end])))
+        if turn is None:
+            raise ValueError(f"the agent returned tokens {start} to {end} as its action, which no generation has drawn")
+        whole[start:end] = turn
+    return sample | {"rollout_log_probs": whole}
 
 
 def _response(verdict: Verdict) -> dict:

@@ -121,9 +121,14 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         except ValueError as error:
             raise RefusedError(f"estimator {self._rule.name} makes logits from the LM head: {error}") from error
 
-    def set_seed(self, seed: int) -> None:
-        """Seed shuffling and dropout; the trainer calls this before every update."""
+    def begin_update(self, seed: int) -> None:
+        """Seed shuffling and dropout; the trainer calls this before it hands out the rollouts of an update.
+
+        Rollouts of a step that trained the critic alone go: upstream keeps them for the policy's first update, with
+        advantages of an untrained critic.
+        """
         transformers.set_seed(seed % 2**32)
+        self.trainer.replay_buffer.clear()
 
     def fit(self, *args, **kwargs) -> dict:
         """Run upstream's update, watched; return `WatchedSteps`' metrics and `update/...`.

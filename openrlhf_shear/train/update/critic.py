@@ -18,8 +18,8 @@ from openrlhf_shear.train.upstream import plain_class
 class ShearCriticActor(plain_class(CriticModelActor)):
     """Critic actor whose updates run under `CriticSteps`."""
 
-    def set_seed(self, seed: int) -> None:
-        """Seed the next update, as `ShearPolicyActor.set_seed` does."""
+    def begin_update(self, seed: int) -> None:
+        """Seed the next update, as `ShearPolicyActor.begin_update` does."""
         transformers.set_seed(seed % 2**32)
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
