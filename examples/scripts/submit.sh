@@ -65,4 +65,4 @@ for ((missed = 0; missed < 20; missed++)); do
     sleep "${POLL_SECONDS:-30}" &
     wait $!
 done
-succeeded
+grep succeeded <<<"$said" >/dev/null
