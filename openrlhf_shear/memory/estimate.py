@@ -166,20 +166,13 @@ def estimate(
     """
     actor, together, ranks = shapes["actor"], values["train.colocate_all"], world(values, "actor")
     mine, (read, updated) = trained(values, actor, ranks), pass_tokens(values, certain)
-    beside: dict[str, float] = {}  # other models that stay on the GPU
-    if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
-        beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
+    critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
     still = {name: frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
              for name in ("reward", "prm") if name in shapes}  # fmt: skip
-    critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
     # OpenRLHF then puts critic and reward model on further GPUs, also if all others share theirs.
     own = critic is not None and values["train.colocate_critic_reward"]
-    for name, part in (("reward", "reward model"), ("prm", "process reward model")):
-        if name in still and together and not (own and name == "reward"):
-            beside[part] = still[name]
     in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
-    if critic and together and not own:
-        beside["critic"] = critic.weights if in_turns else critic.awake
+    beside = _beside(values, actor, None if own else critic, still, own)
     processes = 1 + len(beside)
     if values["train.enable_ema"] and values["ds.zero_stage"] < 3:
         beside["moving average"] = LOW * actor.parameters
@@ -232,11 +225,42 @@ def estimate(
         phases.append(Phase("critic's GPUs", theirs | scorer | {"reserve": reserve}))
     if not hybrid:
         phases.append(Phase(ENGINES, {"vLLM": share}))
-    nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
-    host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
-    host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])
+    host = _host_bytes(values, shapes, mine, critic, hybrid)
+    return MemoryEstimate(tuple(phases), host / values["actor.num_nodes"], least)
+
+
+def _beside(
+    values: Values, actor: ModelShape, critic: Trained | None, still: Mapping[str, float], own: bool
+) -> dict[str, float]:
+    """Return the bytes of the models that stay on the actor's GPUs all the time.
+
+    Args:
+        critic: None if there is none, or if it has other GPUs.
+        still: bytes of the reward models' weights.
+        own: whether the reward model has other GPUs, with the critic.
+    """
+    beside, together = {}, values["train.colocate_all"]
+    if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
+        beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
+    for name, part in (("reward", "reward model"), ("prm", "process reward model")):
+        if name in still and together and not (own and name == "reward"):
+            beside[part] = still[name]
+    if critic and together:
+        in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
+        beside["critic"] = critic.weights if in_turns else critic.awake
+    return beside
+
+
+def _host_bytes(
+    values: Values, shapes: Mapping[str, ModelShape], mine: Trained, critic: Trained | None, hybrid: bool
+) -> float:
+    """Return the bytes of all nodes' main memory that models take; `hybrid`: the engines share the actor's GPUs."""
+    weights = LOW * shapes["actor"].parameters
+    host = mine.offloaded * world(values, "actor") + (critic.offloaded * world(values, "critic") if critic else 0)
+    host += weights * values["vllm.num_engines"] * (hybrid and values["vllm.enable_sleep"])
     if values["ds.zero_stage"] == 3:  # other stages keep these on the GPU
-        host += LOW * actor.parameters * (values["ref.offload"] and values["algo.kl.init_coef"] > 0)
-        host += LOW * actor.parameters * values["train.enable_ema"]
-        host += sum(LOW * shapes[name].parameters for name in still if values[f"{name}.offload"])
-    return MemoryEstimate(tuple(phases), host / nodes, least)
+        host += weights * (values["ref.offload"] and values["algo.kl.init_coef"] > 0)
+        host += weights * values["train.enable_ema"]
+        host += sum(LOW * shapes[name].parameters for name in ("reward", "prm")
+                    if name in shapes and values[f"{name}.offload"])  # fmt: skip
+    return host

@@ -145,10 +145,8 @@ ASSISTANT = {"role": "assistant", "content": "x"}
         (label, "{'inputs': {1}, 'outputs': [1]}", "bad_tests"),
         *((label, given, "no_answer") for given in (None, "", " ", [], [None, " "], ["2", None])),
         *((label, given, "no_answer") for given in (float("nan"), True, [False], '["2", null]', "[]")),
-        *(
-            (prompt_text, given, "not_one_turn")
-            for given in ([], ["text"], [ASSISTANT], [{"role": "system"}], json.dumps([ASSISTANT]))
-        ),
+        *((prompt_text, given, "not_one_turn") for given in ([], ["text"], [ASSISTANT], [{"role": "system"}])),
+        (prompt_text, json.dumps([ASSISTANT]), "not_one_turn"),
     ],
 )
 def test_what_cannot_be_used_is_dropped_by_its_reason(read, given, reason):
@@ -171,11 +169,10 @@ def test_a_prompt_is_kept_once_whatever_its_spaces(tmp_path):
 
 
 def test_a_dropped_row_makes_no_duplicate(tmp_path):
-    labels = ("The answer is 34", "34", "34")
-    given = [{"problem": "What is 30 + 4?", "solution": rf"\boxed{{{label}}}"} for label in labels]
+    boxes = (rf"\boxed{{{label}}}" for label in ("The answer is 34", "34", "34"))
+    given = [{"problem": "What is 30 + 4?", "solution": box} for box in boxes]
     rows, report = prepare(tmp_path, given, "--check")
-    assert [row["label"] for row in rows] == ["34"]
-    assert counts(report) == {"doubtful_sentence": 1, "duplicate": 1}
+    assert [row["label"] for row in rows] == ["34"] and counts(report) == {"doubtful_sentence": 1, "duplicate": 1}
 
 
 def test_the_first_row_may_lack_the_answer(tmp_path):
@@ -201,12 +198,11 @@ def test_excluded_problems_are_found_alone_and_within_a_longer_prompt(tmp_path):
 
 
 def test_problems_beside_a_number_and_in_a_chat_with_its_answer_are_excluded(tmp_path):
-    chat = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]
+    chat = [{"role": "user", "content": "What is 2 + 2?"}, ASSISTANT]
     numbered = write(tmp_path / "numbered.jsonl", [{"problem": 1, "question": "What is 1 + 1?"}])
     answered = write(tmp_path / "answered.jsonl", [{"prompt": chat}])
-    rows, report = prepare(
-        tmp_path, [*MATHS, {"problem": "Go?", "solution": r"\boxed{1}"}], "--exclude", numbered, answered
-    )
+    found = [*MATHS, {"problem": "Go?", "solution": r"\boxed{1}"}]
+    rows, report = prepare(tmp_path, found, "--exclude", numbered, answered)
     assert questions(rows) == ["Go?"] and counts(report) == {"in_excluded": 2}
 
 
