@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import openrlhf_shear
 from openrlhf_shear.rollouts.record import read_rollouts
 from openrlhf_shear.tasks.arithmetic.problems import write_dataset
-from openrlhf_shear.train.update import checkpoints
+from openrlhf_shear.train.checkpoints import folders
 
 TRAIN = ("-m", "openrlhf_shear.cli.train_ppo_ray")
 PACKAGE = Path(openrlhf_shear.__file__).parent
@@ -170,7 +170,7 @@ class Job:
     def state(self) -> dict[str, object]:
         """Return the lasting state at the end of the run, which must equal that of an intact run."""
         folder = self.folder / "ckpt" / "_actor"
-        tag = (folder / checkpoints.LATEST).read_text()
+        tag = (folder / folders.LATEST).read_text()
         kept: dict[str, object] = {"tag": tag}
         for file in sorted((self.folder / "model").glob("*.safetensors")):
             kept |= {f"model/{name}": tensor for name, tensor in load_file(file).items()}

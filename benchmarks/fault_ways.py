@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fault_jobs import BATCH, GROUP, TRAIN, Bench, Job, Outcome, kill
 
-from openrlhf_shear.train.update import checkpoints
+from openrlhf_shear.train.checkpoints import folders
 
 Row = Callable[[Bench], Outcome]
 Moment = Callable[[Bench, Job], bool]  # waits for the moment; returns False where the job ended first
@@ -46,7 +46,7 @@ def in_a_step(bench: Bench, job: Job) -> bool:
 
 def in_a_save(_: Bench, job: Job) -> bool:
     folder = job.folder / "ckpt" / "_actor"
-    return _next_step(job) and job.wait_for(lambda: any(folder.glob(f"*{checkpoints.PARTIAL}")), every=0.0005)
+    return _next_step(job) and job.wait_for(lambda: any(folder.glob(f"*{folders.PARTIAL}")), every=0.0005)
 
 
 def in_a_sync(_: Bench, job: Job) -> bool:
@@ -196,7 +196,7 @@ def damaged(what: str, damage: Callable[[Path], None]) -> Row:
         outcome = Outcome(what, "before a resume", trials=1)
         job = _killed_in_step_4(bench, outcome)
         folder = job.folder / "ckpt" / "_actor"
-        for file in (folder / checkpoints.names(folder)[-1]).glob("*.pt"):
+        for file in (folder / folders.names(folder)[-1]).glob("*.pt"):
             damage(file)
         code = job.run(outcome, "--ckpt.load_enable")
         outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"

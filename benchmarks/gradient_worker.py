@@ -25,8 +25,8 @@ from openrlhf.utils.config import hierarchize  # noqa: E402
 from openrlhf_shear.cli.train_ppo_ray import parse  # noqa: E402
 from openrlhf_shear.train import hooks  # noqa: E402
 from openrlhf_shear.train.experience.fillers import shared_out  # noqa: E402
+from openrlhf_shear.train.screen.outcome import RunEndedError  # noqa: E402
 from openrlhf_shear.train.start import launch  # noqa: E402
-from openrlhf_shear.train.start.outcome import RunEndedError  # noqa: E402
 from openrlhf_shear.train.upstream import plain_class  # noqa: E402
 
 

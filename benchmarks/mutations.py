@@ -121,6 +121,11 @@ def applied(mutations: Sequence[Mutation]) -> tuple[dict[str, Site], dict[str, s
     return {name: places[0] for name, places in found.items() if name not in problems}, problems
 
 
+def unit_tests() -> dict[str, str]:
+    """The paths of the unit tests, below the checkout, by file name."""
+    return {test.name: str(test.relative_to(ROOT)) for test in sorted((ROOT / UNIT).rglob("test_*.py"))}
+
+
 def importing(file: str) -> list[str]:
     """The unit test files that import a module; if there are none, those that import a module that imports it."""
 
@@ -130,7 +135,7 @@ def importing(file: str) -> list[str]:
         name = rf"{parent}\.{stem}\b|from {parent} import (?:\([^)]*|[^\n(]*)\b{stem}\b"
         return re.compile(rf"\b{parent}\b" if stem == "__init__" else name).search
 
-    tests = {test.name: test.read_text("utf-8") for test in sorted((ROOT / UNIT).glob("test_*.py"))}
+    tests = {name: (ROOT / path).read_text("utf-8") for name, path in unit_tests().items()}
     modules = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / PACKAGE).rglob("*.py")}
     level, found = [file], []
     while level and not found:
@@ -205,11 +210,11 @@ class Bench:
     def try_out(self, site: Site, tests: Sequence[str]) -> dict:
         """Run test files on the mutated package, up to the first failure."""
         began, run, failure = time.monotonic(), [], None
-        tree = self._copied(self._clean, "mutant")
+        tree, paths = self._copied(self._clean, "mutant"), unit_tests()
         (tree / site.file).write_text(site.text, encoding="utf-8")
         for test in tests:
             run.append(test)
-            if failure := self._failure(tree, f"{UNIT}/{test}"):
+            if failure := self._failure(tree, paths[test]):
                 break
         result, by = failure or ("survived", None)
         row = {"caught": by is not None, "result": result, "by": by, "file": site.file, "tests": run}
@@ -254,7 +259,7 @@ def run_all(mutations: Sequence[Mutation], places: dict[str, Site], args: argpar
         if kept["tree"] != tree["tree"]:
             sys.exit(f"{args.output} has results of another package or other tests; use another --output")
     kept |= tree | {"environment": environment("cpu")}
-    every = sorted(test.name for test in (ROOT / UNIT).glob("test_*.py"))
+    every = [*unit_tests()]
     with tempfile.TemporaryDirectory(prefix="mut_", ignore_cleanup_errors=True) as folder:
         bench = Bench(Path(folder), kept["failing"])
         for mutation in mutations:

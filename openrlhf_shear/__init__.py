@@ -1,7 +1,3 @@
 """Credit rules for the tokens of a rollout: SHEAR, from hidden states, and others, as a thin fork of OpenRLHF."""
 
-from openrlhf_shear import moved
-
 __version__ = "0.1.0"
-
-moved.install()

@@ -1,6 +1,6 @@
 """The README's badges, from pyproject.toml and the package: local files, so that no page asks a server.
 
-python scripts/badges.py      rewrites them; tests/unit/test_readme.py compares
+python scripts/badges.py      rewrites them; tests/unit/house/test_readme.py compares
 """
 
 import re

@@ -49,7 +49,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     overall: list[Result] = []
     if args.cluster:
-        from openrlhf_shear.train.start.doctor import check_cluster
+        from openrlhf_shear.train.nodes.doctor import check_cluster
 
         nodes, overall = check_cluster(args.path, args.deep, args.seconds)
     else:

@@ -20,10 +20,12 @@ from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import long_search, traits
 from openrlhf_shear.rewards.settings import NAMED
 from openrlhf_shear.train import upstream
-from openrlhf_shear.train.start import attempts, fingerprint, finished, machine, signals
-from openrlhf_shear.train.start.console import Console
-from openrlhf_shear.train.start.outcome import RunEndedError
-from openrlhf_shear.train.start.story import say
+from openrlhf_shear.train.checkpoints import fingerprint, finished
+from openrlhf_shear.train.nodes import machine
+from openrlhf_shear.train.screen.console import Console
+from openrlhf_shear.train.screen.outcome import RunEndedError
+from openrlhf_shear.train.screen.story import say
+from openrlhf_shear.train.start import attempts, signals
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

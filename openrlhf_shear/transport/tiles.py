@@ -13,7 +13,7 @@ from openrlhf_shear.transport.geometry import Spans, token_costs
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a tile. The last two matter at small strides (`tests/unit/test_memory.py`).
+# Bytes of a tile. The last two matter at small strides (`tests/unit/transport/test_memory.py`).
 _COST_BYTES = 8  # per entry: the cost, and the kernel that a solver makes from it
 _BOUND_BYTES = 8  # per token of a side and span of the other: logarithms of sums over spans
 _TABLE_BYTES = 90  # per pair of spans: its row of the table, its bounds in float64, and its place in the race

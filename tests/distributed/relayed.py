@@ -11,8 +11,8 @@ import sys
 import psutil
 import ray
 
-from openrlhf_shear.train.start import relay
-from openrlhf_shear.train.start.story import doing, say
+from openrlhf_shear.train.screen import relay
+from openrlhf_shear.train.screen.story import doing, say
 
 
 class Trainer:

@@ -1,6 +1,6 @@
 """Ray's actors apply a credit rule's gradient: that of one float32 pass with independently computed weights.
 
-`tests/unit/test_gradients.py` has every way to cut a batch; here are whole steps, from rollouts and their rewards.
+`tests/unit/train/test_gradients.py` has every way to cut a batch; here are whole steps, from rollouts and rewards.
 """
 
 import gradients

@@ -10,9 +10,9 @@ from openrlhf.utils.config import hierarchize
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.train import hooks
+from openrlhf_shear.train.checkpoints.folders import NotSavedError
 from openrlhf_shear.train.cpu import backend as cpu_backend
 from openrlhf_shear.train.start import launch
-from openrlhf_shear.train.update.checkpoints import NotSavedError
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.train import hooks
 from openrlhf_shear.train.cpu import backend as cpu_backend
+from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import launch
-from openrlhf_shear.train.start.outcome import RefusedError
 
 
 def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:

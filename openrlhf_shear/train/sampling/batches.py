@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.train.accounts.accounts import Accounts
+from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator, is_failed
 
 

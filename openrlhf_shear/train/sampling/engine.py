@@ -24,7 +24,7 @@ from openrlhf_shear.train.sampling import engine_process
 from openrlhf_shear.train.sampling.engine_gap import EngineFacts
 from openrlhf_shear.train.sampling.engines import last_line
 from openrlhf_shear.train.sampling.order import seed_of
-from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.upstream import plain_class
 
 _POLL_SECONDS = 1.0

@@ -14,7 +14,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.train.sampling.engine_gap import EngineFacts, Gap
 from openrlhf_shear.train.sampling.engines import Engines
-from openrlhf_shear.train.start.outcome import EngineGapError
+from openrlhf_shear.train.screen.outcome import EngineGapError
 
 logger = init_logger(__name__)
 STEPS = 3  # steps in a row with a large gap, each after a weight synchronization, before the search for a cause

@@ -1,1 +1,1 @@
-"""Start and end of a run: Ray, the screen, signals, restarts, exit codes."""
+"""Start and end of a run: launch, signals, restarts."""

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 
 from openrlhf_shear.train.sampling.engine_process import die_with_parent
-from openrlhf_shear.train.start.console import Console
-from openrlhf_shear.train.start.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
-from openrlhf_shear.train.start.story import say
+from openrlhf_shear.train.screen.console import Console
+from openrlhf_shear.train.screen.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
+from openrlhf_shear.train.screen.story import say
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable: the number of the attempt
 # Exit codes without a retry: another attempt would end the same way, or is not wanted.

@@ -14,9 +14,10 @@ from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 from openrlhf_shear.train import hooks
-from openrlhf_shear.train.start import attempts, cluster, signals
-from openrlhf_shear.train.start.outcome import RefusedError, RunEndedError
-from openrlhf_shear.train.start.story import doing, say
+from openrlhf_shear.train.nodes import cluster
+from openrlhf_shear.train.screen.outcome import RefusedError, RunEndedError
+from openrlhf_shear.train.screen.story import doing, say
+from openrlhf_shear.train.start import attempts, signals
 from openrlhf_shear.train.upstream import MAIN, plain_class
 
 _ENGINE_RESTARTS = 64  # per engine and run
@@ -112,9 +113,9 @@ def install_hooks(
     """
     # Late: on a CPU machine, their imports of OpenRLHF need the stand-ins.
     from openrlhf_shear.train.experience.states import ShearActorGroup
+    from openrlhf_shear.train.run.trainer import ShearTrainer
     from openrlhf_shear.train.sampling.engine import RewardRolloutActor
-    from openrlhf_shear.train.start.relay import Followed
-    from openrlhf_shear.train.trainer import ShearTrainer
+    from openrlhf_shear.train.screen.relay import Followed
     from openrlhf_shear.train.update.actor import ShearPolicyActor
     from openrlhf_shear.train.update.critic import ShearCriticActor
     from openrlhf_shear.train.update.strategy import ShearStrategy

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from openrlhf_shear.train.start.outcome import STOPPED, StoppedError
-from openrlhf_shear.train.start.story import say
+from openrlhf_shear.train.screen.outcome import STOPPED, StoppedError
+from openrlhf_shear.train.screen.story import say
 
 TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
 SAME_SECONDS = 3.0
@@ -43,7 +43,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
         first.wait()
         import ray  # late: handlers are installed before slow imports
 
-        from openrlhf_shear.train.start import own_ray
+        from openrlhf_shear.train.nodes import own_ray
 
         try:
             if not ray.is_initialized():

@@ -1,1 +1,1 @@
-"""Optimizer steps: actor, critic, strategy, metrics, checkpoints."""
+"""Optimizer steps: actor, critic, strategy, adapters, metrics."""

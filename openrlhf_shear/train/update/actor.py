@@ -18,13 +18,14 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
 from openrlhf_shear.rollouts.columns import token_texts
+from openrlhf_shear.train.checkpoints import folders
+from openrlhf_shear.train.checkpoints.contents import BEST
+from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC
+from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable, sizes, without_adapters
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
-from openrlhf_shear.train.start.outcome import NotFiniteError, RefusedError
-from openrlhf_shear.train.update import checkpoints, lora
+from openrlhf_shear.train.screen.outcome import NotFiniteError, RefusedError
+from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
-from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC
-from openrlhf_shear.train.update.contents import BEST
-from openrlhf_shear.train.update.saveable import model_written, refuse_unsaveable, sizes, without_adapters
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
@@ -193,8 +194,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     def discard_checkpoint(self, tag: str) -> None:
         """Delete what the parts of a checkpoint have written, of which the disk refused one."""
         for folder in (Path(self._folder(ACTOR)), Path(self._folder(CRITIC))):
-            checkpoints.discard(folder, tag)
-        checkpoints.discard(Path(self.strategy.args.ckpt.path), f"{tag}_hf")
+            folders.discard(folder, tag)
+        folders.discard(Path(self.strategy.args.ckpt.path), f"{tag}_hf")
 
     def prune_checkpoints(self, tag: str) -> None:
         """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `tag`.
@@ -202,18 +203,18 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         If `tag` is a best checkpoint, also delete the former best ones.
         """
         ckpt = self.strategy.args.ckpt
-        folders = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
-        for folder in folders:
+        both = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
+        for folder in both:
             if not folder.is_dir():
                 continue
             if tag.startswith(BEST):
-                checkpoints.prune_best(folder, tag)
-            for name in checkpoints.prune(folder, ckpt.max_num, ckpt.max_mem):
+                folders.prune_best(folder, tag)
+            for name in folders.prune(folder, ckpt.max_num, ckpt.max_mem):
                 logger.info(f"checkpoint {folder / name} deleted")
         if tag.startswith(BEST):
-            checkpoints.prune_best(Path(ckpt.path), tag)
+            folders.prune_best(Path(ckpt.path), tag)
         only = ckpt.max_num if self.disable_ds_ckpt else None
-        checkpoints.prune_hf(Path(ckpt.path), checkpoints.names(folders[0]), only)
+        folders.prune_hf(Path(ckpt.path), folders.names(both[0]), only)
 
     def disk_problem(self, of_critic: int = 0) -> str:
         """Return why another checkpoint does not fit on the disk, with `of_critic` bytes more; "" if it does."""
@@ -221,7 +222,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         count, frozen = sizes(self.actor.model.module, self.strategy)
         full = checkpoint_bytes(count, frozen, bool(self.ema_model))
         needed = full * (not self.disable_ds_ckpt) + model_bytes(count) * self.save_hf_ckpt + of_critic
-        return checkpoints.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
+        return folders.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
 
     def _folder(self, model: str) -> str:
         return str(Path(self.strategy.args.ckpt.path, model))

@@ -10,7 +10,7 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.train.start.outcome import GradientLostError
+from openrlhf_shear.train.screen.outcome import GradientLostError
 
 logger = init_logger(__name__)
 _ELEMENTS = 4096  # of the gradient that are compared; also the preferred size of the parameter

@@ -6,11 +6,11 @@ import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 
 from openrlhf_shear.memory.saved import checkpoint_bytes
-from openrlhf_shear.train.start.outcome import NotFiniteError
+from openrlhf_shear.train.checkpoints.contents import BEST
+from openrlhf_shear.train.checkpoints.folders import CRITIC
+from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable, sizes
+from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.arrival import Arrival
-from openrlhf_shear.train.update.checkpoints import CRITIC
-from openrlhf_shear.train.update.contents import BEST
-from openrlhf_shear.train.update.saveable import model_written, refuse_unsaveable, sizes
 from openrlhf_shear.train.update.update import CriticSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 

@@ -15,7 +15,7 @@ from peft import PeftModel
 from peft.tuners.lora import Linear, LoraLayer
 
 from openrlhf_shear.train import hooks
-from openrlhf_shear.train.start.outcome import RefusedError
+from openrlhf_shear.train.screen.outcome import RefusedError
 
 ADAPTER = "adapter"  # subfolder of a saved model with the adapters alone
 _WRAPPED = ".base_layer."  # part that PEFT inserts into the name of a base weight

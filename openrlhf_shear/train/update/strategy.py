@@ -28,12 +28,12 @@ from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 
-from openrlhf_shear.train.start import fingerprint
-from openrlhf_shear.train.update import checkpoints, contents, lora, refused_files
-from openrlhf_shear.train.update.another_world import refuse_another_world
+from openrlhf_shear.train.checkpoints import contents, fingerprint, folders, refused_files
+from openrlhf_shear.train.checkpoints.another_world import refuse_another_world
+from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC, UNIVERSAL
+from openrlhf_shear.train.checkpoints.saveable import repair_generation
+from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
-from openrlhf_shear.train.update.checkpoints import ACTOR, CRITIC, UNIVERSAL
-from openrlhf_shear.train.update.saveable import repair_generation
 
 logger = init_logger(__name__)
 _SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # per parameter group
@@ -113,8 +113,8 @@ class ShearStrategy(DeepspeedStrategy):
             NotSavedError: on every rank, the disk refuses the folder or one of its files.
         """
         folder = Path(save_dir)
-        aside = folder / f"{tag}{checkpoints.PARTIAL}"
-        with refused_files.removed(aside, checkpoints.NotSavedError):
+        aside = folder / f"{tag}{folders.PARTIAL}"
+        with refused_files.removed(aside, folders.NotSavedError):
             self._tried(partial(_made_anew, aside), on=[0])
             if not aside.is_dir():
                 raise RuntimeError(
@@ -134,15 +134,15 @@ class ShearStrategy(DeepspeedStrategy):
             if self.is_rank_0():
                 size = sum(file.stat().st_size for share in shares for file in share)
                 logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
-            self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
+            self._tried(partial(folders.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
 
     def save_hf(self, model, tokenizer, folder: Path) -> None:
         """Save a complete model beside the checkpoints, or none. Raises NotSavedError as `save_ckpt`."""
-        aside = folder.with_name(f"{folder.name}{checkpoints.PARTIAL}")
-        with refused_files.removed(aside, checkpoints.NotSavedError):
+        aside = folder.with_name(f"{folder.name}{folders.PARTIAL}")
+        with refused_files.removed(aside, folders.NotSavedError):
             self._tried(partial(_made_anew, aside), on=[0])
             self._tried(partial(self.save_model, model, tokenizer, str(aside)))
-            self._tried(partial(checkpoints.replace, aside, folder), on=[0])
+            self._tried(partial(folders.replace, aside, folder), on=[0])
 
     def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
         """Run a part of a save on all ranks, or on those of `on`, and return their results.
@@ -160,7 +160,7 @@ class ShearStrategy(DeepspeedStrategy):
                 problem = f"{error}"
         results = self._gathered((result, problem))
         if problems := [problem for _, problem in results if problem]:
-            raise checkpoints.NotSavedError(problems[0])
+            raise folders.NotSavedError(problems[0])
         return [result for rank, (result, _) in enumerate(results) if on is None or rank in on]
 
     def _gathered(self, value: object) -> list:
@@ -207,7 +207,7 @@ class ShearStrategy(DeepspeedStrategy):
             RefusedError: the checkpoint has another number of ranks, another ZeRO stage or another model.
         """
         if tag is None and self.use_ds_universal_ckpt:
-            tag = checkpoints.named_in(Path(load_dir), UNIVERSAL)
+            tag = folders.named_in(Path(load_dir), UNIVERSAL)
         elif tag is None:
             tag = self._newest(Path(load_dir))
             if tag is None:
@@ -224,12 +224,14 @@ class ShearStrategy(DeepspeedStrategy):
         Every rank reads a share of the files.
         """
         models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (folder.name,)
-        folders, broken, said = [folder.with_name(name) for name in models], [], set()
+        saved, broken, said = [folder.with_name(name) for name in models], [], set()
         while True:
             choice, lines = [(None, [])], []
             if self.is_rank_0():
-                tag, lines = checkpoints.find(folders, broken)
-                choice = [(tag, contents.shares([folder / tag for folder in folders] if tag else [], self.world_size))]
+                tag, lines = folders.find(saved, broken)
+                choice = [
+                    (tag, contents.shares([folder / tag for folder in saved] if tag else [], self.world_size))
+                ]
             torch.distributed.broadcast_object_list(choice)
             ((tag, shares),) = choice
             changed = [] if tag is None else self._gathered(contents.changed(shares[self.get_rank()]))

@@ -1,1 +1,0 @@
-"""Accounts of rollouts, curves, dumps and benchmarks during training."""

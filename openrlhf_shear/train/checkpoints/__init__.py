@@ -1,0 +1,1 @@
+"""Checkpoints: their folders and contents, the fingerprint of a run, what a resume may change."""

@@ -1,0 +1,232 @@
+"""Fingerprint of a run: detects a resume with other data, another seed, another layout or another model.
+
+Each checkpoint of the policy has a `fingerprint.json`, sorted by topic. A difference in a topic of `TAKEN` is refused
+unless `--ckpt.accept_changes` names the topic. A checkpoint cannot be loaded into another layout or shape. Everything
+else may change.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from openrlhf_shear.config import CreditSpec
+from openrlhf_shear.config.refusal import refuse
+from openrlhf_shear.data.files import DataError
+from openrlhf_shear.data.order import CONTENTS, COUNT, blended, of_rows
+from openrlhf_shear.data.training_rows import training_rows
+from openrlhf_shear.line.accepted import FLAG, TAKEN, accepted_topics
+from openrlhf_shear.line.values import ESTIMATOR, Values, world
+from openrlhf_shear.memory.model_shape import config_of, model_shape
+from openrlhf_shear.preflight.inputs import model_config
+from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.train.checkpoints import folders
+from openrlhf_shear.train.checkpoints.contents import changed
+
+FILE, STATE = "fingerprint.json", "fingerprint"  # the file, and the key in DeepSpeed's client state
+_LAYOUT = "layout"
+_CONVERTER = "DeepSpeed's converter for another number of ranks (docs/reliability.md: another world by itself)"
+_VOLATILE = ("_name_or_path", "transformers_version")  # keys of config.json that differ between copies of a model
+
+
+@dataclass(frozen=True)
+class Change:
+    """Difference between a run and the checkpoint that it resumes from."""
+
+    topic: str
+    what: str
+    before: object
+    now: object
+
+    def __str__(self) -> str:
+        before, now = ("unset" if value is None else value for value in (self.before, self.now))
+        return f"{self.what} was {before}, is {now}"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Settings and data of a run as JSON values, by topic and description."""
+
+    topics: dict[str, dict[str, object]]
+
+    def with_data(self, data: dict[str, object]) -> "Fingerprint":
+        """Return a copy with the facts that come from the rows (`data.order.of_rows`)."""
+        return Fingerprint(self.topics | {"data": self.topics["data"] | data})
+
+    def changes(self, saved: dict[str, dict[str, object]], converted: bool = False) -> list[Change]:
+        """Return the differences from a checkpoint's topics, among values that both have.
+
+        Args:
+            converted: whether DeepSpeed's converter has made the checkpoint fit any layout.
+        """
+        found = []
+        for topic, values in self.topics.items():
+            before = saved.get(topic, {})
+            if topic == _LAYOUT and converted:
+                continue
+            found += [
+                Change(topic, what, before[what], now)
+                for what, now in values.items()
+                if what in before and before[what] != now
+            ]
+        counted = any(change.what == COUNT for change in found)
+        return [change for change in found if not (counted and change.what == CONTENTS)]
+
+
+def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
+    """Return the fingerprint of a checked command line, without its data rows.
+
+    Args:
+        values: the flags' values, by dotted name.
+        spec: the credit rule that they select.
+    """
+
+    def given(*names: str) -> dict[str, object]:
+        return {name: values[name] for name in names}
+
+    model, critic = "actor.model_name_or_path", values[ESTIMATOR] == "gae"
+    try:
+        path = model_config(model, values[model], values["use_ms"])
+    except ValueError:  # the hub is unreachable; a missing model was refused before
+        path = None
+    topics = {
+        "data": given("data.apply_chat_template", "data.input_template"),
+        "seed": given("train.seed"),
+        "rule": _rule(values, spec),
+        "batch": given("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.max_epochs"),
+        "model": {model: _last_part(values[model])} | given("ds.lora.alpha"),
+        "shape": given("ds.lora.rank", "ds.lora.target_modules"),
+        _LAYOUT: {"ranks of the policy": world(values, "actor")}
+        | ({"ranks of the critic": world(values, "critic")} if critic else {})
+        | given("ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size"),
+    }
+    if path and Path(path).is_file():
+        topics["model"]["digest of the model's config.json"] = _digest_of_config(Path(path))
+        topics["shape"] |= _shape(path)
+    return Fingerprint(json.loads(json.dumps(topics)))
+
+
+def _rule(values: Values, spec: CreditSpec | None) -> dict[str, object]:
+    if spec is None:
+        return {ESTIMATOR: values[ESTIMATOR]}
+    rule = {ESTIMATOR: spec.estimator, "credit.correct_threshold": spec.outcome.correct_threshold}
+    if entry := spec.name.built_in:
+        knobs = spec.config if spec.config is not None or entry.config is None else entry.config()
+        rule |= {f"{entry.name}.{name}": value for name, value in (asdict(knobs) if knobs else {}).items()}
+    if needs_prm(spec.estimator):
+        rule["prm.model_name_or_path"] = _last_part(spec.prm.model_name_or_path)
+    return rule
+
+
+def _last_part(model: str) -> str:
+    """Return the last part of a path or hub id, because a model may move."""
+    return Path(model).name
+
+
+def _digest_of_config(path: Path) -> str:
+    config = {name: value for name, value in config_of(path).items() if name not in _VOLATILE}
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _shape(path: str) -> dict[str, object]:
+    try:
+        return {f"the model's number of {name}": size for name, size in asdict(model_shape(path)).items()}
+    except ValueError:  # an unknown kind of model
+        return {}
+
+
+def rows_here(values: Values) -> dict[str, object] | None:
+    """Return the facts of the training prompts; None if only the trainer can read them (ModelScope)."""
+    sets, most = [], values["data.max_samples"]
+    try:
+        for name in values["data.prompt_dataset"].split(","):
+            read = training_rows(name.strip(), values["data.prompt_split"], values["use_ms"], hub=True)
+            if read is None:
+                return None
+            sets.append([row for _, row in itertools.islice(read, most)])
+    except DataError:  # checked before, as far as the driver can see
+        return None
+    rows = blended(sets, values["data.prompt_probs"], values["train.seed"])[:most]
+    return of_rows(rows, values["data.input_key"], values["data.label_key"])
+
+
+def check(values: Values, now: Fingerprint) -> list[str]:
+    """Compare the newest checkpoint with this run before anything starts; return lines to print.
+
+    Returns no lines unless the run resumes.
+
+    Raises:
+        ValueError: the newest checkpoint belongs to a run other than `now`.
+    """
+    accepted, path = accepted_topics(values[FLAG]), values["ckpt.path"]
+    if not values["ckpt.load_enable"]:
+        return []
+    converted = values["ds.use_universal_ckpt"]
+    try:
+        tag = _newest(Path(path), values[ESTIMATOR] == "gae", converted)
+        saved = tag and read(Path(path, folders.ACTOR, tag))
+    except OSError as error:
+        refuse("ckpt.path", f"has checkpoints that cannot be read ({error})", path, "one that you may read")
+    if tag is None:
+        return []
+    if saved is None:
+        return [unknown(tag)]
+    data = rows_here(values)
+    return judged(now.with_data(data) if data else now, saved, accepted, f"{path}: {tag}", converted)
+
+
+def judged(
+    now: Fingerprint, saved: dict, accepted: Collection[str], checkpoint: str, converted: bool = False
+) -> list[str]:
+    """Return a line about accepted changes; no line without changes.
+
+    Raises:
+        ValueError: there are changes that `accepted` does not name.
+    """
+    changes = now.changes(saved, converted)
+    refused = [change for change in changes if change.topic not in accepted]
+    if not refused:
+        return [f"taken as asked (--{FLAG}): {'; '.join(map(str, changes))}"] if changes else []
+    topics = list(dict.fromkeys(change.topic for change in refused))
+    told = f"ckpt.path {checkpoint} is of another run: {'; '.join(map(str, refused))}; use what it was"
+    if not {*topics} <= TAKEN.keys():
+        raise ValueError(f"{told}{f', {_CONVERTER},' if _LAYOUT in topics else ''} or another --ckpt.path")
+    means = "; ".join(f"{topic}: {TAKEN[topic]}" for topic in topics)
+    asked = ",".join(dict.fromkeys([*accepted, *topics]))
+    raise ValueError(f"{told}, another --ckpt.path, or --{FLAG} {asked} ({means})")
+
+
+def unknown(tag: str) -> str:
+    return f"{tag} is of an older version, without a fingerprint: data, seed, rule and model are not compared with it"
+
+
+def read(checkpoint: Path) -> dict | None:
+    """Read the topics of a checkpoint; None if an older version wrote it, without a fingerprint."""
+    file = checkpoint / FILE
+    try:
+        topics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except ValueError:
+        return None
+    if topics and (before := topics.get("rule", {}).pop("shear.correct_threshold", None)) is not None:
+        topics["rule"]["credit.correct_threshold"] = before  # its name until November 2026
+    return topics
+
+
+def _newest(folder: Path, critic: bool, converted: bool) -> str | None:
+    """Return the newest checkpoint that looks complete by file sizes; ranks check every byte before they load it."""
+    actor = folder / folders.ACTOR
+    if converted:
+        tag = folders.named_in(actor, folders.UNIVERSAL)
+        return tag and tag.removesuffix("_universal")
+    both, broken = [actor, *([folder / folders.CRITIC] if critic else [])], []
+    while tag := folders.find(both, broken)[0]:
+        if not changed(_existing(actor / tag / FILE)):
+            return tag
+        broken.append(tag)
+    return None
+
+
+def _existing(*files: Path) -> Iterable[Path]:
+    return [file for file in files if file.is_file()]

@@ -1,0 +1,45 @@
+"""Mark of a finished run, CKPT_PATH/finished.json: the same command then ends before Ray starts.
+
+    {"checkpoint": "global_step8", "num_episodes": 2}
+
+The driver writes it after the model was saved. A run whose model is missing has no mark, so that the same line with
+--ckpt.load_enable writes the model.
+"""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from openrlhf_shear.data.writing import write_text
+from openrlhf_shear.line.accepted import FLAG
+from openrlhf_shear.line.values import Values
+from openrlhf_shear.preflight.outputs import has_model
+from openrlhf_shear.train.checkpoints import folders
+
+FILE = "finished.json"
+
+
+def mark(values: Values) -> None:
+    """Mark the run as finished at its newest checkpoint; a run without checkpoints gets no mark."""
+    folder = Path(values["ckpt.path"])
+    if tag := folders.find([folder / folders.ACTOR])[0]:
+        content = {"checkpoint": tag, "num_episodes": values["train.num_episodes"]}
+        with suppress(OSError):  # a full disk: the next start asks the trainer
+            write_text(folder / FILE, json.dumps(content) + "\n")
+
+
+def nothing_left(values: Values) -> str:
+    """Return a line if a resumed run has nothing left to train and its model is there; else ""."""
+    folder = Path(values["ckpt.path"])
+    if not values["ckpt.load_enable"] or values[FLAG] or not has_model(values):
+        return ""
+    try:
+        kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        tag, episodes = kept["checkpoint"], kept["num_episodes"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    if values["train.num_episodes"] > episodes or tag != folders.find([folder / folders.ACTOR])[0]:
+        return ""
+    step = folders.step_of(tag)
+    model = f"its model is in {values['ckpt.output_dir']}"
+    return f"nothing left to do: the run finished at step {step}, and {model}; raise --train.num_episodes to continue"

@@ -1,0 +1,255 @@
+"""Checkpoint folders: write them under a temporary name, rename them when complete, find them, prune old ones.
+
+    CKPT_PATH/_actor/global_step8.partial    being written, or left behind by a killed run
+    CKPT_PATH/_actor/global_step8            complete: complete.json lists its files, their sizes and digests
+    CKPT_PATH/_actor/latest                  the name of the newest checkpoint, replaced by a rename
+
+All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
+"""
+
+import errno
+import json
+import os
+import shutil
+from argparse import Namespace
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from openrlhf_shear.preflight.outputs import LOCK, locked
+from openrlhf_shear.train.checkpoints.contents import BEST, COMPLETE, HF, files_in, listing, step_of, write
+
+PARTIAL = ".partial"
+LATEST = "latest"
+ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
+UNIVERSAL = "latest_universal"  # DeepSpeed's name
+_METRIC = "metric.json"  # upstream's; the last file of old checkpoints without a complete.json
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+_SPARE_FILES = 64  # files of a checkpoint beside two per rank
+
+
+class NotOursError(RuntimeError):
+    """Error of a folder that this run may not write to; the message says why, and what to do."""
+
+
+class NotSavedError(RuntimeError):
+    """Error of a checkpoint that the disk refuses; the run can go on without it."""
+
+
+def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
+    """Lock the folder for the life of this process; return None if another run holds the lock.
+
+    Args:
+        folder: the folder, created if missing.
+        patience: seconds to wait, because the last processes of a killed attempt may still hold the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("w")
+    return file if locked(file, patience) else None
+
+
+def lock_own(ckpt: Namespace) -> TextIO:
+    """Lock --ckpt.path for this run.
+
+    Args:
+        ckpt: the flags `--ckpt.*`.
+
+    Raises:
+        NotOursError: another run has the lock, or finished here since this run was checked; or there are no locks.
+    """
+    folder = Path(ckpt.path)
+    try:
+        held = lock(folder)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            why = f"the file system of --ckpt.path has no locks ({error}), so two runs could write there"
+            raise NotOursError(f"{why}; mount it with them (Lustre: -o flock), or use another path") from error
+        raise NotOursError(f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes") from error
+    if held is None:
+        raise NotOursError(f"another run writes to --ckpt.path {folder}; use another folder")
+    there = names(folder / ACTOR)
+    if there and ckpt.save_steps > 0 and not ckpt.load_enable:
+        why = f"--ckpt.path {folder} has checkpoints of another run ({', '.join(there[:3])})"
+        raise NotOursError(f"{why}; use --ckpt.load_enable to resume that run, or another folder")
+    return held
+
+
+def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = True) -> None:
+    """Rename `tag.partial`, which all ranks have written, to `tag`.
+
+    Args:
+        folder: the folder of the checkpoints.
+        tag: the checkpoint's name.
+        found: the digests of its files.
+        latest: whether the file `latest` names it from then on.
+    """
+    partial, final = folder / f"{tag}{PARTIAL}", folder / tag
+    listed = {
+        str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": digest}
+        for file, digest in found.items()
+    }
+    write(partial / COMPLETE, json.dumps(listed, indent=1, sort_keys=True))
+    replace(partial, final)
+    if latest:
+        aside = folder / f"{LATEST}{PARTIAL}"
+        write(aside, tag)
+        os.replace(aside, folder / LATEST)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename a folder over another, which may exist and is deleted last."""
+    old = target.with_name(f"{target.name}.old{PARTIAL}")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    source.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def flaw(path: Path) -> str:
+    """Return what is wrong with a checkpoint, or "" if it is complete; `changed` compares the bytes of its files.
+
+    All files must lie in its parent folder, links resolved, because loading a checkpoint runs code.
+    """
+    try:
+        home = path.parent.resolve()
+        for file in (path, *path.rglob("*")):
+            if not file.resolve().is_relative_to(home):
+                return f"{file.relative_to(path.parent)} leads out of {path.parent}"
+        if not os.path.lexists(path / COMPLETE):
+            return "" if (path / _METRIC).is_file() else "it was never finished"
+        for name, listed in listing(path).items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != listed.size:
+                return f"{name} has {file.stat().st_size} bytes of {listed.size}"
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a circular link
+        return f"{error}" if type(error) is ValueError else f"it cannot be read ({error})"
+    return ""
+
+
+def find(folders: Sequence[Path], without: Collection[str] = ()) -> tuple[str | None, list[str]]:
+    """Return the newest checkpoint that is complete in all `folders`, and a line for each newer incomplete one.
+
+    A regular checkpoint is preferred to the best checkpoint of the same step. Names in `without` are skipped.
+    """
+    names = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
+    skipped = []
+    for name in sorted(names, key=lambda name: (step_of(name.removesuffix(PARTIAL)), name), reverse=True):
+        if step_of(name.removesuffix(PARTIAL)) < 0 or name.endswith(HF) or name in without:
+            continue
+        flaws = [f"{folder / name}: {said}" for folder in folders if (said := flaw(folder / name))]
+        if not flaws and not name.endswith(PARTIAL):
+            return name, skipped
+        skipped += flaws or [f"{folders[0] / name}: it was never finished"]
+    return None, skipped
+
+
+def named_in(folder: Path, file: str) -> str | None:
+    """Return the checkpoint that a file of `folder` names (as `latest` does); None if there is no such file.
+
+    Raises:
+        ValueError: the file names a path outside the folder.
+    """
+    if not (folder / file).is_file():
+        return None
+    name = (folder / file).read_text(encoding="utf-8").strip()
+    if not name or Path(name).name != name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{folder / file} must name a checkpoint of that folder: got {name!r}; checkpoints are code")
+    return name
+
+
+def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
+    """Delete old checkpoints and the leftovers of killed runs; return the deleted names.
+
+    The rules are upstream's (see `DeepspeedStrategy.save_ckpt`), but applied after the new checkpoint is saved. At most
+    `max_num` regular checkpoints stay, and with the best one at most `max_gb`. Checkpoints without a metric are deleted
+    first, then those with the worst metric, then the oldest. The checkpoint that `latest` names stays.
+    """
+    named = _named(folder) or max(names(folder), key=step_of, default="")
+    gone = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir()]
+    regular = [path for path in folder.iterdir() if path.is_dir() and _is_regular(path.name)]
+    regular.sort(key=lambda path: (path.name == named, *_worth(path), step_of(path.name)))
+    sizes = {path: sum(file.stat().st_size for file in files_in(path)) for path in folder.iterdir() if path.is_dir()}
+    while regular and regular[0].name != named:
+        kept = [path for path in sizes if path not in gone]
+        if len(regular) <= max(max_num, 1) and sum(sizes[path] for path in kept) <= max_gb * 1024**3:
+            break
+        gone.append(regular.pop(0))
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in gone]
+
+
+def discard(folder: Path, tag: str) -> None:
+    """Delete a checkpoint; if `latest` names it, `latest` then names the newest regular one that is complete."""
+    shutil.rmtree(folder / tag, ignore_errors=True)
+    if _named(folder) == tag:
+        regular = [name for name in names(folder) if _is_regular(name)]
+        if regular:
+            write(folder / LATEST, regular[-1])
+        else:
+            (folder / LATEST).unlink()
+
+
+def prune_hf(folder: Path, kept: Collection[str], max_num: int | None) -> None:
+    """Delete the regular `global_stepN_hf` models of `folder` whose checkpoints are not in `kept`.
+
+    If the run saves no checkpoints, `max_num` is given, and the newest `max_num` models stay.
+    """
+    models = [path for path in folder.glob(f"global_step*{HF}") if path.is_dir()]
+    models.sort(key=lambda path: step_of(path.name))
+    if max_num is not None:
+        kept = [path.name.removesuffix(HF) for path in models[-max(max_num, 1) :]]
+    for path in [*models, *folder.glob(f"*{HF}{PARTIAL}")]:
+        if path.name.removesuffix(HF) not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prune_best(folder: Path, kept: str) -> None:
+    """Delete the best checkpoints and models (`_hf`) of `folder`, except the one named `kept`."""
+    for path in folder.glob(f"{BEST}*"):
+        if path.is_dir() and path.name.removesuffix(HF) != kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def names(folder: Path) -> list[str]:
+    """Return the complete checkpoints of a folder, oldest first."""
+    tags = [path.name for path in folder.iterdir() if step_of(path.name) >= 0] if folder.is_dir() else []
+    return sorted((tag for tag in tags if not tag.endswith(HF) and not flaw(folder / tag)), key=step_of)
+
+
+def room(folder: Path, needed: float, ranks: int = 1) -> str:
+    """Return why `needed` bytes, in the files of `ranks` ranks, do not fit on the disk of `folder`; "" if they do."""
+    there = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path)
+    )  # False for a closed folder
+    disk, files = os.statvfs(there), _SPARE_FILES + 2 * ranks
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        return f"{needed / 1e9:.3g} GB are needed on the disk of {there}, which has {free / 1e9:.3g} GB left"
+    if disk.f_files and disk.f_favail < files:  # f_files is 0 if a file system has no such limit
+        return f"{files} files (inodes) are needed on the disk of {there}, which has {disk.f_favail} left"
+    return ""
+
+
+def _is_regular(name: str) -> bool:
+    return step_of(name) >= 0 and not name.startswith(BEST) and not name.endswith(HF)
+
+
+def _worth(path: Path) -> tuple[bool, float]:
+    """Return a sort key: whether there is a metric, and its value."""
+    try:
+        metric = json.loads((path / _METRIC).read_text(encoding="utf-8")).get("metric_value")
+        return metric is not None, float(metric or 0.0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False, 0.0
+
+
+def _named(folder: Path) -> str:
+    """Return the name in `latest`; "" if it cannot be read."""
+    try:
+        return (folder / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,241 @@
+"""Device of a run, its Ray cluster, and the number of GPUs that it needs."""
+
+import json
+import math
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import ray
+
+from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.doctor import gpu
+from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.preflight.sockets import ray_folder, socket_problem
+from openrlhf_shear.train.nodes import own_ray, worker
+from openrlhf_shear.train.screen.outcome import RefusedError
+from openrlhf_shear.train.screen.story import say
+
+NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in a process that `ray job submit` started
+_CONNECT_SECONDS = 5
+_TELL_SECONDS = 60.0
+_TOKEN_REMEDY = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, before `ray start` on each node and here"
+
+
+def uses_cpu(asked: str) -> bool:
+    """Return whether a run with `--device` `asked` (auto, cuda or cpu) uses the CPU; print the device and the reason.
+
+    Raises:
+        RefusedError: on auto, torch was built for this machine's GPU but cannot use it, or as `asked_cluster`.
+    """
+    import torch  # late: the doctor reports a broken torch, and does not call this
+
+    if asked != "auto":
+        reason = f"--device {asked}"
+    elif torch.cuda.is_available():
+        asked, reason = "cuda", "CUDA is available"
+    elif asked_cluster() and _cluster_has_accelerators():
+        asked, reason = "cuda", "the Ray cluster announces GPUs"
+    else:
+        asked, reason = "cpu", NO_CUDA_HINT
+        _refuse_a_gpu_left_out()
+    say(f"device: {asked} ({reason})")
+    return asked == "cpu"
+
+
+def _refuse_a_gpu_left_out() -> None:
+    gpus = gpu.probe()
+    if not gpus.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return
+    driver = gpu.driver(gpus)
+    if gpus.torch_cuda is None:
+        say(f"the GPU of this machine is left out: {driver.seen}")
+        return
+    raise RefusedError(f"torch cannot use the GPU of this machine: {driver.seen}; {driver.remedy}, or use --device cpu")
+
+
+def _cluster_has_accelerators() -> bool:
+    """Return whether a running cluster has real GPUs: their nodes announce a type; `--num-gpus` alone does not."""
+    connected = ray.is_initialized()
+    if not connected:
+        enter(os.environ["RAY_ADDRESS"], log_to_driver=False)
+    announced = any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
+    if not connected:
+        ray.shutdown()
+    return announced
+
+
+def cluster_address() -> tuple[str, str]:
+    """Return the address of the cluster to join, and why it does not answer.
+
+    The address is HOST:PORT or ray://HOST:PORT, from RAY_ADDRESS or else of the cluster last started on this machine;
+    "" for none. The reason is "" if the cluster answers. Ray itself waits minutes for a dead cluster.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "auto", "local"):
+        file = Path(ray_folder()[1], "ray", "ray_current_cluster")  # written by `ray start`
+        address = file.read_text().strip() if file.is_file() else ""
+    if not address:
+        return "", ""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        return address, str(error)
+    return address, ""
+
+
+def asked_cluster() -> str:
+    """Return RAY_ADDRESS, which `ray job submit` sets too; "" if this run starts a private Ray.
+
+    Raises:
+        RefusedError: nothing answers there, and Ray would wait for minutes.
+    """
+    asked = os.environ.get("RAY_ADDRESS", "")
+    if asked in ("", "local"):
+        return ""
+    address, silence = cluster_address()
+    if silence:
+        raise RefusedError(
+            f"nothing answers at RAY_ADDRESS {address}: {silence}; set the address of a running cluster, or unset it"
+        )
+    return asked
+
+
+def join(gpus: int, patience: float = 0.0) -> None:
+    """Join or start Ray, unless this process has, before OpenRLHF's main does: this fork then handles the signals.
+
+    Raises:
+        RefusedError: the cluster has fewer than `gpus` after `patience` seconds; Ray would wait for ever.
+    """
+    if not ray.is_initialized():
+        defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+        environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
+        if (address := _address()) == "local":
+            own_ray.start({"env_vars": environment, "worker_process_setup_hook": worker.WORKER_SETUP_HOOK})
+        else:
+            _join_a_users(address, {"env_vars": environment})
+    _await_gpus(gpus, patience, "use fewer")
+
+
+def enter(address: str, **options) -> None:
+    """Join a running Ray; `options` go to `ray.init`.
+
+    Raises:
+        RefusedError: it cannot be joined, usually because it requires a token that the environment lacks.
+    """
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        what = f"the Ray cluster at {address} does not let this run in ({str(error).splitlines()[0][:200]})"
+        raise RefusedError(f"{what}; if it asks for a token: {_TOKEN_REMEDY}") from None
+
+
+def _join_a_users(address: str, runtime_env: dict) -> None:
+    job = json.loads(os.environ.get(_JOB, "{}")).get("runtime_env", {})
+    # Ray refuses a variable that the job sets already. This process has the job's value of it.
+    missing = {name: value for name, value in runtime_env["env_vars"].items() if name not in job.get("env_vars", {})}
+    enter(address, runtime_env=runtime_env | {"env_vars": missing})
+    if not own_ray.is_token_asked():
+        say(f"the Ray cluster at {address} asks for no token: who reaches its ports runs code as you; {_TOKEN_REMEDY}")
+
+
+def _address() -> str:
+    """Return the `asked_cluster`, or "local" to start a private Ray.
+
+    A Ray found on this machine may belong to another run, and end with it, or to another user.
+
+    Raises:
+        RefusedError: as `asked_cluster`, or a private Ray could not create its sockets.
+    """
+    if asked := asked_cluster():
+        return asked
+    if problem := socket_problem():
+        raise RefusedError(str(problem))
+    address, silence = cluster_address()
+    if address and not silence:
+        say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
+    return "local"
+
+
+def _await_gpus(needed: int, patience: float, advice: str) -> None:
+    end, told = time.monotonic() + patience, False
+    while (has := ray.cluster_resources().get("GPU", 0)) < needed:
+        if time.monotonic() >= end:
+            raise RefusedError(f"{needed} GPUs are needed, the Ray cluster has {has:g}; {advice}")
+        if not told:
+            say(f"waiting for GPUs: {needed} are needed, the cluster has {has:g}")
+        told = True
+        time.sleep(1.0)
+    told_at = -math.inf
+    while (free := ray.available_resources().get("GPU", 0)) < needed:
+        if time.monotonic() - told_at > _TELL_SECONDS:
+            told_at = time.monotonic()
+            say(f"waiting for free GPUs: {needed} are needed, {free:g} of {has:g} are free; {_held()}")
+        time.sleep(1.0)
+
+
+def _held() -> str:
+    """Say which jobs hold the other GPUs, as far as Ray's dashboard knows."""
+    from ray.util.state import list_jobs, list_placement_groups
+
+    try:
+        jobs = {job.job_id: job.entrypoint for job in list_jobs(timeout=_CONNECT_SECONDS)}
+        groups = list_placement_groups(filters=[("state", "=", "CREATED")], detail=True, timeout=_CONNECT_SECONDS)
+    except Exception as error:  # of many kinds: no dashboard, a slow dashboard, another version
+        return f"the jobs that hold the others are not known: {str(error).splitlines()[0][:200]}"
+    gpus = Counter()
+    for group in groups:
+        gpus[group.creator_job_id] += sum(bundle["unit_resources"].get("GPU", 0) for bundle in group.bundles)
+    held = [f"{n:g} by job {job} ({hidden(jobs.get(job) or 'a driver')[:120]})" for job, n in gpus.items() if n]
+    return f"held are {'; '.join(held)}" if held else "tasks or actors without a placement group hold the others"
+
+
+def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
+    """Join the cluster at RAY_ADDRESS, else start a private Ray with logical GPUs.
+
+    Args:
+        setup_hook: dotted name of the function that every worker calls at its start.
+        environment: environment variables of every worker.
+
+    Raises:
+        RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
+    """
+    runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
+    address = _address()
+    if address != "local" and not ray.is_initialized():
+        _join_a_users(address, runtime_env)
+    if not ray.is_initialized():
+        # A CPU per bundle, one for the trainer, one spare.
+        resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
+        own_ray.start(runtime_env, include_dashboard=False, **resources)
+    _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
+
+
+def gpus_needed(options: dict) -> int:
+    """Return the number of GPUs (logical on a CPU machine) that OpenRLHF's placement groups will request."""
+
+    def group(name: str) -> int:
+        return options[f"{name}.num_nodes"] * options[f"{name}.num_gpus_per_node"]
+
+    engines = (options["vllm.num_engines"] or 0) * options["vllm.tensor_parallel_size"]
+    # OpenRLHF then makes a placement group for these two, also if all others share one.
+    critic_and_reward = options["algo.advantage.estimator"] == "gae" and options["train.colocate_critic_reward"]
+    if options["train.colocate_all"]:
+        own = group("critic") if critic_and_reward else 0
+        return group("actor") + own + (engines if options["train.async_enable"] else 0)
+    scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
+    total = group("actor") + engines
+    if options["algo.kl.init_coef"] > 0 and not options["train.colocate_actor_ref"]:
+        total += group("ref")
+    if options["algo.advantage.estimator"] == "gae":
+        total += group("critic")
+    if scored_by_model and not critic_and_reward:
+        total += group("reward")
+    if options["credit"] and needs_prm(options["credit"].estimator):
+        total += options["credit"].prm.num_nodes * options["credit"].prm.num_gpus_per_node
+    return total

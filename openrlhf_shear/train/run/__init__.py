@@ -1,0 +1,1 @@
+"""The loop of a run: trainer, books, saving, tracking, benchmarks during training, dumps."""

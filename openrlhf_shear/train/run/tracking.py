@@ -1,0 +1,147 @@
+"""Identity of a run in TensorBoard and W&B, kept beside its checkpoints so that a resumed run continues the curves.
+
+`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last evaluated step, "best": the
+evaluations that were the best so far}. They are here because a step's checkpoint is older than its evaluation. If a
+file cannot be read or written, this is logged, and the run goes on.
+"""
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.data.writing import write_text
+from openrlhf_shear.train import hooks
+from openrlhf_shear.train.run.curves import Curves, Tracker, check_room
+
+logger = init_logger(__name__)
+_TIME_STAMP = re.compile(r"ppo_\d{4}T\d\d:\d\d")  # upstream's default run name
+_KINDS = {"run_name": str, "wandb_id": str, "evaluated": int, "best": list}
+
+
+class Tracking:
+    """Keeper of a run's name and W&B id; constructed before upstream's loggers, which start with them."""
+
+    def __init__(self, args):
+        self._file = Path(args.ckpt.path) / "tracking.json"
+        self._unwritten = False
+        self._purge: int | None = None  # the first logged step that TensorBoard hides
+        kept = self._read() if args.ckpt.load_enable else {}
+        names = args.logger.wandb
+        if "run_name" in kept and _TIME_STAMP.fullmatch(names.run_name):
+            names.run_name = kept["run_name"]
+        new = {"wandb_id": uuid.uuid4().hex[:12], "evaluated": -1, "best": []}
+        self._kept = new | kept | {"run_name": names.run_name}
+        os.environ.setdefault("WANDB_RUN_ID", self._kept["wandb_id"])
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        self._write()
+
+    @contextmanager
+    def surviving(self) -> Iterator[None]:
+        """Make upstream's trainer wrap its loggers in `Curves`, inside the context."""
+        with ExitStack() as stack:
+            of_wandb = hooks.WANDB.held(lambda args: Curves("W&B", lambda: wandb(args)))
+            of_board = hooks.TENSORBOARD.held(lambda args: Curves("TensorBoard", lambda: self._board(board, args)))
+            wandb, board = stack.enter_context(of_wandb), stack.enter_context(of_board)
+            yield
+
+    def _board(self, make: type[Tracker], args) -> Tracker:
+        check_room(os.path.join(args.logger.tensorboard_dir, args.logger.wandb.run_name))
+        tracker = make(args)
+        if self._purge is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            tracker.writer.close()
+            tracker.writer = SummaryWriter(log_dir=tracker.writer.log_dir, purge_step=self._purge)
+            self._purge = None
+        return tracker
+
+    @property
+    def evaluated(self) -> int:
+        """Last step whose evaluation ended."""
+        return self._kept["evaluated"]
+
+    def note_evaluated(self, step: int, best: Mapping[str, object]) -> None:
+        """Keep the step, and the best evaluation so far: its `best_eval_metric_key` and `best_eval_metric_value`."""
+        self._kept["evaluated"] = step
+        if best and best != {name: value for name, value in self._best().items() if name != "step"}:
+            self._kept["best"].append({"step": step, **best})
+        self._write()
+
+    def _best(self) -> dict[str, object]:
+        return self._kept["best"][-1] if self._kept["best"] else {}
+
+    def resume(self, trainer, step: int) -> dict[str, object]:
+        """Continue the curves after `step`; TensorBoard hides the killed run's later steps.
+
+        Returns:
+            The best evaluation up to this step, as of `note_evaluated`; {} without one.
+        """
+        self._kept["evaluated"] = min(self.evaluated, step)
+        self._kept["best"] = [best for best in self._kept["best"] if best["step"] <= step]
+        self._write()
+        if trainer.tensorboard_logger:
+            self._purge = step + 1 if step else 0
+            trainer.tensorboard_logger.renew()
+        return self._best()
+
+    def log(self, trainer, step: int, values: dict) -> None:
+        """Log a training step's metrics every --logger.logging_steps steps, and flush them to the disk."""
+        if step % trainer.args.logger.logging_steps == 0:
+            for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
+                tracker.log_train(step, values)
+        if trainer.tensorboard_logger:
+            trainer.tensorboard_logger.flush(step)
+
+    def log_eval(self, trainer, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Log an evaluation's metrics, and return them."""
+        for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
+            tracker.log_eval(step, metrics)
+        return metrics
+
+    def close(self, trainer) -> None:
+        for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
+            tracker.close()
+
+    def _read(self) -> dict:
+        """Read the usable entries of the file."""
+        try:
+            kept = json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            self._pass_over(str(error))
+            return {}
+        kept = kept if isinstance(kept, dict) else {}
+        usable = {name: kept[name] for name, kind in _KINDS.items() if type(kept.get(name)) is kind}
+        if lacking := _KINDS.keys() - usable - {"best"}:  # older files have no best
+            self._pass_over(f"it has no {' and no '.join(sorted(lacking))}")
+        return usable
+
+    def _pass_over(self, why: str) -> None:
+        logger.warning(f"{self._file} cannot be used: {why}; curves may begin anew, training goes on")
+
+    def _write(self) -> None:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._file, json.dumps(self._kept, indent=1) + "\n")
+        except OSError as error:
+            if not self._unwritten:
+                logger.error(f"{self._file} cannot be written: {error}; training goes on, a resume may begin anew")
+            self._unwritten = True
+        else:
+            self._unwritten = False
+
+
+@contextmanager
+def passed_over(what: str) -> Iterator[None]:
+    """Log a disk error of the block, and go on without the block's result."""
+    try:
+        yield
+    except OSError as error:
+        logger.error(f"{what} could not be written: {error}; training goes on")

@@ -1,0 +1,144 @@
+"""Every command under each extra: it works with what the extra brings, or names the extra that it needs.
+
+A fresh interpreter hides the packages that the extra does not bring, with all that these packages need in turn.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts
+from packaging.requirements import Requirement
+from test_light_core import ALL, CORE
+from test_run_summary import CURVES, write_log
+
+from openrlhf_shear.diagnosis.prefixes import Prefix, write_prefixes
+from openrlhf_shear.report.tools import INSTALL_TOOLS
+from openrlhf_shear.rollouts.record import write_rollouts
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = sorted(
+    re.findall(r"^shear-[\w-]+ = \"openrlhf_shear\.cli\.(\w+):main\"", (ROOT / "pyproject.toml").read_text(), re.M)
+)
+HIDE = """
+import importlib.machinery, sys
+
+class Hidden(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        spec = super().find_spec(name, path, target)
+        place = getattr(spec, "origin", None) or (list(spec.submodule_search_locations)[0] if spec else "")
+        return spec if name.partition(".")[0] in {known!r} or "site-packages" not in place else None
+
+    @classmethod
+    def find_distributions(cls, *context):
+        return (found for found in super().find_distributions(*context) if found.metadata["Name"] != "openrlhf")
+
+sys.meta_path = [Hidden if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+"""
+# Ask every command for its help; of one that cannot be imported, what its last line would be.
+HELP = """
+import contextlib, io, json, runpy, sys
+from openrlhf_shear import cli
+said = {}
+for name in sys.argv[1:]:
+    module = "openrlhf_shear.cli." + name
+    shown, sys.argv = io.StringIO(), [name, "--help"]
+    try:
+        with contextlib.redirect_stdout(shown):
+            runpy.run_module(module, run_name="__main__")
+    except SystemExit as error:
+        said[name] = str(error.code or shown.getvalue())
+    except ModuleNotFoundError as error:
+        said[name] = cli.what_to_install(error.name) or repr(error)
+print(json.dumps(said))
+"""
+
+
+def brought(file: str) -> set[str]:
+    """Return the top-level modules that a file of requirements brings, with those of the light core."""
+    modules: dict[str, set[str]] = {}
+    for module, distributions in metadata.packages_distributions().items():
+        for distribution in distributions:
+            modules.setdefault(distribution.lower().replace("_", "-"), set()).add(module)
+    lines = [line.partition("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+    waiting, seen = [Requirement(line) for line in lines if line], set()
+    while waiting:
+        requirement = waiting.pop()
+        name = requirement.name.lower().replace("_", "-")
+        if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        waiting += map(Requirement, metadata.requires(name) or ())
+    return set(CORE).union(*(modules.get(name, set()) for name in seen))
+
+
+@pytest.fixture
+def under(tmp_path):
+    """A function that runs `python ...` with the light core and the modules given."""
+
+    def run(known: set[str], *words: object) -> subprocess.CompletedProcess:
+        (tmp_path / "hidden").mkdir(exist_ok=True)
+        (tmp_path / "hidden/sitecustomize.py").write_text(HIDE.replace("{known!r}", repr(known)))
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "hidden"), str(ROOT)])}
+        return subprocess.run([sys.executable, *map(str, words)], env=env, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+CORE_ALONE = {"train_ppo_ray": "cluster", "serve_reward": "cluster", "doctor": "cluster"}
+WITH_TOOLS = {"train_ppo_ray": "cluster", "serve_reward": "cluster"}
+
+
+@pytest.mark.parametrize(
+    ("known", "needs"),
+    [(set(CORE), CORE_ALONE), (brought("requirements/tools.txt"), WITH_TOOLS)],
+    ids=["core", "tools"],
+)
+def test_every_command_helps_or_names_its_extra(under, known, needs):
+    done = under(known, "-c", HELP, *COMMANDS)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert set(said) == set(COMMANDS)
+    for name, text in said.items():
+        assert (f"needs the extra [{needs[name]}]: " if name in needs else "usage:") in text, (name, text)
+
+
+def test_the_tools_analyse_a_diagnosis_and_report_a_run(under, tmp_path):
+    """What was made on a cluster is looked at on a laptop."""
+    tools, rng = brought("requirements/tools.txt"), np.random.default_rng(0)
+    assert not {"vllm", "ray", "openrlhf", "datasets"} & tools
+    names = [field.name for field in fields(Prefix)]
+    rows = [
+        Prefix(**{name: row[name] for name in names if name in row})
+        for row in drawn_prefixes(rng, problems=14, positions=5).to_dict("records")
+    ]
+    write_prefixes(tmp_path / "diagnosis/prefixes.parquet", rows, SETTINGS)
+    write_rollouts(tmp_path / "diagnosis/rollouts.parquet", drawn_rollouts(rng, groups=14), SETTINGS)
+    write_log(tmp_path / "tb", CURVES)
+    lines = (
+        "diagnose --analyse diagnosis --resamples 10",
+        "report tb --output report",
+        "summarize tb",
+        "rollout_page diagnosis/rollouts.parquet --output page.html",
+    )
+    done = under(tools, "-c", ALL, *lines)
+    assert done.returncode == 0 and "needs the extra" not in done.stderr, done.stderr
+    for made in ("diagnosis/results.json", "report/index.html", "tb/summary.json", "page.html"):
+        assert (tmp_path / made).is_file(), made
+
+
+@pytest.mark.parametrize("tool", ["matplotlib", "tensorboard"])
+def test_a_missing_tool_is_named_with_its_extra(under, tmp_path, tool):
+    write_log(tmp_path / "tb", CURVES)
+    known = brought("requirements/tools.txt") - {tool}
+    done = under(known, "-m", "openrlhf_shear.cli.report", "tb", "--output", "report")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(f"needs the extra [tools]: {tool} is not installed; {INSTALL_TOOLS}")

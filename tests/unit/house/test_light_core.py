@@ -1,0 +1,216 @@
+"""`pip install .` alone: credit rules and lab need torch, numba and their dependencies; commands name missing extras.
+
+The whole lab runs in a fresh interpreter in which every other package is hidden; the small policy in PyTorch alone is
+transformers' bit for bit.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+from openrlhf_shear.report.estimates import paired
+from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
+from openrlhf_shear.tasks.arithmetic.plain_policy import PlainPolicy, load_plain, load_policy
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
+
+ROOT = Path(__file__).parents[3]
+# What `pip install torch numba regex tqdm` brings; torch imports some of it, and these some of the others.
+CORE = ("torch", "numba", "regex", "tqdm", "numpy", "llvmlite", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath")
+CORE += ("networkx", "sympy", "typing_extensions", "setuptools", "pkg_resources", "torchgen", "functorch", "triton")
+NEVER = ("openrlhf", "ray", "deepspeed", "vllm", "scipy", "safetensors", "tokenizers", "trl", "peft")
+HIDE = f"""
+import importlib.machinery, sys
+
+class Hidden(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        spec = super().find_spec(name, path, target)
+        place = getattr(spec, "origin", None) or ""
+        known = name.partition(".")[0] in {CORE!r} or "site-packages" not in place
+        return spec if known and not (spec and spec.origin is None and "." not in name) else None
+
+sys.meta_path = [Hidden if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A function: words after `python` -> the result, in a new interpreter with the light core alone."""
+    (tmp_path / "hidden/sitecustomize.py").parent.mkdir()
+    (tmp_path / "hidden/sitecustomize.py").write_text(HIDE)
+    path = [str(tmp_path / "hidden"), str(ROOT)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "NUMBA_NUM_THREADS": "1"}
+
+    def run(*words: object) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, *map(str, words)], env=env, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+RULES = f"""
+import sys
+from importlib.util import find_spec
+import openrlhf_shear.tasks.arithmetic.arithmetic, openrlhf_shear.rewards.last_number
+print(sorted({{"torch", "sympy"}} & set(sys.modules)))
+print([n for n in {[*TOOLS, *NEVER]!r} if find_spec(n)])
+import torch, openrlhf_shear.credit.registry
+from openrlhf_shear.credit import shear_weights
+print(shear_weights([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights)
+"""
+
+
+def test_the_small_rewards_need_no_torch_and_the_credit_rules_nothing_beyond_the_core(alone):
+    done = alone("-c", RULES)
+    loaded, found, weights = done.stdout.splitlines() or [done.stderr] * 3
+    assert (loaded, found, weights) == ("[]", "[]", "[tensor([2.]), tensor([2.])]")
+
+
+def test_the_lab_works_alone(alone, tmp_path):
+    small = "--seeds 1 --steps 1 --prompts 2 --samples-per-prompt 4 --eval-problems 4 --placement-prompts 4 --workers 1"
+    line = ["-m", "openrlhf_shear.cli.lab", "--rules", "uniform,shear", *small.split(), "--output", tmp_path / "lab"]
+    done = alone(*line)
+    assert done.returncode == 0, done.stderr
+    assert f"pictures are written as numbers alone: matplotlib is not installed; {INSTALL_TOOLS}" in done.stderr
+    assert "| shear |" in done.stdout
+    assert len(json.loads((tmp_path / "lab/results.json").read_text())["rules"]) == 2
+    assert {path.suffix for path in (tmp_path / "lab/figures").iterdir()} == {".csv"}
+
+
+def test_the_quickstart_works_alone(alone, tmp_path):
+    done = alone(ROOT / "examples/quickstart.py", "--output", tmp_path / "quick")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "quick/rollouts.html").read_text()
+    assert "SHEAR in a minute" in page and "█" in done.stdout and "first error at" in done.stdout
+
+
+NEED_MORE = {
+    "train_ppo_ray --help": "cluster]: ",
+    "warm_up_arithmetic --out policy": "tools]: transformers",
+    "rollout_page x.parquet --output x.html": "tools]: pyarrow",
+    "prepare_data --source math --output x.jsonl": "cluster]: datasets",
+    "serve_reward --help": "cluster]: ",
+}
+# What `python -m` does for each command, in one interpreter.
+ALL = """
+import runpy, sys
+for line in sys.argv[1:]:
+    name, *words = line.split()
+    sys.argv = ["-m"]
+    import openrlhf_shear.cli
+    sys.argv = [f"{name}.py", *words]
+    try:
+        runpy.run_module(f"openrlhf_shear.cli.{name}", run_name="__main__")
+    except ModuleNotFoundError:
+        sys.excepthook(*sys.exc_info())
+"""
+
+
+def test_a_command_that_needs_more_says_so_in_a_line_with_the_command(alone):
+    first, *_ = NEED_MORE
+    name, *words = first.split()
+    alone_first, every = alone("-m", f"openrlhf_shear.cli.{name}", *words), alone("-c", ALL, *NEED_MORE)
+    said = every.stderr.splitlines()
+    assert alone_first.returncode == 1 and alone_first.stderr.splitlines() == said[:1]
+    for told, (line, missing) in zip(said, NEED_MORE.items(), strict=True):
+        assert told.startswith(f"python -m openrlhf_shear.cli.{line.split()[0]}: error: needs the extra [{missing}")
+        assert INSTALL_TOOLS in told or "scripts/install_cluster.sh" in told
+
+
+def test_the_files_of_the_extras_list_the_known_packages():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = {line.split(">=")[0] for line in (ROOT / "requirements/tools.txt").read_text().split("\n")[1:-1]}
+    assert {"ot" if name == "POT" else name for name in names} == set(TOOLS)
+    assert set(project["project"]["dependencies"]) <= set(CORE)
+    for extra in project["tool"]["setuptools"]["dynamic"]["optional-dependencies"].values():
+        assert all((ROOT / file).is_file() for file in extra["file"])
+
+
+# ── The policy in PyTorch alone ──
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_policy_is_transformers_bit_for_bit(dtype):
+    """Samples of prompts of several lengths, with the same random numbers, logits, and gradients but for rounding."""
+    prompts = [problem.prompt for problem in make_problems(12, 21, "heldout")]
+    assert len(set(map(len, prompts))) > 1
+    made = []
+    for model, tokenizer in (load_plain(POLICY_DIR), load_policy(POLICY_DIR)):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        ids = sample_ids(model, tokenizer, prompts, seed=3)
+        rows = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        logits = model(input_ids=rows, use_cache=False).logits
+        logits.float().log_softmax(-1)[..., 5].sum().backward()
+        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+        made.append((ids, logits, grads))
+    (plain, logits, grads), (theirs, expected, others) = made
+    assert not isinstance(load_policy(POLICY_DIR)[0], PlainPolicy)
+    assert all(torch.equal(a, b) for a, b in zip(plain, theirs, strict=True)) and torch.equal(logits, expected)
+    # a product of other strides adds up in another order on CPUs without AVX-512: one step of bfloat16
+    rtol = 2**-7 if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(grads, others, rtol=rtol, atol=0)
+
+
+def test_the_plain_tokenizer_is_transformers():
+    (_, plain), (_, theirs) = load_plain(POLICY_DIR), load_policy(POLICY_DIR)
+    assert len(plain) == len(theirs) and sorted(plain.all_special_ids) == sorted(theirs.all_special_ids)
+    for text in ("37a+45bx7=", "~.,_#56", "", "0 é 1<x", "12;~"):
+        ids = plain.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        for skipped in (True, False):
+            row = [*ids, plain.eos_token_id, plain.pad_token_id]
+            assert plain.decode(row, skipped) == theirs.decode(row, skip_special_tokens=skipped)
+    texts = ["12a+03=", "1="]
+    mine, other = plain(texts), theirs(texts, padding=True, padding_side="left", return_tensors="pt")
+    assert all(torch.equal(mine[name], other[name]) for name in ("input_ids", "attention_mask"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"model_type": "qwen2"', '"model_type": "llama"', "model_type 'llama', which is read by transformers alone"),
+        ('"num_hidden_layers": 3', '"num_hidden_layers": 2', "has other weights than its config.json says"),
+    ],
+)
+def test_a_folder_with_another_model_is_refused(tmp_path, old, new, said):
+    folder = shutil.copytree(POLICY_DIR, tmp_path / "policy")
+    config = (folder / "config.json").read_text()
+    assert old in config
+    (folder / "config.json").write_text(config.replace(old, new))
+    with pytest.raises(ValueError, match=said):
+        load_plain(folder)
+
+
+# ── Student's t without SciPy ──
+
+
+@pytest.mark.parametrize("free", [1, 2, 4, 9, 40, 300])
+def test_the_t_interval_and_its_power_are_scipys(free):
+    edge = stats.t.ppf(0.975, free)
+    differences = np.arange(free + 1.0)
+    gain, error = paired(differences), differences.std(ddof=1) / (free + 1) ** 0.5
+    assert gain.half_width / error == pytest.approx(edge, abs=1e-9)
+
+    def lacking(c):
+        return stats.nct.sf(edge, free, c) + stats.nct.sf(edge, free, -c) - 0.8
+
+    assert gain.detectable / error == pytest.approx(optimize.brentq(lacking, 0, 2 * edge + 5), abs=1e-9)
+
+
+def test_numba_and_torch_are_all_that_is_large():
+    """Sizes as installed: what `pip install .` adds beside torch stays below 300 MB."""
+    own = {"numba", "llvmlite", "numpy", "regex", "tqdm"}
+    files = [file for name in own for file in metadata.files(name) or ()]
+    size = sum(path.stat().st_size for file in files if (path := Path(file.locate())).is_file())
+    assert size < 290e6

@@ -1,0 +1,300 @@
+"""The credit bench: rows from finished runs, versions of tasks, boards of comparable rows, and their pages."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from browsing import each, load, loads_alone
+from lab_cases import write_run
+
+from openrlhf_shear.cli import credit_bench
+from openrlhf_shear.cli.credit_bench import main
+from openrlhf_shear.lab import bench
+from openrlhf_shear.lab.bench import task_version
+from openrlhf_shear.lab.leaderboard import BEGIN, END, boards, html, markdown
+from openrlhf_shear.lab.policy import fingerprint
+from openrlhf_shear.lab.runs import jobs
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.lab.tracks import TRACKS
+from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.tasks.arithmetic import task as arithmetic
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
+
+DOCS = Path(__file__).parents[3] / "docs"
+ROWS = Path(__file__).parents[3] / "benchmarks/results/credit_bench"
+SMALL = {"steps": 2, "samples_per_prompt": 4, "eval_problems": 2, "placement_prompts": 2, "precision": "float32"}
+TRACK = LabSettings(**SMALL, window=8)
+RULES = "uniform,oracle_first_wrong,entropy_adv"
+ACCURACY = {"uniform": (0.5, 0.4, 0.6), "oracle_first_wrong": (0.6, 0.7, 0.7), "entropy_adv": (0.4, 0.4, 0.6)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The rows of three rules with finished runs, by rule: the entries and the folder."""
+    folder = tmp_path_factory.mktemp("bench")
+    wanted = jobs(TRACK, parse_rules(RULES), range(3), POLICY_DIR, fingerprint(POLICY_DIR), folder / "runs")
+    for job in wanted:
+        write_run(job, ACCURACY[job.variant.name][job.seed])
+        kept = json.loads(job.path.read_text())
+        kept["metrics"] = {"credit_seconds": [0.5, 0.1], "seconds": [1.0, 1.0]}
+        job.path.write_text(json.dumps(kept))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
+        line = ["run", "--rules", RULES, "--tasks", "arithmetic", "--seeds", "0", "--continuations", "3"]
+        main([*line, "--output", str(folder / "runs"), "--rows", str(folder / "rows")])
+    return {row["rule"]: row for row in bench.read_rows(folder / "rows")}, folder
+
+
+def test_a_row_has_its_differences_to_uniform_over_paired_seeds(made):
+    row = made[0]["oracle_first_wrong"]
+    assert (row["seeds"], row["measure"], row["learning_rate"]) == ([0, 1, 2], "mean", 1e-4)
+    assert row["differences"] == pytest.approx({"0": 0.1, "1": 0.3, "2": 0.1})
+    assert row["difference"]["mean"] == pytest.approx(0.5 / 3) and row["difference"]["seeds"] == 3
+    assert row["score"] == pytest.approx(2 / 3) and row["iqm"]["value"] == pytest.approx(0.5 / 3)
+    # of the nine pairs, 0.6 beats 0.5 and 0.4 and ties with 0.6; 0.7 beats all, twice
+    assert row["improvement"]["value"] == pytest.approx((2.5 + 3 + 3) / 9)
+    assert row["cost"] == pytest.approx(0.3), "the median share of a step"
+
+
+def test_a_row_says_where_its_numbers_come_from(made):
+    rows, folder = made
+    row = rows["entropy_adv"]
+    assert {"commit", "command", "machine", "versions"} <= row.keys() and row["runs"] == []
+    assert row["knobs"]["estimator"] == "entropy_adv" and row["task"] == "arithmetic"
+    assert row["version"] == task_version(TRACK, POLICY_DIR) and row["start"] == fingerprint(POLICY_DIR)[:12]
+    assert row["setting"]["steps"] == 2 and "learning_rate" not in row["setting"]
+    files = [path.name for path in (folder / "rows").glob("*/*.json")]
+    assert len(files) == 3 and any(name.startswith("oracle_first_wrong-") for name in files)
+
+
+def test_placement_and_correlation_are_of_the_rule(made):
+    oracle, uniform = made[0]["oracle_first_wrong"], made[0]["uniform"]
+    assert oracle["largest"]["value"] == oracle["share"]["value"] == 1.0
+    assert uniform["correlation"]["value"] == 0.0 < oracle["correlation_incorrect"]["value"]
+    assert uniform["difference"] is uniform["iqm"] is uniform["improvement"] is None
+    assert oracle["continuations"] == 3 and 0 < oracle["exact"] < 0.1, "of arithmetic only the ends are exact"
+    assert oracle["ceiling"] == uniform["ceiling"]
+
+
+def test_the_same_rule_in_the_same_setting_has_one_row(made, tmp_path):
+    row = made[0]["entropy_adv"]
+    first, again = (bench.write_row(row | {"score": score}, tmp_path) for score in (0.1, 0.2))
+    other = bench.write_row(row | {"learning_rate": 2e-4}, tmp_path)
+    assert first == again != other and json.loads(first.read_text())["score"] == 0.2
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/y.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"y\.json is no row of the credit bench; remove it"):
+        bench.read_rows(tmp_path)
+
+
+def test_a_row_without_rollouts_has_its_gain_alone(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
+    line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
+    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path)])
+    rows = {row["rule"]: row for row in bench.read_rows(tmp_path)}
+    assert rows.keys() == {"uniform", "oracle_first_wrong"}
+    for rule, row in rows.items():
+        whole = made[0][rule]
+        assert row.keys() == whole.keys() and row["difference"] == whole["difference"]
+        assert row["correlation"] is row["largest"] is row["ceiling"] is None
+    (board,) = board_of(rows.values())
+    assert board.notes == [] and [str(cell) for cell in board.cells[0][6:9]] == [""] * 3
+
+
+def test_a_row_made_without_rollouts_keeps_what_an_earlier_row_measured(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
+    earlier = made[0]["oracle_first_wrong"]
+    bench.write_row(earlier | {"commit": "c0ffee", "learning_rate": 2e-4, "measured": None}, tmp_path)
+    line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
+    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path)])
+    rows = [row for row in bench.read_rows(tmp_path) if row["learning_rate"] == 1e-4]
+    row = next(row for row in rows if row["rule"] == "oracle_first_wrong")
+    assert {name: row[name] for name in ("correlation", "largest", "exact")} == {
+        name: earlier[name] for name in ("correlation", "largest", "exact")
+    }
+    assert row["seeds"] == [0, 1, 2]
+
+
+def test_a_row_of_an_edited_rule_keeps_nothing_of_the_rule_before(made):
+    earlier, folder = made[0]["oracle_first_wrong"], made[1] / "edited"
+    bench.write_row(earlier, folder)
+    assert bench.measured_before(earlier, folder)
+    assert not bench.measured_before(earlier | {"knobs": {"source": "another"}}, folder)
+
+
+def test_rows_over_a_baseline_at_another_rate_are_others(made, tmp_path):
+    row = made[0]["oracle_first_wrong"]
+    other = row | {"baseline_learning_rate": 2 * row["baseline_learning_rate"]}
+    assert len({bench.write_row(each, tmp_path) for each in (row, other)}) == 2
+
+
+# ── Versions ──
+
+
+def test_a_version_changes_with_what_the_task_does_alone(monkeypatch):
+    version = task_version(TRACK, POLICY_DIR)
+    assert version == task_version(replace(TRACK, steps=9, learning_rate=1.0), POLICY_DIR)
+    assert version != task_version(replace(TRACK, operations=6), POLICY_DIR)
+    assert version != task_version(LabSettings(task="bookkeeping"), task_of(LabSettings(task="bookkeeping")).shipped())
+    written, check, problems = arithmetic.write_solution, arithmetic.check, arithmetic.make_problems
+    for name, changed in (
+        ("write_solution", lambda *of: written(*of).replace("~", ".")),
+        ("check", lambda *of: replace(check(*of), first_error=None)),
+        ("max_response_tokens", lambda *of: 151),
+        ("make_problems", lambda n, seed, *of: [*problems(n, seed + 1, *of)]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(arithmetic, name, changed)
+            assert task_version(TRACK, POLICY_DIR) != version, name
+    assert task_version(TRACK, POLICY_DIR) == version
+
+
+# ── Boards ──
+
+
+def board_of(rows, versions=None):
+    return boards(rows, versions or {"arithmetic": task_version(TRACK, POLICY_DIR)})
+
+
+def test_only_equal_versions_starts_settings_and_baselines_share_a_board(made):
+    rows = [*made[0].values()]
+    (board,) = board_of(rows)
+    assert board.current and [row["rule"] for row in board.rows] == ["oracle_first_wrong", "uniform", "entropy_adv"]
+    changes = {"version": "older"}, {"start": "other"}, {"setting": rows[0]["setting"] | {"steps": 3}}
+    changes = *changes, {"measure": "evaluated"}, {"baseline_learning_rate": 2e-4}
+    for change in changes:
+        both = board_of([*rows, rows[0] | change])
+        assert [len(each.rows) for each in both] == [3, 1]
+        assert [each.current for each in both] == [True, "version" not in change]
+    last = board_of([*rows, *(row | {"version": "older"} for row in rows)])[-1]
+    assert "another version of the task" in last.title and not last.current
+    assert len(board_of([*rows, rows[0] | {"learning_rate": 2e-4}])) == 1, "a rule may have been tuned"
+
+
+def test_rows_of_seeds_that_judge_nothing_have_a_board_and_a_file_of_their_own(made, tmp_path):
+    rows = [*made[0].values()]
+    tried = rows[0] | {"seeds": [900, 901]}
+    first, second = board_of([*rows, tried])
+    assert len(first.rows) == 3 and [row["seeds"] for row in second.rows] == [[900, 901]]
+    assert second.title == f"{first.title}; seeds from 900 on, which judge nothing"
+    assert bench.write_row(rows[0], tmp_path) != bench.write_row(tried, tmp_path)
+
+
+def test_a_rule_at_two_rates_counts_once_and_at_its_better_one(made):
+    rows = [*made[0].values()]
+    tuned = made[0]["entropy_adv"] | {"learning_rate": 2e-4, "difference": rows[0]["difference"] | {"mean": 0.5}}
+    (board,) = board_of([*rows, tuned])
+    assert len(board.rows) == 4 and [row["rule"] for row in board._by_rule].count("entropy_adv") == 1
+    assert next(row for row in board._by_rule if row["rule"] == "entropy_adv")["learning_rate"] == 2e-4
+
+
+def test_the_page_has_the_tables_between_its_two_lines(made):
+    made_boards = board_of(made[0].values())
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    shown = markdown(made_boards, page)
+    assert shown.startswith(f"before\n{BEGIN}\n") and shown.endswith(f"{END}\nafter\n") and "old" not in shown
+    assert "| `oracle_first_wrong` | 3 | +16.7 (" in shown and "| `uniform` | 3 |  |" in shown
+    assert "Over 2 rules" not in shown, "two rules predict nothing"
+    assert markdown(made_boards, shown) == shown
+    for broken in ("no lines", BEGIN, END):
+        with pytest.raises(ValueError, match="the page has no place for the tables"):
+            markdown(made_boards, broken)
+
+
+ATTACK = "<script>alert(1)</script>"
+
+
+def test_names_are_text_and_nothing_is_loaded_from_elsewhere(made):
+    rows = [row | {"rule": ATTACK + row["rule"], "command": ATTACK} for row in made[0].values()]
+    text = html(board_of(rows))
+    assert ATTACK not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text and text.count("<script") == 1
+    assert set(re.findall(r'\b(?:src|href)="([^"]*)"', text)) == {"data:,", "#main", "credit-bench.html"}
+
+
+def test_a_click_sorts(browser, made, tmp_path):
+    path = tmp_path / "board.html"
+    path.write_text(html(board_of(made[0].values())))
+    loads_alone(browser, path)
+    load(browser, path)
+    browser.execute_script("document.querySelectorAll('th button')[2].click()")
+    assert each(browser, "tbody th", "n.textContent") == ["oracle_first_wrong", "entropy_adv", "uniform"]
+    browser.execute_script("document.querySelectorAll('th button')[2].click()")
+    assert each(browser, "tbody th", "n.textContent")[0] == "entropy_adv"
+
+
+# ── The command ──
+
+
+def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
+    page = tmp_path / "docs/page.md"
+    page.parent.mkdir()
+    page.write_text(f"{BEGIN}\n{END}\n")
+    line = ["table", "--rows", str(made[1] / "rows"), "--page", str(page), "--sorted", str(tmp_path / "board.html")]
+    main(line)
+    assert "oracle_first_wrong" in page.read_text() and "oracle_first_wrong" in (tmp_path / "board.html").read_text()
+    assert (tmp_path / "docs/images/credit_bench_arithmetic.png").is_file()
+    assert "oracle_first_wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "run --rules shear --tasks arithmetic,books",
+            "no task is called 'books'; use arithmetic, bookkeeping",
+        ),
+        ("run --rules shear --continuations -1", "--continuations must be at least 0: got -1"),
+        ("run --rules shaer", "did you mean shear"),
+        ("run --rules shear/windw=3", "windw"),
+        ("table --rows nowhere", "--rows: no rows in nowhere; make some with the action run"),
+        (f"table --rows {ROWS} --page nowhere.md", "--page: there is no file nowhere.md; copy docs/credit-bench.md"),
+        ("tabel", "did you mean table?"),
+    ],
+)
+def test_a_mistake_is_one_line(line, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(line.split())
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and told in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+# ── The kept rows ──
+
+
+def test_the_docs_show_the_kept_rows():
+    rows = bench.read_rows(ROWS)
+    versions = {task: task_version(track, task_of(track).shipped()) for task, track in TRACKS.items()}
+    page = (DOCS / "credit-bench.md").read_text()
+    made = boards(rows, versions)
+    assert markdown(made, page) == page and html(made) == (DOCS / "leaderboard.html").read_text()
+    assert {row["version"] for row in rows} <= {*versions.values()}, (
+        "a task has changed: its rows are of another version"
+    )
+    (first, *_), said = (
+        made,
+        page.partition("## What it says so far")[2].partition("## Leaderboard")[0].replace("\n", " "),
+    )
+    of = {row["rule"]: Estimate(**row["correlation"]).text(".3f") for row in first.rows}
+    assert of["shear"] in said and of["text"] in said and first.prediction.text(".2f").removesuffix(")") in said
+
+
+def test_a_rule_without_runs_has_a_row_without_a_gain():
+    (variant,) = parse_rules("shear")
+    about = {"version": "v", "start": "s", "baseline_learning_rate": 1e-4}
+    row = bench.make_row(TRACK, variant, [], [], None, about, Bootstrap(10))
+    assert (row["seeds"], row["measure"]) == ([], "mean")
+    assert row["score"] is row["difference"] is row["cost"] is None
+
+
+def test_times_that_a_rule_does_not_have_are_no_cost():
+    runs = [SimpleNamespace(metrics={"credit_seconds": (0.0, 0.0), "seconds": (1.0, 1.0)}), SimpleNamespace(metrics={})]
+    assert bench._cost(runs) is None

@@ -1,0 +1,230 @@
+"""The parser: all of OpenRLHF's flags, the fork's flags made from `ShearConfig`, and no heavy import on the way."""
+
+import sys
+from dataclasses import fields
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from command_lines import run_fresh
+
+from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse
+from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
+from openrlhf_shear.config.spec import OutcomeConfig
+from openrlhf_shear.line.flags import spec_of
+from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.train import upstream
+from openrlhf_shear.train.screen.outcome import RefusedError
+
+
+def test_every_upstream_flag_is_still_there():
+    mine = {flag: action for action in build_parser()._actions for flag in action.option_strings}
+    upstreams = {flag: action for action in upstream.parser()._actions for flag in action.option_strings}
+    assert len(upstreams) > 150
+    for flag, action in upstreams.items():
+        kept = mine[flag]
+        for name in ("dest", "type", "nargs", "const"):
+            assert getattr(kept, name) == getattr(action, name), (flag, name)
+        assert set(action.choices or ()) <= set(kept.choices or ()), flag
+        if flag != "--logger.wandb.run_name":  # the time of day
+            assert kept.default == action.default, flag
+
+
+def test_no_flag_takes_the_next_flag_for_its_value(capsys):
+    parser = build_parser()
+    valued = [action.option_strings[-1] for action in parser._actions if action.nargs in (None, "+")]
+    assert len(valued) > 150
+    for flag in valued:
+        with pytest.raises(SystemExit):
+            parser.parse_args([flag, "--dry_run"])
+        assert f"{flag}: expected" in capsys.readouterr().err
+
+
+def test_only_the_fork_adds_flags():
+    added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
+    configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config and not rule.traits.lab_alone]
+    configs += [("prm", PrmConfig), ("credit", SearchConfig), ("credit", OutcomeConfig)]
+    flags = (
+        "device device_memory dry_run json trust_remote_code force_openrlhf_version dump_rollouts_every "
+        "eval.before_train eval.suite eval.data_dir eval.k eval.limit"
+    )
+    flags += (
+        " config verbose reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed reward.answer_format"
+    )
+    flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
+    flags += " ckpt.accept_changes"
+    flags += " train.max_restarts train.max_skipped_steps train.grace_seconds train.wait_for_gpus"
+    flags += " vllm.max_gap vllm.no_logprobs"
+    knobs = {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)}
+    assert added == knobs | set(flags.split())
+
+
+def test_defaults_of_the_flags_are_those_of_the_configs():
+    for name, rule in RULES.items():
+        spec = spec_of(vars(build_parser().parse_args(["--algo.advantage.estimator", name])))
+        assert spec == CreditSpec(name, rule.config() if rule.config else None)
+
+
+def test_types_of_the_shear_flags_come_from_the_annotations():
+    line = "--shear.window 7 --shear.stride 3 --shear.epsilon 4.5 --shear.epsilon_rel 1e-2 --shear.pool mean"
+    line += " --algo.advantage.estimator shear"
+    config = spec_of(vars(build_parser().parse_args(line.split()))).config
+    assert config == ShearConfig(window=7, stride=3, epsilon=4.5, epsilon_rel=0.01, pool="mean")
+    assert isinstance(config.window, int)
+
+
+def test_parse_hands_over_group_norm_and_the_rule(job):
+    values = vars(parse(job("--shear.window 50 --device cpu --train.seed 3")))
+    assert values["credit"] == CreditSpec("shear", ShearConfig(window=50))
+    assert values["algo.advantage.estimator"] == "group_norm"
+    assert values["device"] == "cpu"
+    assert values["eval.before_train"] is False and values["dump_rollouts_every"] == 0
+    assert values["train.seed"] == 3
+    assert not [name for name in values if name.startswith("shear.")]
+
+
+# Flags of every rule, as they were called while they stood with SHEAR's.
+OLD = {"correct_threshold": 0.7, "backend": "torch", "max_cost_bytes": 2**21, "max_waiting_bytes": 7}
+OLD |= {"dump_rollouts_every": 3}
+
+
+def test_old_names_of_the_flags_of_every_rule_stay_and_are_told_once(job, capsys, tmp_path):
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump({"shear": OLD}))
+    lines = [" ".join(f"--{section}.{name} {value}" for name, value in OLD.items()) for section in ("credit", "shear")]
+    lines += [f"--config {tmp_path}/old.yaml"]
+    new, old, kept = (vars(parse(job(f"AS shear {words}"))) for words in lines)
+    told = capsys.readouterr().err
+    assert new["credit"] == old["credit"] == kept["credit"] and new["credit"].search.max_cost_bytes == 2**21
+    assert new["dump_rollouts_every"] == old["dump_rollouts_every"] == kept["dump_rollouts_every"] == 3
+    shared = [line for line in told.splitlines() if "have new names" in line]
+    assert len(shared) == 2 and all("--shear.backend -> --credit.backend" in line for line in shared)
+
+
+def test_dumps_are_of_every_rule_and_no_part_of_one(job, capsys):
+    for words in ("AS shear", "AS uniform", "RESHAPE PRM", "PURE PRM"):
+        args = parse(job(f"--credit.dump_rollouts_every 20 --algo.kl.init_coef 0 {words}"))
+        assert args.dump_rollouts_every == 20
+        assert args.credit.search == SearchConfig(), "two runs that differ in this compute the same"
+    assert "no effect" not in capsys.readouterr().err
+
+
+def test_another_estimator_has_no_rule(job):
+    values = vars(parse(job("AS rloo")))
+    assert values["credit"] is None and values["algo.advantage.estimator"] == "rloo"
+
+
+def test_old_spellings_reach_parse(job):
+    values = vars(parse(job("--seed 11 --max_norm 0.5")))
+    assert (values["train.seed"], values["actor.max_norm"], values["critic.max_norm"]) == (11, 0.5, 0.5)
+
+
+def test_what_the_prm_flags_say_is_what_the_workers_get(prm, job):
+    args = parse(job("RESHAPE PRM"))
+    assert args.credit == CreditSpec("prm_reshape", prm=PrmConfig(model_name_or_path=str(prm)))
+    assert args.credit.prm.step_end == "\n\n" and args.credit.prm.max_len == 4096
+    flags = ("num_nodes 2", "num_gpus_per_node 1", "micro_batch_size 3", "max_len 99", "separator ;", "offload")
+    args = parse(job(f"RESHAPE PRM --ds.zero_stage 3 {' '.join('--prm.' + flag for flag in flags)}"))
+    assert args.credit.prm == PrmConfig(str(prm), 2, 1, 3, 99, ";", True)
+    assert not [name for name in vars(args) if name.startswith(("prm.", "pure."))]
+
+
+def test_the_width_of_pure_is_the_longest_response_unless_given(job):
+    line = "PURE PRM --algo.kl.init_coef 0"
+    assert parse(job(f"{line} --rollout.max_new_tokens 77")).credit.config == PureConfig(width=77)
+    knobs = "--pure.width 5 --pure.temperature 0.5 --pure.verifiable_coef 2"
+    spec = parse(job(f"{line} --rollout.max_new_tokens 77 {knobs}")).credit
+    assert spec.config == PureConfig(temperature=0.5, verifiable_coef=2.0, width=5)
+    assert parse(job(line)).credit.config.width is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("--prm.max_len 100", "--prm.max_len has no effect with {} shear; use {} prm_reshape or pure"),
+        ("AS rloo --shear.window=50", "--shear.window=50 has no effect with {} rloo; use {} shear"),
+        ("AS uniform --shear.window 70", "--shear.window has no effect with {} uniform; use {} shear"),
+        ("--error_odds.rise 3", "--error_odds.rise has no effect with {} shear; use {} error_odds"),
+        ("GRPO --pure.width 5", "--pure.width has no effect with {} group_norm; use {} pure"),
+        (
+            "AS error_odds --error_odds.rise 3 --credit.backend torch --shear.stride 9",
+            "--shear.stride has no effect with {} error_odds; use {} shear",
+        ),
+        ("RESHAPE PRM --pure.width 5", "--pure.width has no effect with {} prm_reshape; use {} pure"),
+    ],
+)
+def test_flags_without_effect_are_warned_of(job, capsys, changes, said):
+    line = job(changes)
+    capsys.readouterr()  # of the model that PRM makes
+    parse(line)
+    assert capsys.readouterr().err == f"[Warning] {said.replace('{}', '--algo.advantage.estimator')}\n"
+
+
+@pytest.mark.usefixtures("outside")
+def test_rules_of_the_package_and_from_outside(job, capsys):
+    for name in ("uniform", "my_rules:Good"):
+        args = vars(parse(job(f"AS {name} --credit.correct_threshold 0.7")))
+        assert args["credit"] == CreditSpec(name, outcome=OutcomeConfig(0.7))
+        assert args["algo.advantage.estimator"] == "group_norm"
+    for words, coef in (("my_rules:Later", 0.0), ("my_rules:Good", None), ("entropy_adv", 0.0)):
+        assert vars(parse(job(f"AS {words}")))["actor.entropy_coef"] == coef
+    assert vars(parse(job("AS my_rules:Later --actor.entropy_coef 0.1")))["actor.entropy_coef"] == 0.1
+    assert "no effect" not in capsys.readouterr().err
+    built_in = ("shear", "uniform", "error_odds", "entropy_adv", "prm_reshape", "pure")
+    names = (*built_in, "my_rules:Good", "my_rules:Reader")
+    assert [name for name in names if needs_prm(name)] == ["prm_reshape", "pure", "my_rules:Reader"]
+    assert needs_prm("group_norm") is False
+
+
+def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
+    run, loaded = run_fresh("train_ppo_ray", ["--help"])
+    assert (run.returncode, loaded) == (0, [])
+    text = " ".join(run.stdout.split())
+    knobs = [("shear", knob) for knob in fields(ShearConfig)]
+    knobs += [("credit", knob) for kind in (SearchConfig, OutcomeConfig) for knob in fields(kind)]
+    for section, knob in knobs:
+        _, _, entry = text.partition(f" --{section}.{knob.name} ")
+        default = "unset" if knob.default is None else knob.default
+        assert f"(default: {default})" in entry.split(" --")[0], knob.name
+    assert "--algo.advantage.estimator shear" in text
+    assert "--pretrain" in text  # tells that the old spellings are accepted
+
+
+def test_a_good_line_is_parsed_and_checked_without_heavy_imports(job):
+    run, loaded = run_fresh("train_ppo_ray", job(), function="parse")
+    assert (run.returncode, run.stderr.strip(), loaded) == (0, "", [])
+
+
+def test_a_run_that_ends_on_purpose_is_one_line_and_its_exit_code(job, capsys, monkeypatch):
+    def launch(args):
+        raise RefusedError("16 GPUs are needed")
+
+    monkeypatch.setitem(sys.modules, "openrlhf_shear.train.start.launch", SimpleNamespace(launch=launch))
+    with pytest.raises(SystemExit) as ended:
+        main([*job(), "--verbose"])
+    assert ended.value.code == 2 and capsys.readouterr().out.endswith("the run ended: 16 GPUs are needed\n")
+
+
+def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(
+        SystemExit, match=r"error: needs the extra \[cluster\]: OpenRLHF is not installed; use scripts/install_cluster"
+    ):
+        parse([])
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import argparse\nparser = argparse.ArgumentParser()\n", "has no `if __name__"),
+        ("if __name__ == '__main__':\n    parser = torch.parser()\n    args = parser.parse_args()\n", "torch"),
+        ("if __name__ == '__main__':\n    p = 1\n    args = p.parse_args()\n", "builds no `parser`"),
+    ],
+)
+def test_a_changed_upstream_is_told_with_its_version(source, problem):
+    with pytest.raises(RuntimeError, match=problem) as raised:
+        upstream.parser(source)
+    assert metadata.version("openrlhf") in str(raised.value)

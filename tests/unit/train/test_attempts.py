@@ -1,0 +1,195 @@
+"""A run that fails is started again from its last checkpoint, one that ended on purpose is not; signals get through."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from processes import stats, wait_until
+
+from openrlhf_shear.train.start import attempts
+
+RUN = """
+import os, pathlib, signal, sys
+kept = pathlib.Path(sys.argv[1])
+kept.write_text(kept.read_text() + f"{os.environ['OPENRLHF_SHEAR_ATTEMPT']} {' '.join(sys.argv[3:])}\\n")
+code = sys.argv[2].split(",")[int(os.environ["OPENRLHF_SHEAR_ATTEMPT"])]
+if code == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(code))
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "last", "tries"),
+    [
+        ("0", 2, 0, 1),
+        ("1,killed,0", 2, 0, 3),
+        ("killed,1,1", 2, 1, 3),
+        ("1,killed", 1, 137, 2),
+        *((f"{code},0", 5, code, 1) for code in (2, 3, 4, 5, 75)),
+    ],
+)
+def test_what_failed_starts_again(tmp_path, monkeypatch, codes, restarts, last, tries):
+    monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    kept = tmp_path / "kept"
+    kept.write_text("")
+    try:
+        assert attempts.supervise([sys.executable, "-c", RUN, str(kept), codes, "--x"], restarts) == last
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
+    lines = kept.read_text().splitlines()
+    assert lines == [f"{i} --x{' --ckpt.load_enable' if i else ''}" for i in range(tries)]
+
+
+SUPERVISE = """
+import sys
+from openrlhf_shear.train.start import attempts
+sys.exit(attempts.supervise([sys.executable, "-c", sys.argv[1], sys.argv[2]], 3))
+"""
+WAITING = """
+import pathlib, signal, sys, time
+def stop(*_):
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1]).write_text("ready")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_reaches_the_run(tmp_path, number):
+    """SIGTERM is passed on, and its exit code comes back; with a supervisor that is killed the run ends too."""
+    ready = tmp_path / "ready"
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISE, WAITING, str(ready)])
+    assert wait_until(ready.exists)
+    (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    process.send_signal(number)
+    assert process.wait(60) == (75 if number == signal.SIGTERM else -9)
+    assert wait_until(lambda: stats().get(child, ["Z"])[0] == "Z"), "a zombie is another's to reap"
+
+
+PAUSED = """
+import os, signal, sys, threading
+from openrlhf_shear.train.start import attempts
+told = attempts.say
+def say(text):
+    told(text)
+    if "starts again" in text:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+attempts.say, attempts.PAUSE_SECONDS = say, 60.0
+sys.exit(attempts.supervise([sys.executable, "-c", "print('an attempt', flush=True); raise SystemExit(1)"], 3))
+"""
+
+
+def test_a_signal_between_two_attempts_ends_the_run():
+    done = subprocess.run([sys.executable, "-c", PAUSED], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 75 and done.stdout.count("an attempt") == 1
+    assert "SIGTERM: the run does not start again" in done.stdout
+
+
+STARTED = """
+import os, signal, subprocess, sys
+from openrlhf_shear.train.start import attempts
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        if os.environ.get("SECOND"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().__init__(*args, **kwargs)
+        os.environ["SECOND"] = "1"
+attempts.subprocess.Popen, attempts.PAUSE_SECONDS = Popen, 0.0
+waits = "import os, time; os.environ['OPENRLHF_SHEAR_ATTEMPT'] == '1' and time.sleep(60); raise SystemExit(1)"
+sys.exit(attempts.supervise([sys.executable, "-c", waits], 3))
+"""
+
+
+def test_a_signal_reaches_an_attempt_that_starts():
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+
+
+SIGNALS = """
+import os, signal, sys, threading, time, types
+from openrlhf_shear.train.start import signals
+
+ASKED = threading.Event()
+
+class Trainer:
+    class ask_to_stop:
+        remote = staticmethod(lambda why: (print("asked by", why, flush=True), ASKED.set()))
+
+def get_actor(name):
+    assert MODE != "no Ray", "this starts one"
+    if MODE == "no trainer":
+        raise ValueError(name)
+    return Trainer
+
+MODE = sys.argv[1]
+sys.modules["ray"] = types.SimpleNamespace(
+    is_initialized=lambda: MODE != "no Ray", get_actor=get_actor, get=lambda ref, timeout: None,
+    exceptions=types.SimpleNamespace(RayError=OSError), shutdown=lambda: print("shut down", flush=True),
+)
+signals.SAME_SECONDS = 0.3
+with signals.stopping(0.3 if MODE == "over" else 60.0):
+    os.kill(os.getpid(), signal.SIGTERM)
+    if MODE == "in time":
+        os.kill(os.getpid(), signal.SIGTERM)  # Slurm, or a terminal, signals a family: this is no second one
+    if MODE in ("in time", "twice"):
+        ASKED.wait(30)
+        time.sleep(0.5)  # longer than a signal counts as the same
+    if MODE == "twice":
+        os.kill(os.getpid(), signal.SIGINT)
+    if MODE == "in time":
+        sys.exit(75)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("in time", "the run ends with a checkpoint"),
+        ("twice", "once more ends it now"),
+        ("over", "the grace is over"),
+        ("no trainer", "no trainer is at work, not yet or no longer"),
+        ("no Ray", "no trainer is at work, not yet or no longer"),
+    ],
+)
+def test_a_signal_ends_the_run_within_its_grace(mode, said):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SIGNALS), mode], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 75 and said in done.stdout
+    assert ("asked by SIGTERM" in done.stdout) == (not mode.startswith("no "))
+    assert ("shut down" in done.stdout) == (mode in ("over", "no trainer", "no Ray"))
+
+
+STARTING = """
+import os, signal, sys
+from openrlhf_shear.train.start import signals
+from openrlhf_shear.train.screen.outcome import StoppedError
+
+def start():  # as `ray.init` does
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+    if sys.argv[1] == "within":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, lambda *_: print("ours", flush=True))
+try:
+    with signals.kept():
+        start()
+except StoppedError as error:
+    print(error.code, error)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("when", "said"), [("within", "75 a signal came while Ray started"), ("after", "ours")])
+def test_a_handler_of_rays_does_not_stay(when, said):
+    words = [sys.executable, "-c", STARTING, when]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=True)
+    assert said in done.stdout and done.stdout.endswith("ours\n")

@@ -1,0 +1,93 @@
+"""Evaluation prompts keep their sets apart, whatever their texts; scores against fractions by hand."""
+
+from types import SimpleNamespace
+
+import openrlhf_on_cpu  # noqa: F401
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
+from openrlhf_shear.train.run.trainer import ShearTrainer
+from openrlhf_shear.train.sampling.samples import FAILED
+
+LOST = None
+
+
+def evaluated(rows: list[tuple[str, str]], rewards: list[list[float | None]]) -> dict[str, float]:
+    """Return the logs of `ShearTrainer.evaluate` for rows (set, prompt) and the rewards of each row's rollouts."""
+    logged = {}
+    samples = [
+        Experience(
+            prompts=[prompt],
+            rewards=torch.tensor([reward or 0.0]),
+            response_length=torch.tensor([10 * (i + 1)]),
+            truncated=torch.tensor([i == 0]),
+            info={FAILED: torch.tensor([float(reward is LOST)])},
+        )
+        for (_, prompt), of_prompt in zip(rows, rewards, strict=True)
+        for i, reward in enumerate(of_prompt)
+    ]
+    trainer = object.__new__(ShearTrainer)
+    trainer.eval_dataloader = [([source], [prompt], [""], [None]) for source, prompt in rows]
+    trainer.samples_generator = SimpleNamespace(generate_eval_samples=lambda *of, **how: samples, eval_failed=0)
+    trainer._suite = None
+    trainer._tracking = SimpleNamespace(log_eval=lambda trainer, step, logs: logged.update(logs) or logs)
+    trainer._story = SimpleNamespace(evaluated=lambda *of: None)
+    assert trainer.evaluate(3, n_samples_per_prompt=len(rewards[0])) == logged
+    return logged
+
+
+SHARED = [("math", "a"), ("math", "b"), ("math", "shared"), ("amc", "shared"), ("amc", "c"), ("amc", "d")]
+
+
+def test_a_prompt_twice_in_a_set_counts_twice():
+    logs = evaluated([("math", "a"), ("math", "a"), ("math", "b")], [[1, 1], [0, 1], [0, 0]])
+    assert logs["eval_math_pass1"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert logs["eval_math_pass2"] == pytest.approx(2 / 3)
+    assert (logs["eval_math_response_length_mean"], logs["eval_math_truncated_rate"]) == (15, 0.5)
+    assert logs["eval_num_samples"] == 6
+
+
+def test_a_prompt_that_lost_a_reward_is_in_pass1_alone():
+    logs = evaluated([("math", "a"), ("math", "b")], [[1, LOST], [0, 1]])
+    assert logs["eval_math_pass1"] == pytest.approx((1 + 1 / 2) / 2)
+    assert logs["eval_math_pass2"] == 1.0
+    logs = evaluated([("math", "a"), ("math", "b")], [[1, LOST], [0, 0]])
+    assert logs["eval_math_pass2"] == 0.0
+
+
+def test_sets_that_share_a_prompt_have_their_own_scores():
+    """AMC shares a prompt with MATH: by the prompt's text, both rows would count in the set that comes last."""
+    logs = evaluated(SHARED, [[1, 0], [0, 0], [1, 1], [0, 0], [0, 1], [0, 0]])
+    assert logs["eval_math_pass1"] == pytest.approx((1 / 2 + 0 + 1) / 3)
+    assert logs["eval_math_pass2"] == pytest.approx(2 / 3)
+    assert logs["eval_amc_pass1"] == pytest.approx((0 + 1 / 2 + 0) / 3)
+    assert logs["eval_amc_pass2"] == pytest.approx(1 / 3)
+    assert logs["eval_response_length_mean"] == 15
+
+
+def test_a_reward_that_failed_is_no_zero():
+    logs = evaluated([("math", "a"), ("math", "b"), ("math", "c")], [[1, LOST], [0, 1], [LOST, LOST]])
+    assert logs["eval_math_pass1"] == pytest.approx((1 + 1 / 2) / 2)
+    assert logs["eval_math_pass2"] == 1.0, "of the prompt that has both"
+
+
+def test_the_names_are_openrlhf_s():
+    from openrlhf.trainer.ppo_trainer import compute_eval_metrics
+
+    rows, rewards = [("math", "a"), ("amc", "b")], [[1, 0], [0, 0]]
+    loader = [([source], [prompt], [""], [None]) for source, prompt in rows]
+    samples = [
+        Experience(
+            prompts=[prompt],
+            rewards=torch.tensor([float(reward)]),
+            response_length=torch.tensor([5]),
+            truncated=torch.tensor([True]),
+        )
+        for (_, prompt), of_prompt in zip(rows, rewards, strict=True)
+        for reward in of_prompt
+    ]
+    groups = [[Sampled(float(reward), 5, True) for reward in of_prompt] for of_prompt in rewards]
+    assert scores_by_set([source for source, _ in rows], groups) == compute_eval_metrics(loader, samples, 2)
+    assert scores_by_set([], []) == {}

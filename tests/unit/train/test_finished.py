@@ -1,0 +1,104 @@
+"""The folders of a run that is finished, or still writes: told before Ray starts, and nothing in them is lost."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import openrlhf_on_cpu  # noqa: F401
+import pytest
+from command_lines import ROOT, refusal
+
+from openrlhf_shear.cli import train_ppo_ray
+from openrlhf_shear.preflight import outputs
+from openrlhf_shear.train.checkpoints import finished, folders
+from openrlhf_shear.train.screen.outcome import ERROR, ModelNotWrittenError
+from openrlhf_shear.train.update import actor
+
+FOLDERS = "--ckpt.path run/ckpt --ckpt.output_dir run/model"
+
+
+@pytest.fixture
+def run(job):
+    """The values of a finished run of two episodes with a checkpoint and a model, and its line."""
+    kept = Path("run/ckpt/_actor/global_step8")
+    kept.mkdir(parents=True)
+    (kept / "metric.json").write_text("{}")
+    Path("run/model").mkdir()
+    Path("run/model/config.json").write_text("{}")
+    Path("run/model/model.safetensors").write_text("")
+    line = job(f"{FOLDERS} --ckpt.save_steps 1 --train.num_episodes 2 --ckpt.load_enable")
+    values = {"ckpt.path": "run/ckpt", "ckpt.output_dir": "run/model", "ckpt.load_enable": True}
+    values |= {"train.num_episodes": 2, "ckpt.accept_changes": None}
+    finished.mark(values)
+    return values, line
+
+
+def test_a_finished_run_is_answered_without_ray(run, capsys, monkeypatch):
+    _, line = run
+    monkeypatch.setattr(train_ppo_ray.attempts, "supervise", lambda *given: pytest.fail("started"))
+    assert json.loads(Path("run/ckpt/finished.json").read_text()) == {"checkpoint": "global_step8", "num_episodes": 2}
+    train_ppo_ray.main(line)
+    assert "nothing left to do: the run finished at step 8, and its model is in run/model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: Path("run/model/model.safetensors").unlink(),
+        lambda values: Path("run/ckpt/finished.json").unlink(),
+        lambda values: values.update({"train.num_episodes": 3}),
+        lambda values: values.update({"ckpt.accept_changes": "data"}),
+        lambda values: values.update({"ckpt.load_enable": False}),
+        lambda values: Path("run/ckpt/_actor/global_step8").rename("run/ckpt/_actor/global_step7"),
+    ],
+)
+def test_a_run_with_something_left_starts(run, change):
+    """Also one whose model is missing, which the trainer then writes."""
+    values, _ = run
+    assert finished.nothing_left(values)
+    change(values)
+    assert finished.nothing_left(values) == ""
+
+
+def test_a_run_without_a_checkpoint_gets_no_mark(tmp_path):
+    finished.mark({"ckpt.path": str(tmp_path), "train.num_episodes": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_which_a_run_still_writes_is_refused(job, capsys, monkeypatch):
+    line = job(FOLDERS)
+    lock = folders.lock(Path("run/ckpt"))
+    monkeypatch.setattr(outputs, "LOCK_SECONDS", 0.0)
+    assert "ckpt.path is the folder of a run that still writes: got 'run/ckpt'" in refusal(capsys, line)
+    lock.close()
+    train_ppo_ray.read(line)
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "remedy"), [(4, "make room, then the same line"), (-1, "no checkpoint was made")]
+)
+def test_a_disk_that_refuses_the_model_is_told_in_a_line(monkeypatch, save_steps, remedy):
+    def refused(self):
+        raise OSError("out could not be written (No space left on device); its disk has 0 GB left")
+
+    made = object.__new__(actor.ShearPolicyActor)
+    ckpt = type("Ckpt", (), {"output_dir": "out", "save_steps": save_steps})
+    made.strategy = type("Strategy", (), {"args": type("Args", (), {"ckpt": ckpt})})
+    monkeypatch.setattr(actor.ShearPolicyActor.__mro__[2], "save_model", refused, raising=False)
+    with pytest.raises(
+        ModelNotWrittenError, match=f"written to --ckpt.output_dir: out could .* left; {remedy}"
+    ) as told:
+        made.save_model()
+    assert told.value.code == ERROR, "another attempt may write it"
+
+
+@pytest.mark.parametrize("words", [["evaluate", "--help"], ["train_ppo_ray", "--help"]])
+def test_a_reader_that_leaves_ends_a_command_without_a_word(words):
+    command = [sys.executable, "-m", f"openrlhf_shear.cli.{words[0]}", *words[1:]]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}
+    )
+    started.stdout.close()
+    assert started.stderr.read() == b""
+    assert started.wait() in (0, 141)

@@ -1,0 +1,153 @@
+"""A training run's engines: its suite, interrupted, asked to stop, asleep; and an agent with its own parameters."""
+
+import asyncio
+import json
+from argparse import Namespace
+from dataclasses import replace
+from types import SimpleNamespace
+
+import openrlhf_on_cpu  # noqa: F401
+import pytest
+import ray
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+from vllm import SamplingParams
+
+from openrlhf_shear.sampling.records import Completion, Question
+from openrlhf_shear.sampling.sampler import Request, Sampling
+from openrlhf_shear.sampling.store import Store
+from openrlhf_shear.train.run import suite as module
+from openrlhf_shear.train.run.suite import TrainingSuite
+from openrlhf_shear.train.sampling import engine_sampler
+from openrlhf_shear.train.sampling.engine import RewardRolloutActor
+from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
+from openrlhf_shear.train.screen.outcome import StoppedError
+
+
+class Engines:
+    handles = ()
+
+    def __init__(self):
+        self.called = []
+
+    def call(self, method):
+        self.called.append(method)
+
+
+def arguments(folder, k=2, temperature=0.1, model="/models/a"):
+    rows = [json.dumps({"prompt": f"{i} + 1?", "label": str(i + 1)}) + "\n" for i in range(4)]
+    (folder / "held.jsonl").write_text("".join(rows))
+    suite = {"suite": str(folder / "held.jsonl"), "data_dir": None, "limit": 0, "k": k, "temperature": temperature}
+    reward = {"remote_url": ["math"], "cores": 1, "timeout": 0.0, "memory_mb": 1024, "allow_unsandboxed": False}
+    data = {"input_key": "prompt", "label_key": "label", "apply_chat_template": True, "input_template": None}
+    return Namespace(
+        ckpt=Namespace(path=str(folder / "ckpt")),
+        eval=Namespace(**suite),
+        vllm=Namespace(enable_sleep=True),
+        reward=Namespace(**reward, answer_format="boxed"),
+        data=Namespace(**data, max_len=512),
+        actor=Namespace(model_name_or_path=model),
+        rollout=Namespace(max_new_tokens=64),
+        train=Namespace(seed=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"), [({}, 1), ({"k": 4}, 0), ({"temperature": 0.6}, 0), ({"model": "/elsewhere/b"}, 0)]
+)
+def test_an_interrupted_evaluation_goes_on_or_begins_anew_with_other_settings(tmp_path, monkeypatch, changes, kept):
+    first, engines, seen = TrainingSuite(arguments(tmp_path), Engines(), None), Engines(), []
+    folder = tmp_path / "ckpt/evaluations/step5"
+    plan = replace(first._plan, model=f"{first._plan.model}, step 5")
+    store = Store(folder)
+    store.start(plan.settings(), plan.questions)
+    with store.log() as log:
+        log(Completion("custom-held", "1", 0, "x", 1, False))
+
+    def evaluate(plan, store, sampler, grading):
+        seen.append(len(store.samples()) if folder.is_dir() else 0)
+        store.start(plan.settings(), plan.questions)
+        raise StoppedError("seen enough")
+
+    monkeypatch.setattr(module, "evaluate", evaluate)
+    with pytest.raises(StoppedError):
+        TrainingSuite(arguments(tmp_path, **changes), engines, None).evaluate(5, go_on=True)
+    assert seen == [kept] and engines.called == ["wake_up", "sleep"], "calls restart an engine that died"
+
+
+def test_a_request_to_stop_ends_an_evaluation(monkeypatch):
+    asked = []
+
+    def check_stop():
+        asked.append(1)
+        if len(asked) > 3:
+            raise StoppedError("stopped by SIGTERM")
+
+    engine = type("Engine", (), {"complete": SimpleNamespace(remote=lambda *given: object())})()
+    fake = SimpleNamespace(wait=lambda refs, num_returns, timeout: ([], refs), exceptions=ray.exceptions)
+    monkeypatch.setattr(engine_sampler, "ray", fake)
+    monkeypatch.setattr(engine_sampler, "question_ids", lambda *given: [1])
+    sampler = EngineSampler([engine], None, Sampling(), None, 512, check_stop)
+    with pytest.raises(StoppedError):
+        next(sampler([Request(Question("b", str(i), [], "1"), 0, i) for i in range(9)]))
+
+
+def test_an_agent_s_own_sampling_parameters_keep_log_probs_and_a_seed_for_each_rollout_and_turn():
+    engine, given = object.__new__(RewardRolloutActor), []
+    engine._sampled, engine._failed = set(), 0
+
+    async def generate(ids, parameters, *_):
+        given.append((parameters.temperature, parameters.logprobs, parameters.seed))
+        return SimpleNamespace(outputs=[])
+
+    class Executor:
+        async def execute(self, sampling_params, llm_engine, **_):
+            await llm_engine.generate([1], sampling_params)
+            own = SamplingParams(temperature=0.5)
+            for _ in range(3):  # candidates of one turn
+                await llm_engine.generate([1, 2], own)
+            return {"observation_tokens": [], "rollout_log_probs": None, "reads": own.logprobs}
+
+    engine._generate, engine.executor = generate, Executor()
+    asked = SamplingParams(temperature=1.0, logprobs=0, seed=7)
+    made = asyncio.run(engine.generate_responses("p", "l", asked, 64, None, num_samples=2))
+    assert [sample["reads"] for sample in made] == [0, 0], "an executor that reads its own parameters again"
+    assert [call[:2] for call in sorted(given)] == [(0.5, 0)] * 6 + [(1.0, 0)] * 2
+    assert len({seed for *_, seed in given}) == 8 and None not in {seed for *_, seed in given}
+
+
+class TwoTurns(AgentInstanceBase):
+    """Says "ab" after each turn, and asks for parameters of its own in the second."""
+
+    def __init__(self):
+        self.turn = 0
+
+    async def step(self, states, **_):
+        self.turn += 1
+        own = SamplingParams(temperature=0.5, max_tokens=8)
+        feedback = {"environment_feedback": "ab", "done": self.turn == 2, "sampling_params": own}
+        return {"rewards": torch.tensor(1.0), **feedback}
+
+
+@pytest.mark.parametrize("asked", [0, None])
+def test_log_probs_of_turns_with_an_agent_s_own_parameters_are_kept_in_openrlhfs_executor(asked):
+    """The executor passes a copy of the parameters, so it never sees that log-probs were asked for."""
+    engine = object.__new__(RewardRolloutActor)
+    engine._sampled, engine._failed, engine.executor = set(), 0, MultiTurnAgentExecutor(TwoTurns)
+
+    async def generate(ids, parameters, *_):
+        log_probs = [{token: SimpleNamespace(logprob=-len(ids) - token)} for token in (7, 8, 9)]
+        kept = None if parameters.logprobs is None else log_probs
+        return SimpleNamespace(
+            outputs=[SimpleNamespace(token_ids=[7, 8, 9], text="xyz", finish_reason="stop", logprobs=kept)]
+        )
+
+    def tokenizer(text, **_):
+        return {"input_ids": torch.tensor([[ord(letter) for letter in text]])}
+
+    engine._generate = generate
+    parameters = SamplingParams(temperature=1.0, logprobs=asked, seed=7, max_tokens=8)
+    (sample,) = asyncio.run(engine.generate_responses("pq", "l", parameters, 64, tokenizer))
+    assert sample["observation_tokens"] == [112, 113, 7, 8, 9, 97, 98, 7, 8, 9, 97, 98]
+    whole = [0, 0, -9, -10, -11, 0, 0, -14, -15, -16, 0, 0]
+    assert sample["rollout_log_probs"] == (None if asked is None else whole)
