@@ -229,9 +229,7 @@ class ShearStrategy(DeepspeedStrategy):
             choice, lines = [(None, [])], []
             if self.is_rank_0():
                 tag, lines = folders.find(saved, broken)
-                choice = [
-                    (tag, contents.shares([folder / tag for folder in saved] if tag else [], self.world_size))
-                ]
+                choice = [(tag, contents.shares([folder / tag for folder in saved] if tag else [], self.world_size))]
             torch.distributed.broadcast_object_list(choice)
             ((tag, shares),) = choice
             changed = [] if tag is None else self._gathered(contents.changed(shares[self.get_rank()]))
