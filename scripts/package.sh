@@ -33,7 +33,7 @@ for python in ${PYTHONS:-python3.11 python3.12 python3.13}; do
     pip "$venv" install --quiet "$(ls "$out"/dist/*.whl)"
     pip "$venv" check
     mkdir "$venv-elsewhere" && cd "$venv-elsewhere"
-    "$venv/bin/shear-make-arithmetic" --out data --train 2 --heldout 2
+    "$venv/bin/python" -m openrlhf_shear.cli.make_arithmetic --out data --train 2 --heldout 2
     "$venv/bin/python" "$root/examples/quickstart.py" --output quickstart | tail -n 1
     cd "$root"
     tried=$((tried + 1))
