@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -237,7 +236,6 @@ def main() -> None:
     parser = script_parser(__doc__, help="write the rows to this JSON file; its other rows stay")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="see --list")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
-    parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print an --output file as docs/ has it")
     parser.add_argument("--trials", type=int, default=20, help="faults of a row with a random moment (default 20)")
     parser.add_argument("--prompts", type=int, default=400, help=f"prompts of such a job, {BATCH} a step (default 400)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default 0)")
@@ -245,9 +243,6 @@ def main() -> None:
     args = parser.parse_args()
     if args.list:
         print("\n".join(ROWS))
-        return
-    if args.markdown:
-        print("\n".join(markdown(json.loads(args.markdown.read_text())["rows"])))
         return
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children, so we see them
     kept = json.loads(args.output.read_text()) if args.output and args.output.exists() else {"rows": {}}
@@ -278,13 +273,6 @@ def cells(row: dict) -> dict[str, str]:
 
 def show(rows: dict[str, dict]) -> None:
     print_table("faults", [cells(row) for row in rows.values()], {name: name for name in COLUMNS})
-
-
-def markdown(rows: dict[str, dict]) -> Iterator[str]:
-    yield f"| {' | '.join(COLUMNS)} |"
-    yield "| --- " * len(COLUMNS) + "|"
-    for row in rows.values():
-        yield f"| {' | '.join(text.replace('|', '/') for text in cells(row).values())} |"
 
 
 if __name__ == "__main__":

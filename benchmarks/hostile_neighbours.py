@@ -173,7 +173,7 @@ _DO = {"beside": beside, "before": before}
 
 
 def markdown(found: dict) -> Iterator[str]:
-    """Yield the tables of `before` as docs/security.md has them: a row for each goal, and a row for each attack."""
+    """Yield the tables of `before` as docs/security.md has them: a row for each goal, and the measured rates."""
     goals = {row["goal"]: [other for other in found["rows"] if other["goal"] == row["goal"]] for row in found["rows"]}
     yield from ("| goal | attacks | held | then a new jail |", "| --- " * 4 + "|")
     for goal, rows in goals.items():
@@ -183,9 +183,6 @@ def markdown(found: dict) -> Iterator[str]:
     yield f"| escapes blocked, of those tried | {escapes['blocked']} of {escapes['tried']} |"
     yield f"| programs a second, in a warm jail | {rate['warm']:.1f} |"
     yield f"| programs a second, with a new jail for each | {rate['fresh']:.1f} |"
-    yield from ("", "| attack | goal | its verdict | the next grade | its jail |", "| --- " * 5 + "|")
-    for row in found["rows"]:
-        yield f"| {row['attack']} | {row['goal']} | {row['verdict']} | {row['next']} | {row['jail']} |"
 
 
 def row_of(kind: str | None, honest: int, processes: int, timeout: float, seconds: float) -> dict:
