@@ -11,7 +11,7 @@ from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES, split, written
 from openrlhf_shear.config.refusal import Findings, LineError, Refusal, Told
 from openrlhf_shear.config.spec import CREDIT
-from openrlhf_shear.line import foreign, frame, keys, legacy, placement, run_file
+from openrlhf_shear.line import frame, keys, legacy, placement, run_file
 from openrlhf_shear.line.flags import KNOBS, OF_SEARCHES, PRM_RULES, PROG, add_flags, spec_of
 from openrlhf_shear.line.values import ESTIMATOR, REWARD
 from openrlhf_shear.preflight import checks, rules
@@ -96,7 +96,8 @@ def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.Argume
 def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Findings) -> Line:
     """Find everything that is wrong. A step that lacks its input ends this, by a `LineError` or after a refusal."""
     expanded = run_file.expand(argv, parser, findings.refusals)
-    whole = legacy.translate(foreign.translate(expanded, findings), findings.told.append)
+    whole, notes = legacy.translate(expanded)
+    findings.take(notes)
     words, of_aliases = _take_alias_flags(whole)
     args, refused = frame.parse(parser, words)
     findings.refusals += refused

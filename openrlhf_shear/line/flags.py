@@ -7,8 +7,7 @@ from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, names_file, parse_rule
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, credit_spec
-from openrlhf_shear.line import accepted, frame, run_file
-from openrlhf_shear.line.prog import prog
+from openrlhf_shear.line import accepted, frame, prog, run_file
 from openrlhf_shear.line.values import ESTIMATOR, FORCE
 from openrlhf_shear.rewards import settings
 

@@ -24,8 +24,7 @@ from typing import NoReturn, get_args, get_type_hints
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.refusal import LineError, Refusal
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import foreign, legacy
-from openrlhf_shear.line.prog import prog as called
+from openrlhf_shear.line import foreign, prog
 from openrlhf_shear.rewards.jail import JailError
 
 _DASHED = re.compile("--|[-–—][^-\\d.]")  # a flag, or what was meant as one; not a negative number
@@ -79,27 +78,27 @@ def command(
     """
 
     def made(work: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
-        prog = called(Path(work.__code__.co_filename).stem)
+        called = prog(Path(work.__code__.co_filename).stem)
 
         def new_parser() -> argparse.ArgumentParser:
-            shown = {"epilog": epilog.replace("{prog}", prog), "usage": usage and usage.replace("{prog}", prog)}
+            shown = {"epilog": epilog.replace("{prog}", called), "usage": usage and usage.replace("{prog}", called)}
             raw = argparse.RawDescriptionHelpFormatter
-            parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=raw, **shown)
+            parser = argparse.ArgumentParser(prog=called, description=about, formatter_class=raw, **shown)
             flags(parser)
             return plainly(parser)
 
         @until_the_reader_leaves()
         def main(argv: Sequence[str] | None = None) -> None:
             parser = new_parser()
-            args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
+            args = parser.parse_args(argv)
             try:
                 work(args)
             except KeyboardInterrupt:
-                parser.exit(130, f"{prog}: {interrupted}\n")
+                parser.exit(130, f"{called}: {interrupted}\n")
             except BrokenPipeError:
                 raise
             except (Shortfall, JailError) as error:
-                sys.exit(f"{prog}: error: {error}")
+                sys.exit(f"{called}: error: {error}")
             except (ValueError, OSError, *refused) as error:
                 refuse(parser, str(error))
 
@@ -144,6 +143,10 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
 
 def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], word: str) -> Refusal:
     """Return the refusal of a word that is no flag, or stands behind a flag that has its value."""
+    elsewhere = word.lstrip("-+").partition("=")[0]
+    if elsewhere in foreign.NAMES and (_DASHED.match(word) or "=" in word):
+        trainer, use = foreign.NAMES[elsewhere]
+        return Refusal(elsewhere, f"is {trainer}'s flag", use=use)
     if _DASHED.match(word):
         name = word.lstrip("-–—").partition("=")[0]
         dashes = "" if word.startswith("--") else ", as flags begin with two dashes"

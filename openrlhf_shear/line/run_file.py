@@ -133,11 +133,14 @@ def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:
 
 def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) -> list[str]:
     flag = f"--{key}"
-    action = parser._option_string_actions.get(legacy.OF_EVERY_RULE.get(flag, flag))
-    if action is None and (foreign.knows(key) or flag in legacy.RENAMES or flag in legacy.SWITCHES):
+    action = parser._option_string_actions.get(flag)
+    if action is None and (flag in legacy.RENAMES or flag in legacy.SWITCHES):
         if isinstance(value, list):
             return [flag, *map(str, value)]
         return [] if value in (None, False) else [flag] if value is True else [f"{flag}={value}"]
+    if action is None and key in foreign.NAMES:
+        trainer, use = foreign.NAMES[key]
+        raise ValueError(f"--config {file}: {key} is {trainer}'s flag; use {use}")
     if action is None:
         near = foreign.near(key) or did_you_mean(flag, parser._option_string_actions, "{}").removeprefix("--")
         raise ValueError(f"--config {file}: {key} is no flag{f'; did you mean {near}?' if near else ''}")

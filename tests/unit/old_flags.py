@@ -90,7 +90,7 @@ def table() -> str:
         new = {shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ()) if name in now} or {""}
         differs = len(values) > 1 or set(values.values()) != new
         told = ", ".join(f"{value} ({version})" for version, value in values.items()) if differs and new != {""} else ""
-        told += f" → {'kept' if _kept(flag) else new.pop()}" if told else ""
+        told += f" → {new.pop()}" if told else ""
         rows.append(f"| `{flag}` | {row['first']} to {row['last']} | {became(flag)} | {told} |")
     return "\n".join(["| flag | in | is now | defaults (from) → today's |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
@@ -98,10 +98,6 @@ def table() -> str:
 def page() -> str:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
     return before + MARK + table() + MARK + rest.partition(MARK)[2]
-
-
-def _kept(flag: str) -> bool:
-    return any(name in legacy.KEPT for name in legacy.RENAMES.get(flag, ()))
 
 
 def shown(value: object) -> str:

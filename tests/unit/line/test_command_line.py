@@ -6,7 +6,6 @@ from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from command_lines import run_fresh
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse
@@ -82,23 +81,6 @@ def test_parse_hands_over_group_norm_and_the_rule(job):
     assert values["eval.before_train"] is False and values["dump_rollouts_every"] == 0
     assert values["train.seed"] == 3
     assert not [name for name in values if name.startswith("shear.")]
-
-
-# Flags of every rule, as they were called while they stood with SHEAR's.
-OLD = {"correct_threshold": 0.7, "backend": "torch", "max_cost_bytes": 2**21, "max_waiting_bytes": 7}
-OLD |= {"dump_rollouts_every": 3}
-
-
-def test_old_names_of_the_flags_of_every_rule_stay_and_are_told_once(job, capsys, tmp_path):
-    (tmp_path / "old.yaml").write_text(yaml.safe_dump({"shear": OLD}))
-    lines = [" ".join(f"--{section}.{name} {value}" for name, value in OLD.items()) for section in ("credit", "shear")]
-    lines += [f"--config {tmp_path}/old.yaml"]
-    new, old, kept = (vars(parse(job(f"AS shear {words}"))) for words in lines)
-    told = capsys.readouterr().err
-    assert new["credit"] == old["credit"] == kept["credit"] and new["credit"].search.max_cost_bytes == 2**21
-    assert new["dump_rollouts_every"] == old["dump_rollouts_every"] == kept["dump_rollouts_every"] == 3
-    shared = [line for line in told.splitlines() if "have new names" in line]
-    assert len(shared) == 2 and all("--shear.backend -> --credit.backend" in line for line in shared)
 
 
 def test_dumps_are_of_every_rule_and_no_part_of_one(job, capsys):

@@ -6,7 +6,7 @@ from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
 from openrlhf_shear.config.refusal import Findings
-from openrlhf_shear.line import foreign, legacy, placement, run_file
+from openrlhf_shear.line import legacy, placement, run_file
 from openrlhf_shear.preflight import rewards
 from openrlhf_shear.train.nodes import machine
 
@@ -51,7 +51,7 @@ def test_a_switch_of_older_versions_is_true_or_false(tmp_path, parser, key):
         assert run_file.expand(["--config", str(file)], parser) == found
     file.write_text(f"{key}: off\n")
     with pytest.raises(ValueError, match=f"--{key} is a switch without a value: got 'off'; use true or false"):
-        legacy.translate(run_file.expand(["--config", str(file)], parser), print)
+        legacy.translate(run_file.expand(["--config", str(file)], parser))
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -68,10 +68,10 @@ def test_no_file_is_refused_with_the_presets(parser):
         run_file.expand(["--config", "gpu9"], parser)
 
 
-def test_lists_of_other_trainers_flags_are_words(tmp_path, parser):
-    file = tmp_path / "trl.yaml"
-    file.write_text("lora_target_modules: [q_proj, v_proj]\neps_clip_low_high: [0.1, 0.3]\nadam_betas: [0.9, 0.95]\n")
-    words = legacy.translate(foreign.translate(run_file.expand(["--config", str(file)], parser), Findings()), print)
+def test_lists_of_older_flags_are_words(tmp_path, parser):
+    file = tmp_path / "old.yaml"
+    file.write_text("target_modules: [q_proj, v_proj]\neps_clip_low_high: [0.1, 0.3]\nadam_betas: [0.9, 0.95]\n")
+    words, _ = legacy.translate(run_file.expand(["--config", str(file)], parser))
     values = vars(parser.parse_args(words))
     assert values["ds.lora.target_modules"] == ["q_proj", "v_proj"]
     assert values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["actor.adam.betas"] == [0.9, 0.95]

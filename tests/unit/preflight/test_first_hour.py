@@ -57,7 +57,6 @@ FILES = {
     "dotted.yaml": "train.seed: 1\ntrain:\n  seed: 2\n",
     "latin.yaml": b"logger.wandb.run_name: caf\xe9\n",
     "grpo.yaml": "num_generations: 8\nlearning_rate: 1.0e-5\nbf16: true\n",
-    "adapters.yaml": "lora_target_modules: [q_proj, v_proj]\nlora_r: 8\n",
     "ppo_trainer.yaml": "actor_rollout_ref:\n  rollout: {n: 8}\n  actor: {use_kl_loss: true}\n",
     "typo.yaml": "actor:\n  learning_rate: 1.0e-6\n",
     "listed.yaml": "data.label_key: [answer, level]\n",
