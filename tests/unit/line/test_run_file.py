@@ -5,7 +5,6 @@ import yaml
 from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
-from openrlhf_shear.config.refusal import Findings
 from openrlhf_shear.line import legacy, placement, run_file
 from openrlhf_shear.preflight import rewards
 from openrlhf_shear.train.nodes import machine
