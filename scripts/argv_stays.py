@@ -28,12 +28,19 @@ from openrlhf_shear.cli import train_ppo_ray
 
 PACKAGE = Path(openrlhf_shear.__file__).parent
 TASK = PACKAGE / "tasks" / "arithmetic"
-FLAGS = (
-    "--algo.advantage.estimator shear --rollout.n_samples_per_prompt 8 --data.max_len 256 "
-    "--rollout.max_new_tokens 160 --train.batch_size 64 --rollout.batch_size 16 --data.prompt_dataset prompts.jsonl "
-    f"--data.input_key prompt --data.label_key answer --actor.model_name_or_path {TASK / 'shipped_policy'} "
-    f"--reward.remote_url {TASK / 'arithmetic.py'} --dry_run"
-)
+FLAGS = {
+    "algo.advantage.estimator": "shear",
+    "rollout.n_samples_per_prompt": "8",
+    "rollout.batch_size": "16",
+    "rollout.max_new_tokens": "160",
+    "train.batch_size": "64",
+    "data.max_len": "256",
+    "data.prompt_dataset": "prompts.jsonl",
+    "data.input_key": "prompt",
+    "data.label_key": "answer",
+    "actor.model_name_or_path": str(TASK / "shipped_policy"),
+    "reward.remote_url": str(TASK / "arithmetic.py"),
+}
 
 
 def frames_of(argv: list[str]) -> list[tuple[str, str]]:
@@ -61,7 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("prompts.jsonl").write_text('{"prompt": "54ax3b+87cx9d+55e-63fx3gx3=", "answer": "97"}\n')
-        frames = frames_of(FLAGS.split())
+        frames = frames_of([word for flag, value in FLAGS.items() for word in (f"--{flag}", value)] + ["--dry_run"])
         os.chdir(PACKAGE)
     stays = [(file, [name for _, name in run]) for file, run in groupby(frames, key=lambda frame: frame[0])]
     for file, names in stays if args.list else ():
