@@ -7,14 +7,12 @@ the gradient of a loss written here, of the plain Hugging Face model in float32.
 without padding, packing, micro-batches or ranks. The metrics of the update are compared in the same way.
 
     python benchmarks/gradients.py [--rows dynamic] [--output benchmarks/results/gradients.json]
-    python benchmarks/gradients.py --markdown benchmarks/results/gradients.json    # the table of docs/correctness.md
 
 `gradient_rows.py` has the ways to cut a batch.
 """
 
 import functools
 import itertools
-import json
 import random
 import sys
 import tempfile
@@ -298,27 +296,10 @@ def _plain_descent(model: str) -> tuple[str, ...]:
     )
 
 
-def markdown(rows: Sequence[dict]) -> Iterator[str]:
-    """Yield the lines of a table; rows as `compare` gives them."""
-    yield "| way to cut the batch | optimizer steps | cosine | norm / oracle's | metrics compared |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
-    for row in rows:
-        if "error" in row:
-            yield f"| {row['row']} | 0 | ended: {row['error'].partition(':')[2].partition(':')[0].strip()} | | |"
-            continue
-        cosine, norm = f"{row['cosine']:.6f}", f"{row['norm']:.4f}"
-        off = f", {len(row['off'])} of them off" if row["off"] else ""
-        yield f"| {row['row']} | {row['optimizer_steps']} | {cosine} | {norm} | {row['metrics']}{off} |"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = measure.script_parser(__doc__)
     parser.add_argument("--rows", default="", metavar="TEXT", help="only rows with this text in the name")
-    parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print an --output file as docs/ has it")
     args = parser.parse_args(argv)
-    if args.markdown:
-        print("\n".join(markdown(json.loads(args.markdown.read_text())["rows"])))
-        return 0
     rows = [row for row in (*ROWS, *UPSTREAM) if args.rows in row.name]
     if not rows:
         names = "; ".join(row.name for row in (*ROWS, *UPSTREAM))

@@ -32,3 +32,25 @@ def test_no_fault_lost_a_prompt_and_every_run_to_compare_with_was_equal():
     for column in ("lost", "doubled", "orphans", "hangs"):
         assert {row[column] for row in FAULTS.values()} <= {0, None}, column
     assert [name for name, row in FAULTS.items() if row["equal"] is False] == ["other_seed"]
+
+
+def gradient_group(row: dict) -> str:
+    if row["row"].startswith("OpenRLHF 0.11.2"):
+        return "the same, with the probe" if "error" in row else "OpenRLHF 0.11.2 without"
+    return "bfloat16:" if "bfloat16" in row["row"] else "float32:"
+
+
+def test_the_table_of_gradients_sums_up_its_rows():
+    page = (ROOT / "docs/correctness.md").read_text()
+    groups: dict[str, list[dict]] = {}
+    for row in json.loads((ROOT / "benchmarks/results/gradients.json").read_text())["rows"]:
+        groups.setdefault(gradient_group(row), []).append(row)
+    for name, rows in groups.items():
+        cells = re.search(rf"^\| {re.escape(name)}.*? \| (\d+) \| (.*) \|$", page, re.M)
+        assert int(cells[1]) == len(rows), name
+        if "error" in rows[0]:
+            continue
+        norms = sorted({f"{row['norm']:.4f}" for row in rows})
+        norms = norms[0] if len(norms) == 1 else f"{norms[0]} to {norms[-1]}"
+        off = sum(len(row["off"]) for row in rows)
+        assert cells[2] == f"{min(row['cosine'] for row in rows):.6f} | {norms} | {off}", name
