@@ -26,6 +26,7 @@ HEADER = (
     *("Rule", "Seeds", f"Over {BASELINE}", f"Final over {BASELINE}", "IQM", "Improves", "Rank correlation"),
     *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
 )
+SHORT = ("Rule", "Seeds", f"Over {BASELINE}", "Rank correlation", "Share", "Cost")  # columns of the Markdown page
 OTHER = "another version of the task: compare with nothing above"
 TRIALS = f"seeds from {TRIED} on, which judge nothing"
 FORMS = {"improvement": ".2f", "correlation": ".3f", "largest": ".1%", "share": ".1%"}
@@ -58,6 +59,12 @@ class Board:
     @property
     def table(self) -> Table:
         return Table(self.title, HEADER, self.cells, self.notes)
+
+    @property
+    def short_table(self) -> Table:
+        """The columns of the Markdown page; the HTML page has all of them."""
+        places = [HEADER.index(title) for title in SHORT]
+        return Table(self.title, SHORT, [[cells[place] for place in places] for cells in self.cells])
 
     @property
     def notes(self) -> list[str]:
@@ -134,7 +141,7 @@ def markdown(made: Sequence[Board], page: str) -> str:
     if not begin or not end:
         raise ValueError(f"the page has no place for the tables; add the lines {BEGIN} and {END}")
     parts = [
-        "\n\n".join([f"### {board.title}", PRINTED, board.table.to_markdown(), *board.notes]) + "\n" for board in made
+        "\n\n".join([f"### {board.title}", PRINTED, board.short_table.to_markdown(), *board.notes]) + "\n" for board in made
     ]
     return before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after
 
