@@ -141,7 +141,8 @@ def markdown(made: Sequence[Board], page: str) -> str:
     if not begin or not end:
         raise ValueError(f"the page has no place for the tables; add the lines {BEGIN} and {END}")
     parts = [
-        "\n\n".join([f"### {board.title}", PRINTED, board.short_table.to_markdown(), *board.notes]) + "\n" for board in made
+        "\n\n".join([f"### {board.title}", PRINTED, board.short_table.to_markdown(), *board.notes]) + "\n"
+        for board in made
     ]
     return before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after
 
