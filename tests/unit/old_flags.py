@@ -90,9 +90,9 @@ def table() -> str:
         new = {shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ()) if name in now} or {""}
         differs = len(values) > 1 or set(values.values()) != new
         told = ", ".join(f"{value} ({version})" for version, value in values.items()) if differs and new != {""} else ""
-        told += f" → {new.pop()}" if told else ""
-        rows.append(f"| `{flag}` | {row['first']} to {row['last']} | {became(flag)} | {told} |")
-    return "\n".join(["| flag | in | is now | defaults (from) → today's |", "| --- | --- | --- | --- |", *rows]) + "\n"
+        told = f". Default: {told}; now {new.pop()}" if told else ""
+        rows.append(f"| `{flag}` | {became(flag)}{told} |")
+    return "\n".join(["| flag | is now |", "| --- | --- |", *rows]) + "\n"
 
 
 def page() -> str:
