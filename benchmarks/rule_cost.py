@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from hidden_states import load_group
 from measure import best_times, environment, pick_device, print_table, script_parser, write_json
-from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
+from openrlhf_shear.config.shear import ErrorOddsConfig
 from openrlhf_shear.credit import CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules.error_odds import ErrorOddsRule
 from openrlhf_shear.credit.rules.shear import ShearRule
 
 STRIDES = (1, 4, 8)
@@ -26,7 +27,7 @@ SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_state
 
 
 def rules() -> dict[str, CreditRule]:
-    ours = {f"error_odds, stride {stride}": ErrorOddsRule(stride=stride) for stride in STRIDES}
+    ours = {f"error_odds, stride {stride}": ErrorOddsRule(ErrorOddsConfig(stride=stride)) for stride in STRIDES}
     return {"shear": ShearRule(), **ours}
 
 

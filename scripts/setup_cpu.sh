@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 
 stamp="$venv/.openrlhf_shear_installed"
-wanted=$(cat requirements-cpu.lock pyproject.toml setup.py scripts/{setup_cpu,need,install_cpu}.sh | sha256sum)
+wanted=$(cat requirements-cpu.lock pyproject.toml scripts/{setup_cpu,need,install_cpu}.sh | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi

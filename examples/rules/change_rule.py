@@ -9,7 +9,9 @@ unusual choice of words soon do not. Correct rollouts keep weight 1.
 """
 
 import torch
-from openrlhf_shear_examples.error_odds import ErrorOddsRule
+
+from openrlhf_shear.config.shear import ErrorOddsConfig
+from openrlhf_shear.credit.rules.error_odds import ErrorOddsRule
 
 
 class ChangeRule(ErrorOddsRule):
@@ -21,16 +23,10 @@ class ChangeRule(ErrorOddsRule):
     name = "change"
 
     def __init__(
-        self,
-        surprisal: float = 4.0,
-        entropy: float = 0.0,
-        rise: float = 4.0,
-        window: int = 8,
-        stride: int = 1,
-        epsilon_rel: float = 0.015,
+        self, surprisal: float = 4.0, entropy: float = 0.0, rise: float = 4.0, epsilon_rel: float = 0.015, **spans
     ):
-        knobs = {"window": window, "stride": stride, "epsilon_rel": epsilon_rel}
-        super().__init__(surprisal, entropy, rise, **knobs)
+        odds = {"surprisal": surprisal, "entropy": entropy, "rise": rise, "epsilon_rel": epsilon_rel}
+        super().__init__(ErrorOddsConfig(**odds, **spans))
 
     def risen(self, signal: torch.Tensor) -> torch.Tensor:
         length, at = len(signal), torch.arange(len(signal))

@@ -9,8 +9,8 @@ states, no probabilities.
 """
 
 import torch
-from openrlhf_shear_examples.change_rule import ChangeRule
 
+from examples.rules.change_rule import ChangeRule
 from openrlhf_shear.credit import RolloutGroup, shear_weights
 
 
@@ -22,21 +22,12 @@ class ContrastRule(ChangeRule):
 
     name = "contrast"
 
-    def __init__(
-        self,
-        surprisal: float = 4.0,
-        entropy: float = 0.0,
-        rise: float = 4.0,
-        own: float = 1.0,
-        window: int = 8,
-        stride: int = 1,
-        epsilon_rel: float = 0.015,
-    ):
-        super().__init__(surprisal, entropy, rise, window, stride, epsilon_rel)
+    def __init__(self, own: float = 1.0, **odds):
+        super().__init__(**odds)
         self.own = own
 
     def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:
-        result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
+        result = shear_weights(group.hidden_states, group.correct, self.config.shear, self.search)
         metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
         signal, wrong = [row.cpu() for row in result.weights], [i for i, right in enumerate(group.correct) if not right]
         for i in wrong:
@@ -49,5 +40,5 @@ class ContrastRule(ChangeRule):
         if not others or not mean_norm:
             return torch.zeros(len(states))
         outcomes = [False] + [True] * len(others)
-        near = shear_weights([states, *others], outcomes, self.config, self.search)
+        near = shear_weights([states, *others], outcomes, self.config.shear, self.search)
         return near.weights[0].cpu() * (near.mean_norm / mean_norm if near.opposed else 0.0)

@@ -12,8 +12,8 @@ rollouts are all correct or all incorrect. Correct rollouts keep weight 1.
 """
 
 import torch
-from openrlhf_shear_examples.change_rule import ChangeRule
 
+from examples.rules.change_rule import ChangeRule
 from openrlhf_shear.credit import RolloutGroup
 
 
@@ -26,7 +26,7 @@ class DiscriminantRule(ChangeRule):
     name = "discriminant"
 
     def __init__(self, surprisal: float = 4.0, entropy: float = 0.0, rise: float = 0.5, ridge: float = 0.1):
-        super().__init__(surprisal, entropy, rise)
+        super().__init__(surprisal=surprisal, entropy=entropy, rise=rise)
         self.ridge = ridge
 
     def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:

@@ -9,10 +9,10 @@ weights never rise is not blamed.
 """
 
 import torch
-from openrlhf_shear_examples.error_odds import rise
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
+from openrlhf_shear.credit.rules.error_odds import rise
 
 AFTER, BEFORE = 4, 8  # tokens
 MOST = 3.0  # nats

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from openrlhf_shear.cli.tuning import add_tuning, check_tuning, tuned
+from openrlhf_shear.config import RULES
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.line import frame
 
@@ -25,11 +26,7 @@ what it does, without Ray or vLLM:
   3 prints both tables, and writes results.json, results.md and figures/
 
 rules:
-  uniform (GRPO itself), shear, text (SHEAR on n-grams in place of hidden states), error_odds, entropy_adv
-  entropy_mask (only tokens of high entropy), gtpo (rewards shared by entropy), ktae (words of right and wrong answers)
-  otb (a baseline at each place), delta (tokens like their own side), nthr (less blame that hurts correct rollouts)
-  fipo (future KL, in the update), spro (rise over the start policy)
-  rlsd, sdpo (a correct sibling as hint), vine (VinePPO: values by Monte Carlo)    in the lab alone
+RULES
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
   oracle_first_wrong/hits=0.4              credit on the error in this share of rollouts, else on an equally surprising
                                            token
@@ -53,7 +50,10 @@ examples:
 --seeds 0 does only step 1, in seconds, and reports on finished runs. The lab keeps finished runs: the same command
 resumes, and more rules or seeds cost only the new runs. The lab trains your rule again when the rule's file changes; it
 does not notice changes in other files that the rule uses.
-"""
+""".replace(
+    "RULES",
+    "\n".join(f"  {name:<12}  {rule.about}" for name, rule in RULES.items() if "prm_scores" not in rule.traits.needs),
+)
 USAGE = "{prog} --rules RULE,... --output DIR [flags; --help lists them]"
 KEPT = "interrupted; finished runs are kept, and the same command resumes"
 

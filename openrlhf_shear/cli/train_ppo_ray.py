@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import repeat
 
 from openrlhf_shear.config import CreditSpec
-from openrlhf_shear.config.names import ALIASES, split, written
+from openrlhf_shear.config.names import split
 from openrlhf_shear.config.refusal import Findings, LineError, Refusal, Told
 from openrlhf_shear.config.spec import CREDIT
 from openrlhf_shear.line import frame, keys, legacy, placement, run_file
@@ -96,16 +96,14 @@ def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.Argume
 def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Findings) -> Line:
     """Find everything that is wrong. A step that lacks its input ends this, by a `LineError` or after a refusal."""
     expanded = run_file.expand(argv, parser, findings.refusals)
-    whole, notes = legacy.translate(expanded)
+    words, notes = legacy.translate(expanded)
     findings.take(notes)
-    words, of_aliases = _take_alias_flags(whole)
     args, refused = frame.parse(parser, words)
     findings.refusals += refused
     values = vars(args)
     values[REWARD] = NAMED.get(values[REWARD], values[REWARD])
-    whole += _place(args, run_file.flags_of(words), findings)
-    given = _give_alias_flags(args, of_aliases)
-    given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
+    placed = _place(args, run_file.flags_of(words), findings)
+    given = [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
     spec, first = None, attempts.is_first()  # the first attempt has done the checks for later attempts
     with findings.caught():
         spec = spec_of(values)
@@ -121,7 +119,7 @@ def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Fi
     findings.take(keys.take(values))
     if not findings.refusals:
         findings.take(_idle(spec, values[ESTIMATOR], given))
-    return Line(args, spec, made, whole, parser)
+    return Line(args, spec, made, words + placed, parser)
 
 
 def _place(args: argparse.Namespace, given: set[str], findings: Findings) -> list[str]:
@@ -148,39 +146,6 @@ def _unclip(args: argparse.Namespace, given: set[str]) -> None:
         setattr(args, flag, None)
 
 
-def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Return the words without every `--ALIAS.KNOB VALUE`, and these as (alias, knob, value)."""
-    rest, taken, words = [], [], list(argv)
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
-        alias, dot, knob = flag.removeprefix("--").partition(".")
-        if not (flag.startswith("--") and dot and alias in ALIASES):
-            rest.append(word)
-            continue
-        if not equals:
-            if not words or words[0].startswith("--"):
-                raise LineError(Refusal(flag.removeprefix("--"), "expected one argument; see --help"))
-            value = words.pop(0)
-        taken.append((alias, knob, value))
-    return rest, taken
-
-
-def _give_alias_flags(args: argparse.Namespace, of_aliases: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Append the knobs of the estimator's alias to its name; return the flags of other aliases."""
-    idle, knobs = [], {}
-    rule, *parts = split(getattr(args, ESTIMATOR), "/")
-    for alias, knob, value in of_aliases:
-        if rule == alias:
-            if any(part.partition("=")[0] == knob for part in parts):
-                raise LineError(_both(getattr(args, ESTIMATOR), f"--{alias}.{knob}", knob))
-            knobs[knob] = value  # the last value wins
-        else:
-            idle.append(f"--{alias}.{knob}")
-    setattr(args, ESTIMATOR, getattr(args, ESTIMATOR) + "".join(f"/{written(*each)}" for each in knobs.items()))
-    return idle
-
-
 def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> None:
     """Refuse a knob that is set both by a flag and after the rule's name."""
     rule, *parts = split(estimator, "/") if spec else [estimator]
@@ -188,18 +153,15 @@ def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) 
         knob = part.partition("=")[0]
         twice = [word for word in given if word.partition("=")[0] == f"--{rule}.{knob}"]
         if twice:
-            raise LineError(_both(estimator, twice[0], knob))
-
-
-def _both(estimator: str, word: str, knob: str) -> Refusal:
-    return Refusal("", f"{ESTIMATOR} {estimator} and {word} both set {knob}; use one of them")
+            told = f"{ESTIMATOR} {estimator} and {twice[0]} both set {knob}; use one of them"
+            raise LineError(Refusal("", told))
 
 
 def _idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> Iterator[Told]:
     """Warn of rule flags that have no effect with this estimator; with OpenRLHF's estimators none has an effect."""
     rule, idle = estimator.partition("/")[0], list(given)
     if spec is not None:
-        needs = traits(estimator).needs
+        needs = traits(spec).needs
         used = {rule, CREDIT} | ({"prm"} if "prm_scores" in needs else set())
         unused = set() if "hidden_states" in needs or rule == "text" else OF_SEARCHES
         flags = [(word, word.partition("=")[0]) for word in given]
@@ -218,7 +180,7 @@ def _finish(line: Line) -> argparse.Namespace:
     values["fingerprint"] = line.fingerprint
     if spec is None:
         return argparse.Namespace(**values, credit=None)
-    wanted = traits(spec.estimator)
+    wanted = traits(spec)
     if values["actor.entropy_coef"] is None and wanted.kind == "update" and "entropies" in wanted.needs:
         values["actor.entropy_coef"] = 0.0  # OpenRLHF then computes entropies, and adds them with weight 0 to the loss
     return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": spec})

@@ -1,7 +1,7 @@
 """Every knob of the credit rules: frozen dataclasses, no torch, and ValueError for a value out of its range."""
 
-from openrlhf_shear.config.rule_knobs import EntropyAdvConfig, PureConfig, ShearConfig
-from openrlhf_shear.config.rules import RULES, BuiltIn
+from openrlhf_shear.config.rules import RULES, BuiltIn, EntropyAdvConfig, PureConfig
+from openrlhf_shear.config.shear import ShearConfig
 from openrlhf_shear.config.spec import CreditSpec, PrmConfig, SearchConfig
 
 __all__ = [

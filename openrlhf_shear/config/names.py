@@ -3,9 +3,8 @@
     shear/window=4/stride=1                a built-in rule (`rules.RULES`) and some of its knobs
     my_package.my_module:MyRule/power=2    a rule from outside the package; its knobs are the arguments of its class
     my_module:MyRule/path='/data/x'        text in quotes may hold slashes and commas
-    error_odds                             a rule of `ALIASES`
 
-Rules of `ALIASES` ship with the package, and are loaded like rules from outside.
+A value is what Python reads; any other text stays text.
 """
 
 import ast
@@ -14,14 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
-from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.refusal import did_you_mean
 from openrlhf_shear.config.rules import RULES, BuiltIn
 
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _FILE = re.compile(r"(?P<folder>(?:[^:]*/)?)(?P<module>\w+)\.py(?P<rest>(?::[^/]*)?(?:/.*)?)")
-
-# Rules that moved to the examples, by their former names.
-ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
 
 
 class NoKnobError(ValueError):
@@ -44,7 +40,7 @@ class RuleName:
     @property
     def outside(self) -> str | None:
         """Place of a rule from outside, `my_package.my_module:MyRule`; None for a built-in rule."""
-        return None if self.built_in else ALIASES.get(self.rule, self.rule)
+        return None if self.built_in else self.rule
 
     def arguments(self) -> dict[str, object]:
         """Return the knobs as Python values (numbers, True, ...), and as text where they spell no such value."""
@@ -67,9 +63,8 @@ def parse_rule(text: str) -> RuleName:
         )
     rule, *parts = split(text, "/")
     if not is_rule(rule):
-        known = *RULES, *ALIASES
-        hint = did_you_mean(rule, known)
-        raise ValueError(f"no rule is called {rule!r}{hint}; use {', '.join(known)} or my_package.my_module:MyRule")
+        hint = did_you_mean(rule, RULES)
+        raise ValueError(f"no rule is called {rule!r}{hint}; use {', '.join(RULES)} or my_package.my_module:MyRule")
     knobs: dict[str, str] = {}
     for part in parts:
         name, equals, value = part.partition("=")
@@ -99,16 +94,6 @@ def split(text: str, separator: str) -> list[str]:
     return [*parts, part]
 
 
-def written(knob: str, value: str) -> str:
-    """Return KNOB=VALUE as it stands behind a rule's name, the value in quotes where it needs them.
-
-    >>> written("power", "2"), written("path", "/data/x")
-    ('power=2', "path='/data/x'")
-    """
-    plain = split(value, "/") == [value] == split(value, ",")
-    return f"{knob}={value if plain else repr(value)}"
-
-
 def is_rule(estimator: str) -> bool:
     """Say whether an estimator is a credit rule of this fork rather than OpenRLHF's; knobs after its name are ignored.
 
@@ -116,7 +101,7 @@ def is_rule(estimator: str) -> bool:
     (True, True, False)
     """
     rule = estimator.partition("/")[0]
-    return rule in RULES or rule in ALIASES or is_outside(rule)
+    return rule in RULES or is_outside(rule)
 
 
 def names_file(text: str) -> re.Match[str] | None:

@@ -4,6 +4,7 @@ A check yields a `Refusal` for each setting that cannot work, and a `Told` for e
 continue raises a `LineError`, which holds refusals.
 """
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -122,3 +123,13 @@ def caught(check: Callable, *args: object) -> Iterator[Refusal]:
         check(*args)
     except LineError as error:
         yield from error.refusals
+
+
+def did_you_mean(name: str, known: Iterable[str], how: str = " (did you mean {}?)") -> str:
+    """Return a hint at the known name nearest to `name`, or "" if none is near.
+
+    >>> did_you_mean("sheer", ["uniform", "shear"]), did_you_mean("x", ["shear"])
+    (' (did you mean shear?)', '')
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    return how.format(near[0]) if near else ""

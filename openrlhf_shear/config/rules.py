@@ -1,29 +1,20 @@
-"""Table of the built-in credit rules, from which flags, help and reports derive.
+"""Description of every built-in credit rule, from which flags, help, checks, the lab's names and reports follow.
 
-A new rule is a file in `credit/rules/`, an entry of `RULES`, and a class in `rule_knobs.py` if it has knobs.
+A new rule `name` is a class `NameRule` in `credit/rules/name.py`, and a description here: its class of knobs, if it has
+any, and a call of `_describe`. Nothing here needs torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from openrlhf_shear.config.rule_knobs import (
-    DeltaConfig,
-    EntropyAdvConfig,
-    EntropyMaskConfig,
-    FipoConfig,
-    GtpoConfig,
-    KtaeConfig,
-    NthrConfig,
-    OtbConfig,
-    PureConfig,
-    RlsdConfig,
-    SdpoConfig,
-    ShearConfig,
-    SproConfig,
-    TextConfig,
-    VineConfig,
-)
+from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Knobs, Range, knob
+from openrlhf_shear.config.refusal import Refusal
+from openrlhf_shear.config.shear import ErrorOddsConfig, ShearConfig, TextConfig
 
 LAB_ALONE = ("hint_log_probs", "continuations")  # needs that only the credit lab gives
+_PART = Range(0, 1, open_least=True)
+_BELOW_1 = Range(0, 1, open_most=True)
+_RATIO = Range(1, open_least=True, also=0, remedy="e.g. 10")
 
 
 @dataclass(frozen=True)
@@ -44,147 +35,333 @@ class BuiltIn:
     """Facts about a rule that are needed before torch is loaded; a test compares them with the rule's class."""
 
     name: str  # on the command line, and before the slash of its metrics
-    where: str  # module and class, `openrlhf_shear.credit.rules.shear:ShearRule`
     about: str  # what it does, in a few words, for `--help`
-    traits: Traits = Traits()
-    config: type | None = None  # dataclass of its knobs, which become flags `--NAME.*`; None for a rule without knobs
+    traits: Traits = Traits()  # with the default knobs
+    config: type[Knobs] | None = None  # its knobs, which become flags `--NAME.*`; None for a rule without knobs
     title: str | None = None  # title in reports (default: the name)
     ink: str | None = None  # colour in reports (default: the next unused colour)
 
+    @property
+    def where(self) -> str:
+        """Module and class, e.g. `openrlhf_shear.credit.rules.entropy_adv:EntropyAdvRule`."""
+        return f"openrlhf_shear.credit.rules.{self.name}:{self.name.title().replace('_', '')}Rule"
 
-_HERE = "openrlhf_shear.credit.rules"
-RULES: dict[str, BuiltIn] = {
-    rule.name: rule
-    for rule in (
-        BuiltIn("uniform", f"{_HERE}.uniform:UniformRule", "weights of 1 everywhere (GRPO itself)"),
-        BuiltIn(
-            "entropy_adv",
-            f"{_HERE}.entropy_adv:EntropyAdvRule",
-            "adds to the advantages of tokens at which the policy is unsure",
-            Traits("update", frozenset({"entropies"})),
-            config=EntropyAdvConfig,
-            title="Entropy adv.",
-            ink="orange",
-        ),
-        BuiltIn(
-            "entropy_mask",
-            f"{_HERE}.entropy_mask:EntropyMaskRule",
-            "weights of 1 for the group's tokens with the highest entropy, 0 for the others",
-            Traits(needs=frozenset({"entropies"})),
-            config=EntropyMaskConfig,
-            title="Entropy mask",
-        ),
-        BuiltIn(
-            "gtpo",
-            f"{_HERE}.gtpo:GtpoRule",
-            "its own advantages, from rewards that tokens share by entropy",
-            Traits("advantages", frozenset({"entropies"})),
-            config=GtpoConfig,
-            title="GTPO",
-        ),
-        BuiltIn(
-            "ktae",
-            f"{_HERE}.ktae:KtaeRule",
-            "its own advantages: GRPO's plus how much a token goes with right answers",
-            Traits("advantages", frozenset({"token_ids"})),
-            config=KtaeConfig,
-            title="KTAE",
-        ),
-        BuiltIn(
-            "prm_reshape",
-            f"{_HERE}.prm_reshape:PrmReshapeRule",
-            "weights from a process reward model's score of the token's step",
-            Traits(needs=frozenset({"prm_scores"})),
-            title="PRM(Reshape adv.)",
-            ink="green",
-        ),
-        BuiltIn(
-            "pure",
-            f"{_HERE}.pure:PureRule",
-            "its own advantages, from the worst step by a process reward model",
-            Traits("advantages", frozenset({"prm_scores"})),
-            config=PureConfig,
-            title="PRM(PURE)",
-            ink="purple",
-        ),
-        BuiltIn(
-            "shear",
-            f"{_HERE}.shear:ShearRule",
-            "weights from the hidden states",
-            Traits(needs=frozenset({"hidden_states"})),
-            config=ShearConfig,
-            title="SHEAR",
-            ink="blue",
-        ),
-        BuiltIn(
-            "text",
-            f"{_HERE}.text:TextRule",
-            "SHEAR's weights from n-grams of the text in place of hidden states: its control",
-            Traits(needs=frozenset({"token_ids"})),
-            config=TextConfig,
-            title="SHEAR on n-grams",
-            ink="brown",
-        ),
-        BuiltIn(
-            "otb",
-            f"{_HERE}.otb:OtbRule",
-            "its own advantages: rewards less a baseline at each place, weighted by how unsure rollouts were",
-            Traits("advantages", frozenset({"source_states", "lm_head", "token_ids"})),
-            config=OtbConfig,
-            title="OTB",
-        ),
-        BuiltIn(
-            "delta",
-            f"{_HERE}.delta:DeltaRule",
-            "weights from how much a token's gradient looks like its own side's",
-            Traits(needs=frozenset({"source_states", "log_probs"})),
-            config=DeltaConfig,
-            title="DelTA",
-        ),
-        BuiltIn(
-            "nthr",
-            f"{_HERE}.nthr:NthrRule",
-            "less blame for tokens whose blame would make correct rollouts less likely",
-            Traits(needs=frozenset({"source_states", "lm_head", "token_ids"})),
-            config=NthrConfig,
-            title="NTHR",
-        ),
-        BuiltIn(
-            "fipo",
-            f"{_HERE}.fipo:FipoRule",
-            "more to tokens before those that the update makes likelier",
-            Traits("update", frozenset({"log_probs"})),
-            config=FipoConfig,
-            title="FIPO",
-        ),
-        BuiltIn(
-            "spro",
-            f"{_HERE}.spro:SproRule",
-            "its own advantages: GRPO's plus the rise over the reference model, compared step by step",
-            Traits("advantages", frozenset({"log_probs", "ref_log_probs"})),
-            config=SproConfig,
-            title="SPRO",
-        ),
-        BuiltIn(
-            "rlsd",
-            f"{_HERE}.rlsd:RlsdRule",
-            "weights from how much likelier a correct sibling makes the token",
-            Traits(needs=frozenset({"log_probs", "hint_log_probs"})),
-            config=RlsdConfig,
-        ),
-        BuiltIn(
-            "sdpo",
-            f"{_HERE}.sdpo:SdpoRule",
-            "its own advantages: how much likelier a correct sibling makes the token",
-            Traits("advantages", frozenset({"log_probs", "hint_log_probs"})),
-            config=SdpoConfig,
-        ),
-        BuiltIn(
-            "vine",
-            f"{_HERE}.vine:VineRule",
-            "its own advantages, from the values of prefixes by Monte Carlo",
-            Traits("advantages", frozenset({"continuations", "token_ids"})),
-            config=VineConfig,
-        ),
+    def traits_with(self, config: Knobs | None) -> Traits:
+        """Return the traits with these knobs; None: the defaults."""
+        return replace(self.traits, needs=self.traits.needs - config.idle_needs()) if config else self.traits
+
+
+RULES: dict[str, BuiltIn] = {}
+
+
+def _describe(name: str, about: str, kind: str = "weights", needs: tuple[str, ...] = (), **others) -> None:
+    """Add a rule to `RULES`; `others` are further fields of `BuiltIn`."""
+    RULES[name] = BuiltIn(name, about, Traits(kind, frozenset(needs)), **others)
+
+
+_describe("uniform", "weights of 1 everywhere (GRPO itself)")
+
+
+@dataclass(frozen=True)
+class EntropyAdvConfig(Knobs, section="entropy_adv"):
+    """Knobs of `entropy_adv`, which adds an entropy term to each advantage (Cheng et al. 2025, arXiv 2506.14758)."""
+
+    alpha: float = knob(0.4, "Advantage added for each nat of entropy.", NOT_NEGATIVE)
+    kappa: float = knob(
+        2.0, "Limit of the added term: |A| / kappa. Above 1, no sign changes.", Range(1, open_least=True)
     )
-}
+
+
+_describe(
+    "entropy_adv",
+    "adds to the advantages of tokens at which the policy is unsure",
+    "update",
+    ("entropies",),
+    config=EntropyAdvConfig,
+    title="Entropy adv.",
+    ink="orange",
+)
+
+
+@dataclass(frozen=True)
+class EntropyMaskConfig(Knobs, section="entropy_mask"):
+    """Knobs of `entropy_mask` (Wang et al. 2025, arXiv 2506.01939)."""
+
+    fraction: float = knob(0.2, "Share of a group's tokens to train on, those with the highest entropy.", _PART)
+
+
+_describe(
+    "entropy_mask",
+    "weights of 1 for the group's tokens with the highest entropy, 0 for the others",
+    needs=("entropies",),
+    config=EntropyMaskConfig,
+    title="Entropy mask",
+)
+
+
+@dataclass(frozen=True)
+class GtpoConfig(Knobs, section="gtpo"):
+    """Knobs of `gtpo` (Tan et al. 2025, arXiv 2508.04349)."""
+
+    alpha1: float = knob(1.0, "Reward of each token for the rollout's outcome.", POSITIVE)
+    alpha2: float = knob(0.1, "Mean reward of a token for its entropy, beside alpha1.", NOT_NEGATIVE)
+    normalize: str = knob(
+        "together",
+        "Tokens that share a mean and deviation: all of a group, or those of correct and incorrect rollouts apart, "
+        "where the outcome cancels.",
+        ("together", "apart"),
+    )
+
+
+_describe(
+    "gtpo",
+    "its own advantages, from rewards that tokens share by entropy",
+    "advantages",
+    ("entropies",),
+    config=GtpoConfig,
+    title="GTPO",
+)
+
+
+@dataclass(frozen=True)
+class KtaeConfig(Knobs, section="ktae"):
+    """Knobs of `ktae` (Sun et al. 2025, arXiv 2505.16826)."""
+
+    fisher: float = knob(1.0, "Weight of Fisher's exact test in a token's association with the outcome.", NOT_NEGATIVE)
+    gain: float = knob(1.0, "Weight of the information gain, beside fisher; one of the two is above 0.", NOT_NEGATIVE)
+    frequency: float = knob(1.0, "Weight of term frequencies in the association's direction.", NOT_NEGATIVE)
+    scale: float = knob(1.0, "Limit of what is added to a token's advantage.", POSITIVE)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.fisher == 0 and self.gain == 0:
+            yield self.refusal("gain", "must be above 0 where ktae.fisher is 0", "e.g. 1")
+
+
+_describe(
+    "ktae",
+    "its own advantages: GRPO's plus how much a token goes with right answers",
+    "advantages",
+    ("token_ids",),
+    config=KtaeConfig,
+    title="KTAE",
+)
+_describe(
+    "prm_reshape",
+    "weights from a process reward model's score of the token's step",
+    needs=("prm_scores",),
+    title="PRM(Reshape adv.)",
+    ink="green",
+)
+
+
+@dataclass(frozen=True)
+class PureConfig(Knobs, section="pure"):
+    """Knobs of `pure` (Cheng et al. 2025, arXiv 2504.15275)."""
+
+    temperature: float = knob(0.1, "T of the softmax that puts a rollout's credit on its worst step.", POSITIVE)
+    verifiable_coef: float = knob(1.0, "Factor of the verifiable reward at the last token.", NOT_NEGATIVE)
+    width: int | None = knob(
+        None,
+        "Tokens over which the baseline averages a rollout's returns. Unset: --rollout.max_new_tokens, to which the "
+        "authors' code pads; if that is unset too, the length of the group's longest response.",
+        Range(1, remedy="e.g. 3072, or leave it out"),
+        fallback="rollout.max_new_tokens",
+    )
+
+
+_describe(
+    "pure",
+    "its own advantages, from the worst step by a process reward model",
+    "advantages",
+    ("prm_scores",),
+    config=PureConfig,
+    title="PRM(PURE)",
+    ink="purple",
+)
+_describe(
+    "shear", "weights from the hidden states", needs=("hidden_states",), config=ShearConfig, title="SHEAR", ink="blue"
+)
+_describe(
+    "text",
+    "SHEAR's weights from n-grams of the text in place of hidden states: its control",
+    needs=("token_ids",),
+    config=TextConfig,
+    title="SHEAR on n-grams",
+    ink="brown",
+)
+_describe(
+    "error_odds",
+    "blame for the tokens that may be the first error: surprising where the policy was sure",
+    needs=("log_probs", "entropies", "hidden_states"),
+    config=ErrorOddsConfig,
+)
+
+
+@dataclass(frozen=True)
+class OtbConfig(Knobs, section="otb"):
+    """Knobs of `otb` (Li et al. 2026, arXiv 2602.07078)."""
+
+    tail: str = knob(
+        "zero",
+        "Baseline of tokens at a place that no other rollout has: zero (verl's), or the rollout's own reward, as the "
+        "formula gives, so that they learn nothing.",
+        ("zero", "own"),
+    )
+
+
+_describe(
+    "otb",
+    "its own advantages: rewards less a baseline at each place, weighted by how unsure rollouts were",
+    "advantages",
+    ("source_states", "lm_head", "token_ids"),
+    config=OtbConfig,
+    title="OTB",
+)
+
+
+@dataclass(frozen=True)
+class DeltaConfig(Knobs, section="delta"):
+    """Knobs of `delta` (Zhang et al. 2026, arXiv 2605.21467)."""
+
+    low: float = knob(0.8, "Weight of a token that looks like the other side, before scaling to mean 1.", POSITIVE)
+    high: float = knob(1.2, "Weight of a token that looks like its own side, before scaling; at least low.", POSITIVE)
+    rounds: int = knob(1, "Rounds in which the centroids are made anew from tokens near their own side.", NOT_NEGATIVE)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.high < self.low:
+            yield self.refusal("high", "must be at least delta.low", "e.g. 1.2")
+
+
+_describe(
+    "delta",
+    "weights from how much a token's gradient looks like its own side's",
+    needs=("source_states", "log_probs"),
+    config=DeltaConfig,
+    title="DelTA",
+)
+
+
+@dataclass(frozen=True)
+class NthrConfig(Knobs, section="nthr"):
+    """Knobs of `nthr` (Deng et al. 2025, arXiv 2505.18830)."""
+
+    beta: float = knob(1.0, "Factor of the threshold above which blame is reduced.", NOT_NEGATIVE)
+    eta: float | None = knob(
+        None,
+        "Factor of the blame above it. Unset: 2 |1/2 - p|, p the group's share of correct rollouts.",
+        Range(0, 1, remedy="e.g. 0, or leave it out"),
+    )
+    vocabulary: str = knob(
+        "responses",
+        "Entries of the prediction errors to compare: those of ids in the group's responses, or all, which costs more.",
+        ("responses", "all"),
+    )
+
+
+_describe(
+    "nthr",
+    "less blame for tokens whose blame would make correct rollouts less likely",
+    needs=("source_states", "lm_head", "token_ids"),
+    config=NthrConfig,
+    title="NTHR",
+)
+
+
+@dataclass(frozen=True)
+class FipoConfig(Knobs, section="fipo"):
+    """Knobs of `fipo` (Ma et al. 2026, arXiv 2603.19835)."""
+
+    half_life: float = knob(32.0, "Tokens over which the weight of a later token's change halves.", POSITIVE)
+    clip_low: float = knob(0.0, "Factors are at least 1 minus this.", _BELOW_1)
+    clip_high: float = knob(0.2, "Factors are at most 1 plus this.", NOT_NEGATIVE)
+    outlier: float = knob(
+        10.0,
+        "Leave tokens with a larger probability ratio out of all sums; 0, ms-swift's default: leave none out.",
+        _RATIO,
+    )
+    safety: float = knob(
+        10.0,
+        "Limit the factor to between 0.8 and 1 for blamed tokens with a larger probability ratio; 0: for no token. "
+        "ms-swift's default is 4.",
+        _RATIO,
+    )
+
+
+_describe(
+    "fipo",
+    "more to tokens before those that the update makes likelier",
+    "update",
+    ("log_probs",),
+    config=FipoConfig,
+    title="FIPO",
+)
+
+
+@dataclass(frozen=True)
+class SproConfig(Knobs, section="spro"):
+    """Knobs of `spro` (Fei et al. 2025, arXiv 2507.01551)."""
+
+    beta: float = knob(0.05, "Reward of a token for each nat of log-ratio to the reference model.", POSITIVE)
+
+
+_describe(
+    "spro",
+    "its own advantages: GRPO's plus the rise over the reference model, compared step by step",
+    "advantages",
+    ("log_probs", "ref_log_probs"),
+    config=SproConfig,
+    title="SPRO",
+)
+
+
+@dataclass(frozen=True)
+class RlsdConfig(Knobs, section="rlsd"):
+    """Knobs of `rlsd` (arXiv 2604.03128), as in ms-swift."""
+
+    strength: float = knob(0.5, "Share of the reweighted advantage, beside the plain advantage.", SHARE)
+    clip: float = knob(0.2, "Weights are 1 minus this to 1 plus this.", _BELOW_1)
+    decay_steps: int = knob(
+        0, "Training steps over which the strength falls to 0, in a line (0: it stays).", NOT_NEGATIVE
+    )
+
+
+_describe(
+    "rlsd",
+    "weights from how much likelier a correct sibling makes the token",
+    needs=("log_probs", "hint_log_probs"),
+    config=RlsdConfig,
+)
+
+
+@dataclass(frozen=True)
+class SdpoConfig(Knobs, section="sdpo"):
+    """Knobs of `sdpo` (Hübotter et al. 2026, arXiv 2601.20802)."""
+
+    share: float = knob(1.0, "Share of the hint's advantage; GRPO's advantage has the rest.", _PART)
+
+
+_describe(
+    "sdpo",
+    "its own advantages: how much likelier a correct sibling makes the token",
+    "advantages",
+    ("log_probs", "hint_log_probs"),
+    config=SdpoConfig,
+)
+
+
+@dataclass(frozen=True)
+class VineConfig(Knobs, section="vine"):
+    """Knobs of `vine` (Kazemnejad et al. 2024, arXiv 2410.01679)."""
+
+    every: int = knob(32, "Tokens of a step, at whose start a value is estimated.", COUNT)
+    samples: int = knob(9, "Continuations for each value.", COUNT)
+    whiten: bool = knob(True, "Scale a training step's advantages to mean 0 and variance 1.")
+
+
+_describe(
+    "vine",
+    "its own advantages, from the values of prefixes by Monte Carlo",
+    "advantages",
+    ("continuations", "token_ids"),
+    config=VineConfig,
+)

@@ -1,12 +1,14 @@
 """Specification of a run's credit rule: the rule, its knobs, and the settings that rules share."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from openrlhf_shear.config.knobs import knob, require_all
+from openrlhf_shear.config.knobs import COUNT, Knobs, Range, knob
 from openrlhf_shear.config.names import RuleName, configured, parse_rule
+from openrlhf_shear.config.refusal import Refusal
+from openrlhf_shear.config.rules import Traits
 
 CREDIT = "credit"  # the section of flags that every credit rule shares
 BACKENDS = ("auto", "torch", "numba", "triton")
@@ -16,7 +18,7 @@ TRITON_WINDOW = 128  # tokens: the largest block of costs that stays on chip is 
 
 
 @dataclass(frozen=True)
-class SearchConfig:
+class SearchConfig(Knobs, section=CREDIT):
     """Settings of the span search, for every rule that reads hidden states: they change time and memory, no result."""
 
     backend: str = knob(
@@ -27,22 +29,17 @@ class SearchConfig:
     )
     max_cost_bytes: int = knob(
         0,
-        "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks. 0: 1 GiB on a "
-        "CPU; on CUDA the largest power of two within a quarter of the memory free at a process's first search.",
+        "Upper bound on the extra memory of the span search, in bytes; it works in chunks. 0: 1 GiB on a CPU; on CUDA "
+        "the largest power of two within a quarter of the memory free at a process's first search.",
+        Range(2**20, also=0, remedy="e.g. 1073741824"),
     )
     max_waiting_bytes: int | None = knob(
         None,
         "Upper bound, in bytes on each actor rank, on the hidden states that wait until all ranks finish their forward "
         "passes. Groups that do not fit are weighed in between, while the other ranks wait (0: all groups). Unset: "
         "4 GiB on a CPU; on CUDA half of the memory to spare at the first group, beside what a forward pass needs.",
+        Range(0, remedy="e.g. 4294967296, or leave it out"),
     )
-
-    def __post_init__(self):
-        enough = self.max_cost_bytes == 0 or self.max_cost_bytes >= 2**20
-        least = ("max_cost_bytes", enough, "must be at least 1 MiB, or 0", "e.g. 1073741824")
-        limited = self.max_waiting_bytes is None or self.max_waiting_bytes >= 0
-        waits = ("max_waiting_bytes", limited, "must be at least 0", "e.g. 4294967296, or leave it out")
-        require_all(self, CREDIT, least, waits)
 
     def require_fits(self, window: int) -> None:
         """Raise ValueError if the backend has no room for spans of `window` tokens."""
@@ -54,40 +51,33 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
-class OutcomeConfig:
+class OutcomeConfig(Knobs, section=CREDIT):
     """Definition of a correct rollout, for every rule."""
 
-    correct_threshold: float = knob(0.5, "A rollout counts as correct when its score is at least this (score units).")
-
-    def __post_init__(self):
-        finite = math.isfinite(self.correct_threshold)
-        require_all(self, CREDIT, ("correct_threshold", finite, "must be finite", "e.g. 0.5"))
+    correct_threshold: float = knob(
+        0.5, "A rollout counts as correct when its score is at least this (score units).", Range(-math.inf)
+    )
 
 
 @dataclass(frozen=True)
-class PrmConfig:
+class PrmConfig(Knobs, section="prm"):
     """Process reward model, for the rules that need it, and its placement."""
 
     model_name_or_path: str | None = knob(
         None, "Process reward model, a folder or hub id in the format of Qwen/Qwen2.5-Math-PRM-7B."
     )
-    num_nodes: int = knob(1, "Nodes of the process reward model's actor group.")
+    num_nodes: int = knob(1, "Nodes of the process reward model's actor group.", COUNT)
     num_gpus_per_node: int = knob(
-        8, "GPUs per node of its actor group: the policy actor's with --train.colocate_all, others without it."
+        8, "GPUs per node of its actor group: the policy actor's with --train.colocate_all, others without it.", COUNT
     )
-    micro_batch_size: int = knob(8, "Rollouts per forward pass.")
-    max_len: int = knob(4096, "Tokens of problem and steps that it reads; further steps get no score.")
+    micro_batch_size: int = knob(8, "Rollouts per forward pass.", COUNT)
+    max_len: int = knob(4096, "Tokens of problem and steps that it reads; further steps get no score.", COUNT)
     separator: str = knob("\\n\\n", "Text that ends a step in a response, in ASCII; \\n is a line break.")
     offload: bool = knob(False, "Keep its weights in CPU memory between forward passes (ZeRO-3 offload).")
 
-    def __post_init__(self):
-        counts = ("num_nodes", "num_gpus_per_node", "micro_batch_size", "max_len")
-        require_all(
-            self,
-            "prm",
-            *((name, getattr(self, name) >= 1, "must be at least 1", "a positive number") for name in counts),
-            ("separator", self.separator.isascii() and self.separator, "must be ASCII text", r"e.g. \n\n"),
-        )
+    def conflicts(self) -> Iterator[Refusal]:
+        if not (self.separator.isascii() and self.separator):
+            yield self.refusal("separator", "must be ASCII text", r"e.g. \n\n")
 
     @property
     def step_end(self) -> str:
@@ -107,6 +97,12 @@ class CreditSpec:
     @property
     def name(self) -> RuleName:
         return parse_rule(self.estimator)
+
+    @property
+    def traits(self) -> Traits | None:
+        """Traits of a built-in rule with these knobs; None for a rule from outside."""
+        entry = self.name.built_in
+        return entry.traits_with(self.config) if entry else None
 
     def knobs(self) -> dict:
         """Return a built-in rule's knobs by name, with `search` and `outcome` if it reads hidden states; else {}."""

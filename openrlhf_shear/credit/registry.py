@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import RuleName, wrong_type
-from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.refusal import did_you_mean
 from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.credit.rule import LAB_ALONE, NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
 

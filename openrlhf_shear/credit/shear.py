@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.rule_knobs import ENTROPIC
+from openrlhf_shear.config.shear import ENTROPIC
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.transport import (
     SinkhornPairs,

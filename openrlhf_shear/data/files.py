@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, BinaryIO
 
-from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.refusal import did_you_mean
 
 _TO_UTF8 = "`iconv -f latin1 -t utf-8` to convert it, or its encoding in place of latin1"
 _HEAD = 1000  # rows that are read to know the columns

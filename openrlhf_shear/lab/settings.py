@@ -1,8 +1,10 @@
 """All settings of the lab's task and of its trainer."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from openrlhf_shear.config.knobs import knob, positive, require_all
+from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, Range, knob
+from openrlhf_shear.config.refusal import Refusal
 
 SHIPPED = "shipped"
 TRIED = 900  # seeds from here on tune learning rates and try new rules; they judge nothing
@@ -15,7 +17,7 @@ _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
 
 @dataclass(frozen=True)
-class LabSettings:
+class LabSettings(Knobs, section="lab"):
     """The setting in which every rule is tried.
 
     Batch, learning rate and clipping default to those of `examples/scripts/train_shear_arithmetic.sh`. Unlike that
@@ -29,25 +31,33 @@ class LabSettings:
         "(for a pretrained model).",
         (*TASKS, *_OLD_NAMES),
     )
-    operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")
-    fillers: int = knob(2, "Most random characters before a step of the warm-up's solutions, 0 to 8.")
+    operations: int = knob(7, "Arithmetic steps of a problem; the shipped start policy knows 7.", Range(1, 12))
+    fillers: int = knob(2, "Most random characters before a step of the warm-up's solutions.", Range(0, 8))
     start: str = knob(
         SHIPPED,
         "Start policy: shipped (accuracy about 0.45); an accuracy, e.g. 0.2, to warm one up to (takes minutes, kept "
         "under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic or warm_up_bookkeeping.",
     )
-    prompts: int = knob(16, "Problems a training step.")
-    samples_per_prompt: int = knob(8, "Rollouts a problem: the group size.")
-    steps: int = knob(60, "Training steps.")
-    mini_batches: int = knob(2, "Updates a step; each reads an equal part of the step's rollouts.")
-    learning_rate: float = knob(1e-4, "AdamW's, constant; betas 0.9 and 0.95, no weight decay, as in OpenRLHF.")
-    clip_low: float = knob(0.2, "The ratio is clipped to at least 1 minus this.")
-    clip_high: float = knob(0.28, "The ratio is clipped to at most 1 plus this.")
-    max_grad_norm: float = knob(1.0, "Gradients are clipped to this norm.")
-    eval_problems: int = knob(768, "Held-out problems of the final accuracy.")
-    eval_samples: int = knob(4, "Responses to each held-out problem.")
-    eval_every: int = knob(0, "Also evaluate after every so many steps of training; 0 for the final accuracy alone.")
-    eval_temperature: float = knob(1.0, "Temperature of the evaluations' responses, e.g. 0.1; training samples at 1.")
+    prompts: int = knob(16, "Problems a training step.", COUNT)
+    samples_per_prompt: int = knob(
+        8, "Rollouts a problem: the group size.", Range(2, remedy="e.g. 8: groups are compared")
+    )
+    steps: int = knob(60, "Training steps.", COUNT)
+    mini_batches: int = knob(2, "Updates a step; each reads an equal part of the step's rollouts.", COUNT)
+    learning_rate: float = knob(
+        1e-4, "AdamW's, constant; betas 0.9 and 0.95, no weight decay, as in OpenRLHF.", POSITIVE
+    )
+    clip_low: float = knob(0.2, "The ratio is clipped to at least 1 minus this.", POSITIVE)
+    clip_high: float = knob(0.28, "The ratio is clipped to at most 1 plus this.", POSITIVE)
+    max_grad_norm: float = knob(1.0, "Gradients are clipped to this norm.", POSITIVE)
+    eval_problems: int = knob(768, "Held-out problems of the final accuracy.", COUNT)
+    eval_samples: int = knob(4, "Responses to each held-out problem.", COUNT)
+    eval_every: int = knob(
+        0, "Also evaluate after every so many steps of training; 0 for the final accuracy alone.", Range(0)
+    )
+    eval_temperature: float = knob(
+        1.0, "Temperature of the evaluations' responses, e.g. 0.1; training samples at 1.", POSITIVE
+    )
     precision: str = knob(
         "bfloat16",
         "Precision of the policy's passes; its weights are updated in float32, as by DeepSpeed.",
@@ -59,32 +69,23 @@ class LabSettings:
         "two devices differ in their random numbers, and are kept apart.",
         ("cpu", "cuda"),
     )
-    window: int = knob(16, "Span length, in tokens, of rules that measure distances and name no length.")
-    stride: int = knob(4, "Distance between the starts of their spans, in tokens.")
-    epsilon_rel: float = knob(0.03, "Their entropic regularisation, in units of the mean hidden-state norm.")
-    placement_prompts: int = knob(64, "Problems whose rollouts by the start policy show where the credit goes.")
+    window: int = knob(16, "Span length, in tokens, of rules that measure distances and name no length.", COUNT)
+    stride: int = knob(4, "Distance between the starts of their spans, in tokens.", COUNT)
+    epsilon_rel: float = knob(0.03, "Their entropic regularisation, in units of the mean hidden-state norm.", POSITIVE)
+    placement_prompts: int = knob(64, "Problems whose rollouts by the start policy show where the credit goes.", COUNT)
 
     def __post_init__(self):
         object.__setattr__(self, "task", _OLD_NAMES.get(self.task, self.task))
-        counts = ("prompts", "steps", "mini_batches", "eval_problems", "eval_samples")
-        counts = (*counts, "window", "stride", "placement_prompts")
-        floats = ("learning_rate", "clip_low", "clip_high", "max_grad_norm", "epsilon_rel", "eval_temperature")
+        super().__post_init__()
+
+    def conflicts(self) -> Iterator[Refusal]:
         rollouts = self.prompts * self.samples_per_prompt
-        require_all(
-            self,
-            "lab",
-            ("operations", 1 <= self.operations <= 12, "must be 1 to 12", "e.g. 7"),
-            ("fillers", 0 <= self.fillers <= 8, "must be 0 to 8", "e.g. 2"),
-            *((name, getattr(self, name) >= 1, "must be at least 1", "a positive number") for name in counts),
-            ("eval_every", 0 <= self.eval_every <= self.steps, f"must be 0 to {self.steps}, the steps", "e.g. 5"),
-            *(
-                (name, positive(getattr(self, name)), "must be a positive number", "e.g. the default")
-                for name in floats
-            ),
-            ("samples_per_prompt", self.samples_per_prompt >= 2, "must be at least 2", "e.g. 8: groups are compared"),
-            ("device", (self.device, self.task) != ("cuda", "word_problems"), "must be cpu for word problems", "cpu"),
-            ("mini_batches", rollouts % max(self.mini_batches, 1) == 0, f"must divide {rollouts} rollouts", "e.g. 2"),
-        )
+        if self.eval_every > self.steps:
+            yield self.refusal("eval_every", f"must be 0 to {self.steps}, the steps", "e.g. 5")
+        if rollouts % self.mini_batches:
+            yield self.refusal("mini_batches", f"must divide {rollouts} rollouts", "e.g. 2")
+        if (self.device, self.task) == ("cuda", "word_problems"):
+            yield self.refusal("device", "must be cpu for word problems", "cpu")
 
     def of_a_run(self) -> dict:
         """Return, by name, the settings that decide a run apart from its rule; `start` is a name, not the content.

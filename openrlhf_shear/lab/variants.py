@@ -9,13 +9,14 @@
 import ast
 import hashlib
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 from openrlhf_shear.config import RULES, CreditSpec, SearchConfig
-from openrlhf_shear.config.names import ALIASES, NoKnobError, RuleName, is_outside, names_file, parse_rule, split
-from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.names import NoKnobError, RuleName, is_outside, names_file, parse_rule, split
+from openrlhf_shear.config.refusal import did_you_mean
+from openrlhf_shear.config.shear import ShearConfig
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.config.syntax import canonical
 from openrlhf_shear.credit.registry import Rule, make_rule
@@ -23,20 +24,19 @@ from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, CreditRule, UpdateRu
 from openrlhf_shear.lab.credit import CONTROLS, ORACLES, PERMUTED
 from openrlhf_shear.lab.settings import LabSettings
 
-NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
-_SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings supply unless a rule's name sets them
+NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ORACLES)
+_SHARED = ("window", "stride", "epsilon_rel")  # of SHEAR, which the lab's settings supply unless a name sets them
 # newer knobs, at the values that change nothing: leaving them out keeps the identity of older runs
 _NEW = {("max_spans", 0), ("tail", "one"), ("epsilon_spread", None)}
 # rules of examples/rules, by the first part of their code's digest: the digest of their bytes in version 0.1, which
 # names the folders of the runs in benchmarks/results
 _BY_BYTES = {
-    "e9750f377fe2537f": "82c56d4183a7563f86aca061adee7e68835a5a2fd25d8c534402c840441832ef",  # change
-    "cea6843aa55918ef": "77daa05af1b64c162194aa18255c48aa7f3949e9e70a00fbf07c05a8a655cbb2",  # contrast
-    "35b86c563dd7a0ae": "05a9da07c298259a4c50759ff30ba8552a23a6ad6eac0dc64e2fca3236d9ac11",  # discriminant
-    "e7aa201ad5ee1196": "25d1e2405f2d85bee793e128870d719f5d9cbc3828d37ffb9ca28d205b5aaa30",  # error_odds
+    "60cb343faa1a46cd": "82c56d4183a7563f86aca061adee7e68835a5a2fd25d8c534402c840441832ef",  # change
+    "d97cf84e336e58cd": "77daa05af1b64c162194aa18255c48aa7f3949e9e70a00fbf07c05a8a655cbb2",  # contrast
+    "5a28d06e91c3faa2": "05a9da07c298259a4c50759ff30ba8552a23a6ad6eac0dc64e2fca3236d9ac11",  # discriminant
     "df7f3d20c59e813a": "f6aba849a639ab65c4c538d3f4a1f558d9866ce72bae3caa87941cde0e892471",  # excess
     "a72e517eccaa31c3": "972bf7c62ac31929038bdba08e4467609816e0256696acbb6431eadd28983487",  # number_lines
-    "ad58eb0defeb5386": "d7f8a15b8d419c38fafe60a11d173bebeb006d59b042e4c121179fc71f3c9998",  # onset
+    "f08bc2894a840bf1": "d7f8a15b8d419c38fafe60a11d173bebeb006d59b042e4c121179fc71f3c9998",  # onset
     "b3609b46b55083fd": "fb20f0d9dc91f651ad6ee59cd003db3119566a39f08d86921d76b31424097495",  # surprise
 }
 _GIVEN = {*NEEDS, *UPDATE_NEEDS, "first_errors"} - {"prm_scores"}
@@ -82,17 +82,15 @@ class Variant:
         docstrings and comments.
         """
         identity = {"estimator": self.estimator, "control": self.control}
-        if self.estimator in ALIASES:
-            arguments = _all_arguments(type(self.rule(settings)), self._rule_name.arguments())
-            return identity | {name: value for name, value in arguments.items() if (name, value) not in _NEW}
         if is_outside(self.estimator):
             source = _digest(repr([canonical(ast.parse(text)) for text in self._files(settings)]).encode())
             return identity | dict(self.knobs) | {"source": _BY_BYTES.get(source[:16], source)}
         if self.estimator in ORACLES:
             return identity | self._rule_name.arguments()
-        searching = {each.name for each in fields(SearchConfig)}
-        knobs = self._spec(settings).knobs().items()
-        return identity | {name: value for name, value in knobs if name not in searching and (name, value) not in _NEW}
+        spec = self._spec(settings)
+        knobs = asdict(spec.config) if spec.config else {}
+        knobs |= asdict(spec.outcome) if self.estimator == "shear" else {}
+        return identity | {name: value for name, value in knobs.items() if (name, value) not in _NEW}
 
     def earlier_identity(self, settings: LabSettings) -> dict:
         """Return the identity of version 0.1, which had the bytes of a rule's files instead of their code."""
@@ -121,9 +119,9 @@ class Variant:
 
     def _spec(self, settings: LabSettings) -> CreditSpec:
         entry = self._rule_name.built_in
-        knobs = {each.name for each in fields(entry.config)} if entry and entry.config else set()
+        shared = _SHARED if entry and entry.config and issubclass(entry.config, ShearConfig) else ()
         try:
-            values = {name: getattr(settings, name) for name in _SHARED if name in knobs}
+            values = {name: getattr(settings, name) for name in shared}
             return credit_spec(self._rule_name, values, SearchConfig())
         except ValueError as error:
             raise ValueError(f"--rules {self.name}: {error}") from error
@@ -162,13 +160,6 @@ def _parse(text: str) -> Variant:
         controls_too = f", nor, at the end, one of {', '.join(CONTROLS)}" if isinstance(error, NoKnobError) else ""
         raise ValueError(f"--rules {text!r}: {error}{controls_too}") from error
     return Variant(text, estimator, tuple(name.knobs.items()), "/".join(controls) or None)
-
-
-def _all_arguments(rule: type, given: dict[str, object]) -> dict[str, object]:
-    """Return all arguments of a rule by name, defaults included; integers become floats where the default is one."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(rule).parameters.items()}
-    read = {name: float(value) if isinstance(defaults[name], float) else value for name, value in given.items()}
-    return defaults | read
 
 
 def _digest(content: bytes) -> str:

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
-from openrlhf_shear.config.names import ALIASES, is_rule, names_file, parse_rule
+from openrlhf_shear.config.names import is_rule, names_file, parse_rule
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, credit_spec
 from openrlhf_shear.line import accepted, frame, prog, run_file
@@ -100,7 +100,7 @@ def spec_of(values: dict) -> CreditSpec | None:
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == ESTIMATOR)
-    action.choices = _Estimators([*action.choices, *(rule.name for rule in TRAINED), *ALIASES])
+    action.choices = _Estimators([*action.choices, *(rule.name for rule in TRAINED)])
     action.metavar = "ESTIMATOR"
     rules = "; ".join(f"{rule.name}, {rule.about}" + (f" (--{rule.name}.*)" if rule.config else "") for rule in TRAINED)
     action.help = (

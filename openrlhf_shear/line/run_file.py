@@ -16,8 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from openrlhf_shear.config.near import did_you_mean
-from openrlhf_shear.config.refusal import LineError, Refusal
+from openrlhf_shear.config.refusal import LineError, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.line import foreign, legacy, placement
 

@@ -8,6 +8,7 @@ from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.doctor.gpu import smallest
 from openrlhf_shear.doctor.machine import free_memory
+from openrlhf_shear.line.flags import spec_of
 from openrlhf_shear.line.values import ESTIMATOR, Values, graded, world
 from openrlhf_shear.memory.estimate import ENGINES, GIB, MemoryEstimate, Phase, estimate
 from openrlhf_shear.memory.model_shape import ModelShape, model_shape
@@ -62,7 +63,8 @@ def plan(values: Values) -> MemoryPlan:
             shapes[model] = model_shape(path)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UnknownError(f"{flag} {name}: {error}") from error
-    needs = traits(values[ESTIMATOR]).needs if is_rule(values[ESTIMATOR]) else ()
+    spec = spec_of(values)
+    needs = traits(spec).needs if spec else ()
     states = frozenset({"hidden_states", "source_states"}.intersection(needs))
     on_cpu = values["device"] == "cpu"
     memory = int(values["device_memory"] * GIB) or (None if on_cpu else smallest())

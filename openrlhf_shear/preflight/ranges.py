@@ -2,42 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from openrlhf_shear.config.knobs import SHARE, Range
 from openrlhf_shear.config.refusal import Finding, refusal
 from openrlhf_shear.line.values import Values
 from openrlhf_shear.rewards import settings
 
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `least` to `most`, both included unless marked open. Infinity is excluded unless `endless`."""
-
-    least: float
-    most: float = math.inf
-    open_least: bool = False
-    open_most: bool = False
-    endless: bool = False  # infinity is allowed
-    remedy: str = ""
-
-    def __contains__(self, value: float) -> bool:
-        """Return whether the range includes `value`; no range includes NaN."""
-        above = value > self.least if self.open_least else value >= self.least
-        below = value < self.most if self.open_most else value <= self.most
-        return above and below and (self.endless or math.isfinite(value))
-
-    def __str__(self) -> str:
-        if math.isinf(self.most):
-            return f"{'greater than' if self.open_least else 'at least'} {self.least:.10g}"
-        if self.open_least or self.open_most:
-            left, right = "(" if self.open_least else "[", ")" if self.open_most else "]"
-            return f"in {left}{self.least:.10g}, {self.most:.10g}{right}"
-        return f"from {self.least:.10g} to {self.most:.10g}"
-
-
 _COUNT = Range(1, remedy="a positive number")
 _NOT_NEGATIVE = Range(0, remedy="0, or a positive number")
-_SHARE = Range(0, 1)
 _DECAY = Range(0, 1, open_most=True, remedy="e.g. 0.95")
 
 RANGES = {
@@ -66,12 +38,12 @@ RANGES = {
         for model in ("actor", "critic")
         for name, its in {
             **dict.fromkeys(("adam.lr", "adam.weight_decay", "max_norm", "muon.lr"), _NOT_NEGATIVE),
-            **dict.fromkeys(("lr_warmup_ratio", "min_lr_ratio"), _SHARE),
+            **dict.fromkeys(("lr_warmup_ratio", "min_lr_ratio"), SHARE),
             **dict.fromkeys(("adam.betas", "muon.momentum"), _DECAY),
             "adam.eps": Range(0, open_least=True, remedy="e.g. 1e-8"),
         }.items()
     },
-    **dict.fromkeys(("algo.advantage.gamma", "algo.advantage.lambd"), _SHARE),
+    **dict.fromkeys(("algo.advantage.gamma", "algo.advantage.lambd"), SHARE),
     "train.ema_beta": _DECAY,
     "train.seed": Range(0, 2**32 - 1, remedy="e.g. 42"),
     "train.grace_seconds": Range(1, endless=True),
@@ -92,8 +64,8 @@ RANGES = {
     "reward.memory_mb": Range(64, remedy=f"e.g. {settings.MEMORY_MB}"),
     "reward.max_failed": Range(0, 1, remedy=f"e.g. {settings.MAX_FAILED}, or 1 for never"),
     "reward.max_failed_steps": Range(1, remedy=f"e.g. {settings.MAX_FAILED_STEPS}"),
+    **dict.fromkeys(("eval.steps", "ckpt.save_steps"), Range(1, also=-1, remedy="a number of steps, or -1 for never")),
 }
-_EVERY = ("eval.steps", "ckpt.save_steps")  # -1 for never
 
 
 def ranges(values: Values) -> Iterator[Finding]:
@@ -103,6 +75,3 @@ def ranges(values: Values) -> Iterator[Finding]:
             if value is not None and value not in within:
                 yield refusal(flag, f"must be {within}", given, within.remedy or "a number of this size")
                 break
-    for flag in _EVERY:
-        if values[flag] != -1 and values[flag] < 1:
-            yield refusal(flag, "must be at least 1, or -1 for never", values[flag], "a number of steps")

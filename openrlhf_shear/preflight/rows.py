@@ -2,8 +2,7 @@
 
 from collections.abc import Generator, Iterator
 
-from openrlhf_shear.config.near import did_you_mean
-from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, refusal, refuse
+from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, did_you_mean, refusal, refuse
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
 from openrlhf_shear.data.files import DataError, one_line
 from openrlhf_shear.data.training_rows import SplitError, training_rows

@@ -6,8 +6,8 @@ from functools import lru_cache
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
 from openrlhf_shear.config.refusal import Finding, Told, refusal
-from openrlhf_shear.config.rule_knobs import ShearConfig
 from openrlhf_shear.config.rules import Traits
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.line.values import ESTIMATOR, Values
 from openrlhf_shear.preflight.layout import fits_beside_actor
 
@@ -24,15 +24,21 @@ def modes(values: Values) -> Iterator[Finding]:
         yield refusal("ds.deepcompile", problem, True, "no such flag")
 
 
-def traits(estimator: str) -> Traits:
-    """Return the traits of a credit rule. This constructs a user's rule; for a built-in rule it needs no torch.
+def traits(rule: CreditSpec | str) -> Traits:
+    """Return the traits of a credit rule; by the name of a built-in rule, those with its default knobs.
+
+    This constructs a user's rule; for a built-in rule it needs no torch.
 
     Raises:
         ValueError: the name is not a rule's, or the rule cannot be loaded.
     """
-    name = parse_rule(estimator)
-    if name.built_in:
-        return name.built_in.traits
+    if isinstance(rule, CreditSpec):
+        estimator, known = rule.estimator, rule.traits
+    else:
+        entry = parse_rule(rule).built_in
+        estimator, known = rule, entry and entry.traits
+    if known:
+        return known
     from openrlhf_shear.credit.registry import traits_of
 
     return traits_of(_outside(estimator))
@@ -94,7 +100,8 @@ def long_search(values: Values, spec: CreditSpec | None) -> Iterator[Told]:
 
     spans = len(span_starts(tokens, config))
     if (pairs := right * wrong * spans**2) > _MANY_PAIRS:
-        remedy = "--shear.max_spans, e.g. 256" if spec.name.built_in else "a larger stride or window of the rule"
+        flag = f"--{config.section}.max_spans, e.g. 256"
+        remedy = flag if spec.name.built_in else "a larger stride or window of the rule"
         seconds = pairs / 1e6 * _SECONDS_A_MILLION
         yield Told(
             f"{spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} million pairs "
@@ -102,13 +109,14 @@ def long_search(values: Values, spec: CreditSpec | None) -> Iterator[Told]:
         )
 
 
-def _searched(spec: CreditSpec) -> ShearConfig | None:
-    """Return the span settings of a rule that reads hidden states; None if the rule has no `ShearConfig`."""
+def _searched(spec: CreditSpec) -> SpanCut | None:
+    """Return how a rule that searches cuts spans; None if it does not search, or has no `SpanCut` as `config`."""
     if spec.name.built_in:
-        return spec.config if isinstance(spec.config, ShearConfig) else None
+        config = spec.config
+        return config if isinstance(config, SpanCut) and "hidden_states" not in config.idle_needs() else None
     made = _outside(spec.estimator)
     config = getattr(made, "config", None)
-    return config if "hidden_states" in made.needs and isinstance(config, ShearConfig) else None
+    return config if "hidden_states" in made.needs and isinstance(config, SpanCut) else None
 
 
 def dump(values: Values) -> Iterator[Finding]:

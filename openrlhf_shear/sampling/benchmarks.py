@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.refusal import did_you_mean
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
 from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, boxed, hashed, label, prompt_text, tests
 from openrlhf_shear.rewards.pool import BUILT_IN

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import AGGREGATES
+from openrlhf_shear.config.shear import AGGREGATES
 from openrlhf_shear.transport.geometry import Spans
 from openrlhf_shear.transport.race import PairDistance, Race, least, none_yet
 from openrlhf_shear.transport.tiles import Tile, batches, search_bytes

@@ -27,7 +27,7 @@ import math
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import DeltaConfig
+from openrlhf_shear.config.rules import DeltaConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 
 _TINY = 1e-8  # least variance of margins

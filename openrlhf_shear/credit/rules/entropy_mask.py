@@ -22,7 +22,7 @@ import math
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import EntropyMaskConfig
+from openrlhf_shear.config.rules import EntropyMaskConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 
 

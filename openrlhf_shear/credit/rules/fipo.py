@@ -21,7 +21,7 @@ The ratio is 1 until the first optimizer step on a batch of rollouts: a run with
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import FipoConfig
+from openrlhf_shear.config.rules import FipoConfig
 from openrlhf_shear.credit.rule import UpdateRule
 
 _SAFE = (0.8, 1.0)  # f_t of blamed tokens whose probability rose most

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.config.rule_knobs import GtpoConfig
+from openrlhf_shear.config.rules import GtpoConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 
 _TINY = 1e-8  # nats, added to each entropy

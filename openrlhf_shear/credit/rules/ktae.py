@@ -30,7 +30,7 @@ from functools import lru_cache
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import KtaeConfig
+from openrlhf_shear.config.rules import KtaeConfig
 from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import NthrConfig
+from openrlhf_shear.config.rules import NthrConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 
 

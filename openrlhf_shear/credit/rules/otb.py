@@ -28,7 +28,7 @@ import math
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.config.rule_knobs import OtbConfig
+from openrlhf_shear.config.rules import OtbConfig
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import RlsdConfig
+from openrlhf_shear.config.rules import RlsdConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 
 

@@ -22,7 +22,7 @@ import math
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import SdpoConfig
+from openrlhf_shear.config.rules import SdpoConfig
 from openrlhf_shear.credit.baselines import outcome_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 from openrlhf_shear.credit.rules.rlsd import hint_gains, mean_gain

@@ -20,7 +20,7 @@ import math
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.config.rule_knobs import SproConfig
+from openrlhf_shear.config.rules import SproConfig
 from openrlhf_shear.credit.baselines import outcome_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 

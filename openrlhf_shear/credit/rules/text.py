@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import TextConfig
+from openrlhf_shear.config.shear import TextConfig
 from openrlhf_shear.credit.rule import Credit, RolloutGroup
 from openrlhf_shear.credit.rules.shear import ShearRule
 

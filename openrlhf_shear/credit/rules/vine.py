@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import torch
 
-from openrlhf_shear.config.rule_knobs import VineConfig
+from openrlhf_shear.config.rules import VineConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 from openrlhf_shear.credit.rules.pure import whitened
 

@@ -43,7 +43,7 @@ def launch(args: argparse.Namespace) -> None:
     elif options["data.max_images_per_prompt"] > 0:
         why = "vLLM's models that see import torchvision, which the CPU profile is without"
         raise RefusedError(f"--data.max_images_per_prompt needs a GPU: {why}")
-    needs = traits(options["credit"].estimator).needs if options["credit"] else ()
+    needs = traits(options["credit"]).needs if options["credit"] else ()
     if "hidden_states" in needs:
         check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in needs:

@@ -9,15 +9,16 @@ import pytest
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
-from openrlhf_shear.config.names import ALIASES, parse_rule, written
-from openrlhf_shear.config.rule_knobs import VineConfig
+from openrlhf_shear.config.names import parse_rule
+from openrlhf_shear.config.rules import VineConfig
+from openrlhf_shear.config.shear import ErrorOddsConfig
 from openrlhf_shear.credit import rules
 from openrlhf_shear.credit.registry import load_rule, make_rule, traits_of
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.preflight.rules import traits
 
-ODDS = ALIASES["error_odds"]
 # A rule is a new file and one entry: the whole change that adds it.
 NEW_RULE = """
 import torch
@@ -35,16 +36,18 @@ class LateRule(CreditRule):
 """
 NEW_ENTRY = """
 from dataclasses import dataclass
-from openrlhf_shear.config import rules
-from openrlhf_shear.config.knobs import knob
+from openrlhf_shear.config.knobs import POSITIVE, Knobs, knob
+from openrlhf_shear.config.rules import _describe
+from openrlhf_shear.credit import rules
+
+rules.__path__.append(".")
 
 @dataclass(frozen=True)
-class LateConfig:
-    power: float = knob(2.0, "Power of a token's place (> 0).")
+class LateConfig(Knobs, section="late"):
+    power: float = knob(2.0, "Power of a token's place.", POSITIVE)
 
-entry = rules.BuiltIn("late", "late_rule:LateRule", "weights that grow along the rollout",
-                      rules.Traits(needs=frozenset({"log_probs"})), LateConfig, "Late", "brown")
-rules.RULES["late"] = entry
+_describe("late", "weights that grow along the rollout", needs=("log_probs",), config=LateConfig, title="Late",
+          ink="brown")
 """
 USES = """
 import argparse, json, sys, types
@@ -72,8 +75,9 @@ nested = types.SimpleNamespace(
     ),
 )
 (variant,) = parse_rules("late/power=5")
+shown = build_parser().format_help().replace("\\n" + " " * 24, " ")
 print(json.dumps({
-    "help": "weights that grow along the rollout" in build_parser().format_help().replace("\\n" + " " * 24, " "),
+    "help": ["weights that grow along the rollout" in shown, "place. (greater than 0; default: 2.0)" in shown],
     "rule": load_rule(flat.credit).config.power,
     "behind its name": load_rule(parse([*line, "--algo.advantage.estimator", "late/power=4"]).credit).config.power,
     "facts": run_facts(nested)["knobs"],
@@ -84,13 +88,13 @@ print(json.dumps({
 
 
 def test_a_new_rule_is_its_file_and_one_entry(job, tmp_path):
-    (tmp_path / "late_rule.py").write_text(NEW_RULE)
+    (tmp_path / "late.py").write_text(NEW_RULE)
     (tmp_path / "new_entry.py").write_text(NEW_ENTRY)
     line = job("--algo.advantage.estimator late")
     run = subprocess.run([sys.executable, "-c", USES, json.dumps(line)], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == {
-        **{"help": True, "rule": 3.0, "behind its name": 4.0, "facts": {"power": 3.0}, "lab": 5.0},
+        **{"help": [True, True], "rule": 3.0, "behind its name": 4.0, "facts": {"power": 3.0}, "lab": 5.0},
         "title": ["Late", "brown"],
     }
     assert "no effect" not in run.stderr
@@ -180,31 +184,27 @@ def reading_rules(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("reading_rules")
 def test_a_text_knob_may_hold_slashes_and_commas(job):
     for path in ("/data/x", "a,b/c", "it's/here", "both \"and'/"):
-        name = f"reading_rules:Reader/power=2/{written('path', path)}"
+        name = f"reading_rules:Reader/power=2/path={path!r}"
         rule = load_rule(parse([*job(""), "--algo.advantage.estimator", name]).credit)
         assert (rule.path, rule.power) == (path, 2)
         (variant, _) = parse_rules(f"{name},uniform")
         assert variant.rule(LabSettings()).path == path
 
 
-@pytest.mark.usefixtures("reading_rules")
-def test_a_flag_of_an_alias_takes_any_text(job, monkeypatch):
-    monkeypatch.setitem(ALIASES, "reading", "reading_rules:Reader")
-    words = ["--reading.path", "/data/a,b", "--algo.advantage.estimator", "reading"]
-    rule = load_rule(parse([*job(""), *words]).credit)
-    assert (type(rule).__name__, rule.path, rule.power) == ("Reader", "/data/a,b", 1)
+@pytest.mark.parametrize("knobs", ["--error_odds.rise 3 --error_odds.reach=4", "/rise=3/reach=4", "YAML"])
+def test_error_odds_takes_its_knobs_by_every_way(job, tmp_path, knobs):
+    words = f"--algo.advantage.estimator error_odds{knobs if knobs[0] == '/' else ''}"
+    if knobs == "YAML":
+        (tmp_path / "run.yaml").write_text("error_odds:\n  rise: 3\n  reach: 4\n")
+        words += f" --config {tmp_path / 'run.yaml'}"
+    rule = load_rule(parse(job(words + (f" {knobs}" if knobs[0] == "-" else ""))).credit)
+    assert (rule.name, rule.config) == ("error_odds", ErrorOddsConfig(rise=3, reach=4))
 
 
-def test_an_alias_takes_its_flags_of_old(job):
-    flags = "error_odds --error_odds.rise 3 --error_odds.reach=4"
-    for line in (flags, "error_odds/rise=3/reach=4", f"{ODDS}/rise=3/reach=4"):
-        rule = load_rule(parse(job(f"--algo.advantage.estimator {line}")).credit)
-        assert (rule.name, rule.rise, rule.reach, rule.surprisal) == ("error_odds", 3, 4, 2.0)
-
-
-def test_an_alias_is_a_rule_from_outside():
-    for alias, where in ALIASES.items():
-        assert alias not in RULES and parse_rule(f"{alias}/rise=0").outside == where
+@pytest.mark.parametrize("words", ["error_odds/rise=0", "error_odds --error_odds.rise 0"])
+def test_error_odds_without_the_rise_reads_no_hidden_states(job, words):
+    spec = parse(job(f"--algo.advantage.estimator {words}")).credit
+    assert traits(spec).needs == load_rule(spec).needs == {"log_probs", "entropies"}
 
 
 KEPT = {  # the lab's runs, by the folders that they have had since rules could be tried there

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 from clouds import KINDS, clouds, real_states
-from openrlhf_shear_examples.error_odds import ErrorOddsRule
 from test_shear_weights import ACCURACY, assert_close, oracle
 
 from openrlhf_shear.config import CreditSpec, SearchConfig, ShearConfig
+from openrlhf_shear.config.shear import ErrorOddsConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
 from openrlhf_shear.credit.groups import step_metrics, step_warnings
 from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import GroupCredit, means
+from openrlhf_shear.credit.rules.error_odds import ErrorOddsRule
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.text import TextRule
 from openrlhf_shear.credit.shear import search_part
@@ -178,10 +179,10 @@ def test_heatmaps_and_controls_have_the_epsilon_of_the_group():
 
 @pytest.mark.parametrize("value", [0.0, -0.1, math.nan, math.inf])
 def test_a_knob_out_of_range_is_refused(value):
-    with pytest.raises(ValueError, match=r"^shear.epsilon_spread must be a positive number: got .*; use e.g. 0.1"):
+    with pytest.raises(ValueError, match=r"^shear.epsilon_spread must be greater than 0: got .*; use e.g. 0.1"):
         ShearConfig(epsilon_spread=value)
-    with pytest.raises(ValueError, match=r"epsilon_spread must be a positive number"):
-        ErrorOddsRule(epsilon_spread=value)
+    with pytest.raises(ValueError, match=r"epsilon_spread must be greater than 0"):
+        ErrorOddsConfig(epsilon_spread=value)
 
 
 def test_two_epsilons_are_refused():
@@ -234,7 +235,7 @@ def test_a_step_has_the_median_of_its_mixed_groups(rule):
 
 
 def test_error_odds_measures_its_own_spans_and_takes_the_knob():
-    rule, made = (load_rule(CreditSpec(f"error_odds{knob}")) for knob in ("", "/epsilon_spread=0.25"))
+    rule, made = (ErrorOddsRule(ErrorOddsConfig(epsilon_spread=spread)) for spread in (None, 0.25))
     spread, _ = oracle_spread(group(), MIXED)
     found = rule.credit(rollout_group(group())).metrics["cost_spread"]
     assert found == pytest.approx(spread / 0.03, abs=COST_ERROR / 0.03)

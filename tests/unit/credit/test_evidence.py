@@ -14,7 +14,7 @@ import torch
 from test_shear_weights import oracle_bandwidth, oracle_distance, oracle_spans
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.rule_knobs import AGGREGATES, DISTANCES
+from openrlhf_shear.config.shear import AGGREGATES, DISTANCES
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector

@@ -11,7 +11,7 @@ import pytest
 import torch
 from logit_groups import NAN, VOCABULARY, in_chunks, logit_group, probabilities, random_group
 
-from openrlhf_shear.config.rule_knobs import NthrConfig
+from openrlhf_shear.config.rules import NthrConfig
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rules.nthr import NthrRule
@@ -180,18 +180,3 @@ def test_training_keeps_signs_and_praise(seed):
     praised = {i: row.abs() for i, row in base.items()}
     given = token_advantages(NthrRule(), [weighed(NthrRule(), [group], [range(len(base))])[0][0]], praised)
     assert all(torch.equal(given[i].advantages, praised[i]) for i in praised)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "said"),
-    [
-        ({"beta": -1.0}, "nthr.beta must be at least 0: got -1.0"),
-        ({"beta": NAN}, "nthr.beta must be at least 0: got nan"),
-        ({"eta": 1.5}, "nthr.eta must be between 0 and 1: got 1.5"),
-        ({"eta": NAN}, "nthr.eta must be between 0 and 1: got nan"),
-        ({"vocabulary": "some"}, "nthr.vocabulary is not known: got 'some'"),
-    ],
-)
-def test_knobs_out_of_range_are_errors_that_name_them(knobs, said):
-    with pytest.raises(ValueError, match=f"^{said}; use "):
-        NthrConfig(**knobs)

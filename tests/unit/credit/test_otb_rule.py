@@ -12,7 +12,7 @@ import pytest
 import torch
 from logit_groups import NAN, in_chunks, logit_group, probabilities, random_group
 
-from openrlhf_shear.config.rule_knobs import OtbConfig
+from openrlhf_shear.config.rules import OtbConfig
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rules.otb import OtbRule, energies
@@ -140,8 +140,3 @@ def test_training_replaces_the_advantages_by_these():
     failed = [i for i, outcome in enumerate(group.correct) if outcome is None]
     given = token_advantages(OtbRule(), [weighted], base, failed)
     assert_close([given[i].advantages.tolist() for i in base], oracle(group))
-
-
-def test_a_tail_that_is_not_known_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"^otb.tail is not known: got 'none'; use one of zero, own"):
-        OtbConfig(tail="none")

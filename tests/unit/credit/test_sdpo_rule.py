@@ -9,7 +9,7 @@ import pytest
 from test_rlsd_rule import NAN, U, hinted_group, random_rows
 from test_spro_rule import grpo
 
-from openrlhf_shear.config.rule_knobs import SdpoConfig
+from openrlhf_shear.config.rules import SdpoConfig
 from openrlhf_shear.credit.checks import checked_credits
 from openrlhf_shear.credit.rules.sdpo import SdpoRule
 
@@ -72,9 +72,3 @@ def test_a_hint_that_changes_nothing_leaves_grpo_s_part():
         assert values.tolist() == pytest.approx([0.75 * outcome] * len(values), abs=20 * U * abs(outcome))
     empty, metrics = made([[], []], [[], []], [1.0, 1.0])
     assert [len(values) for values in empty] == [0, 0] and metrics == {"gain": 0.0}
-
-
-@pytest.mark.parametrize("share", [0.0, 1.1, NAN])
-def test_a_share_out_of_range_is_refused(share):
-    with pytest.raises(ValueError, match=r"sdpo\.share must be above 0 and at most 1"):
-        SdpoConfig(share)

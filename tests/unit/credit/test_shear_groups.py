@@ -7,7 +7,7 @@ from test_shear_weights import MIXED, SMALL, group
 from together import Together
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.rule_knobs import AGGREGATES, DISTANCES
+from openrlhf_shear.config.shear import AGGREGATES, DISTANCES
 from openrlhf_shear.credit import shear, shear_weights
 from openrlhf_shear.credit.shear import search_part, shear_groups
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_shear.config.rule_knobs import SproConfig
+from openrlhf_shear.config.rules import SproConfig
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.checks import checked_credits
 from openrlhf_shear.credit.rules.spro import SproRule
@@ -117,9 +117,3 @@ def test_a_group_of_one_and_failed_rewards_have_no_credit():
         found, metrics = made([[-1.0]] * len(rewards), [[-2.0]] * len(rewards), rewards)
         assert not any(values.any() for values in found) and metrics == {}
     assert [len(values) for values in made([[], []], [[], []], [1.0, 0.0])[0]] == [0, 0]
-
-
-@pytest.mark.parametrize("beta", [0.0, -1.0, NAN])
-def test_a_beta_out_of_range_is_refused(beta):
-    with pytest.raises(ValueError, match=r"spro\.beta must be a positive number"):
-        SproConfig(beta)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from openrlhf_shear_examples.error_odds import ErrorOddsRule
-from openrlhf_shear_examples.text_odds import TextOddsRule
 from test_shear_weights import ACCURACY, oracle
 
+from examples.rules.text_odds import TextOddsRule
 from openrlhf_shear.config import SearchConfig
-from openrlhf_shear.config.rule_knobs import TextConfig
+from openrlhf_shear.config.shear import ErrorOddsConfig, TextConfig
 from openrlhf_shear.credit import RolloutGroup
+from openrlhf_shear.credit.rules.error_odds import ErrorOddsRule
 from openrlhf_shear.credit.rules.text import TextRule, ngram_states
 
 TEXTS = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 5, 6], [1, 2, 3, 4, 8, 8, 8, 8], [2, 3, 4, 5])
@@ -85,7 +85,9 @@ def test_the_odds_of_the_text_are_those_of_states_that_say_the_same():
     text = TextOddsRule(ngram=2, **knobs)
     assert text.needs == {"token_ids", "log_probs", "entropies"}
     credit = text.credit(group(**probabilities))
-    expected = ErrorOddsRule(**knobs).credit(group(**probabilities, hidden_states=tuple(one_hot(TEXTS, 2))))
+    expected = ErrorOddsRule(ErrorOddsConfig(**knobs)).credit(
+        group(**probabilities, hidden_states=tuple(one_hot(TEXTS, 2)))
+    )
     for found, wanted in zip(credit.weights, expected.weights, strict=True):
         assert torch.allclose(found, wanted, atol=1e-4)
     assert credit.metrics["opposed"] == 1.0

@@ -12,10 +12,10 @@ BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(
 
 
 def test_the_wheel_has_all_of_the_package(tmp_path):
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "requirements.txt"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt"):
         shutil.copy(ROOT / name, tmp_path)
     skip = shutil.ignore_patterns("__pycache__")
-    for folder in ("openrlhf_shear", "examples/rules", "requirements"):
+    for folder in ("openrlhf_shear", "requirements"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=skip)
     built = subprocess.run([sys.executable, "-c", BUILD, "dist"], cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -27,6 +27,5 @@ def test_the_wheel_has_all_of_the_package(tmp_path):
         path.relative_to(tmp_path).as_posix() for path in (tmp_path / "openrlhf_shear").rglob("*") if path.is_file()
     }
     assert kept - held == set() and "openrlhf_shear/py.typed" in held
-    assert {f"openrlhf_shear_examples/{path.name}" for path in (ROOT / "examples/rules").glob("*.py")} <= held
     assert metadata["Description-Content-Type"] == "text/markdown" and metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {"cluster", "tools", "trl", "verl"}

@@ -67,9 +67,9 @@ def test_settings_without_evaluations_are_those_of_older_runs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"eval_every": -1}, r"lab\.eval_every must be 0 to 60, the steps: got -1; use e\.g\. 5"),
-        ({"eval_every": 61}, "got 61"),
-        ({"eval_temperature": 0.0}, "eval_temperature must be a positive number: got 0"),
+        ({"eval_every": -1}, r"lab\.eval_every must be at least 0: got -1"),
+        ({"eval_every": 61}, r"lab\.eval_every must be 0 to 60, the steps: got 61; use e\.g\. 5"),
+        ({"eval_temperature": 0.0}, "eval_temperature must be greater than 0: got 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(changes, told):

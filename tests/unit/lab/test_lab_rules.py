@@ -154,7 +154,6 @@ def test_an_outside_rule_is_known_by_its_code_and_knobs(module):
         ("change_rule:ChangeRule", "82c56d4183a7"),
         ("contrast_rule:ContrastRule", "77daa05af1b6"),
         ("discriminant_rule:DiscriminantRule", "05a9da07c298"),
-        ("error_odds:ErrorOddsRule", "25d1e2405f2d"),
         ("excess_rule:ExcessRule", "f6aba849a639"),
         ("number_lines_rule:NumberLinesRule", "972bf7c62ac3"),
         ("onset_rule:OnsetRule", "d7f8a15b8d41"),

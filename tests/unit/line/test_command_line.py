@@ -10,6 +10,7 @@ from command_lines import run_fresh
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
+from openrlhf_shear.config.knobs import Range
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.line.flags import spec_of
 from openrlhf_shear.preflight.rules import needs_prm
@@ -167,7 +168,9 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
     for section, knob in knobs:
         _, _, entry = text.partition(f" --{section}.{knob.name} ")
         default = "unset" if knob.default is None else knob.default
-        assert f"(default: {default})" in entry.split(" --")[0], knob.name
+        within = knob.metadata["within"]
+        shown = f"({within}; default: {default})" if isinstance(within, Range) else f"(default: {default})"
+        assert shown in entry.split(" --")[0], knob.name
     assert "--algo.advantage.estimator shear" in text
     assert "--pretrain" in text  # tells that the old spellings are accepted
 

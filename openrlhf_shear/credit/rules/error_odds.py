@@ -12,65 +12,26 @@ shows *where* it is.
 
 The rule comes from this project, not from a paper. docs/credit-lab.md measures it on the task that its constants were
 chosen on. The rise adds nothing there: error_odds/rise=0 reads no hidden states and gains as much.
-
-    --algo.advantage.estimator error_odds/rise=0      short for openrlhf_shear_examples.error_odds:ErrorOddsRule/rise=0
 """
-
-import math
 
 import torch
 
-from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
+from openrlhf_shear.config.shear import ErrorOddsConfig
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.shear import shear_weights
 
 _LEAST_SURPRISAL = 1e-3  # nats; below it a token is as good as certain
-_LONGEST = 128  # tokens of a span
 
 
 class ErrorOddsRule(CreditRule):
-    """Blames tokens by the odds of the first error.
-
-    Args:
-        surprisal: power of the sampled token's surprisal (>= 0; 0 leaves it out).
-        entropy: log odds subtracted for each nat of entropy of the choice (>= 0; 0 leaves it out).
-        rise: log odds added for a rise of SHEAR's weights by one mean hidden-state norm (>= 0; 0 leaves it out, and
-            then no hidden states are read).
-        reach: tokens before and from a token on whose mean weights a rise compares (>= 1).
-        window: span length of SHEAR's weights here, in tokens (1 to 128).
-        stride: distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).
-        epsilon_rel: entropic regularisation, as --shear.epsilon_rel (> 0).
-        epsilon_spread: the same in units of the costs' deviation, as --shear.epsilon_spread (> 0; None: epsilon_rel).
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """Blames tokens by the odds of the first error."""
 
     name = "error_odds"
+    needs = frozenset({"log_probs", "entropies", "hidden_states"})
 
-    def __init__(
-        self,
-        surprisal: float = 2.0,
-        entropy: float = 4.0,
-        rise: float = 10.0,
-        reach: int = 8,
-        window: int = 8,
-        stride: int = 1,
-        epsilon_rel: float = 0.03,
-        epsilon_spread: float | None = None,
-    ):
-        for knob, value in (("surprisal", surprisal), ("entropy", entropy), ("rise", rise)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"error_odds.{knob} must be at least 0 and finite: got {value!r}; use 0 or more")
-        if not (isinstance(reach, int) and reach >= 1):
-            raise ValueError(f"error_odds.reach must be at least 1: got {reach!r}; use a number of tokens, e.g. 8")
-        if not (isinstance(window, int) and 1 <= window <= _LONGEST):
-            raise ValueError(
-                f"error_odds.window must be 1 to {_LONGEST}: got {window!r}; use a number of tokens, e.g. 8"
-            )
-        self.surprisal, self.entropy, self.rise, self.reach = surprisal, entropy, rise, reach
-        epsilons = {"epsilon_rel": epsilon_rel, "epsilon_spread": epsilon_spread}
-        self.config = ShearConfig(window=window, stride=stride, **epsilons)
-        self.needs = frozenset({"log_probs", "entropies", *(["hidden_states"] if rise else [])})
+    def __init__(self, config: ErrorOddsConfig | None = None):
+        self.config = config or ErrorOddsConfig()
+        self.needs = self.needs - self.config.idle_needs()
 
     def credit(self, group: RolloutGroup) -> Credit:
         """Return the weights, and these metrics.
@@ -81,7 +42,7 @@ class ErrorOddsRule(CreditRule):
         """
         weights = [torch.ones(length) for length in group.lengths]
         blamed = [i for i, correct in enumerate(group.correct) if correct is False and group.lengths[i]]
-        signal, metrics = self.signal(group) if self.rise else (weights, {})
+        signal, metrics = self.signal(group) if self.config.rise else (weights, {})
         for i in blamed:
             weights[i] = self._odds(signal[i], group.log_probs[i].cpu(), group.entropies[i].cpu())
         if blamed:
@@ -90,18 +51,19 @@ class ErrorOddsRule(CreditRule):
 
     def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Return for each rollout (T_i,), on the CPU, what rises at an error: SHEAR's weights; and metrics."""
-        result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
+        result = shear_weights(group.hidden_states, group.correct, self.config.shear, self.search)
         metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
         return [row.cpu() for row in result.weights], metrics | result.spread_metrics
 
     def _odds(self, signal: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         surprisal = (-log_probs).clamp(min=_LEAST_SURPRISAL).log()
-        odds = self.surprisal * surprisal - self.entropy * entropies + self.rise * self.risen(signal)
+        knobs = self.config
+        odds = knobs.surprisal * surprisal - knobs.entropy * entropies + knobs.rise * self.risen(signal)
         return torch.softmax(odds, 0)
 
     def risen(self, signal: torch.Tensor) -> torch.Tensor:
         """Return (T,) from the signal (T,) of a rollout: how much it rises at each token."""
-        return rise(signal, self.reach, self.reach)
+        return rise(signal, self.config.reach, self.config.reach)
 
 
 def rise(omega: torch.Tensor, after: int, before: int) -> torch.Tensor:
