@@ -1,5 +1,8 @@
 """List of all monkey patches: every name of OpenRLHF, or of a package below it, that this fork replaces.
 
+First come the patches of a run on GPUs, which are the thin fork, then those of the CPU profile. `why` says what is
+wrong without the patch, and why no subclass and no option of upstream replaces it.
+
 No other file replaces a name of another package: code that needs to calls the `Patch` here. A place that upstream no
 longer has raises an error at once. `ON_OBJECTS` and `OPERATORS` only list places, which code elsewhere sets;
 `tests/unit/train/test_contract.py` compares them with that code. `contract.json` lists functions that are overridden
@@ -62,7 +65,9 @@ class Patch:
         return (getattr(owner, name), key) if key else (owner, name)
 
 
-# ── OpenRLHF's classes, replaced before its main imports them (launch.install_hooks) ──
+# ── A run on GPUs ──
+
+# OpenRLHF's main makes these classes by name; a subclass acts only in their place (launch.install_hooks).
 
 POLICY = Patch(
     "openrlhf.trainer.ray.ppo_actor:PolicyModelActor",
@@ -76,12 +81,12 @@ ACTOR_GROUP = Patch(
 )
 TRAINER = Patch(
     "openrlhf.trainer.ppo_trainer:PPOTrainer",
-    "trainer.ShearTrainer",
-    "adds the experience maker with credit, the accounts, benchmarks during training, rollouts written to disk",
+    "trainer_actor.TrainerActor",
+    "upstream's loop has no accounts, no exact resume, no seed for its prompts, and ends when a logger fails",
 )
 ASYNC_TRAINER = Patch(
     "openrlhf.trainer.ppo_trainer_async:PPOTrainerAsync",
-    "trainer.ShearTrainer",
+    "trainer_actor.TrainerActor",
     "upstream's keeps no accounts, and loses queued rollouts when a run is killed; ours is the synchronous trainer too",
 )
 ENGINE = Patch(
@@ -100,89 +105,34 @@ CRITIC = Patch(
     "a resumed run shuffles as the first run would have, and means leave out fillers",
 )
 
-# ── In a rollout engine's actor, and in vLLM's core below it (engine_process) ──
+# Functions that other packages call by name, in a process that the fork does not construct.
 
 ENGINE_CORE = Patch(
     "vllm.v1.engine.core:EngineCoreProc.run_engine_core",
     "engine_process.run_engine_core",
-    "vLLM's core outlives a killed actor and keeps the GPU's memory",
+    "vLLM's core outlives a killed actor and keeps the GPU's memory; vLLM starts it by this name, without an option",
 )
-
-# ── In every process of a Ray that a run starts, and in vLLM's core (loopback) ──
-
 STORE = Patch(
     "torch.distributed.rendezvous:_create_c10d_store",
     "loopback.keep_stores_there: upstream's function, whose stores for loopback listen only there",
-    "torch's stores listen on every address, without authentication",
+    "torch's stores listen on every address, without authentication; torch has no option for the address",
 )
-
-# ── Temporary patches ──
-
 NODE_ADDRESS = Patch(
     "ray._private.services:resolve_ip_for_localhost",
     "own_ray.start: the address that was asked for",
     "Ray turns 127.0.0.1 into this machine's network address, and then listens on every address",
 )
-
-PARSER = Patch(
-    "argparse:ArgumentParser",
-    "launch.run_main: a parser that returns parsed arguments",
-    "OpenRLHF's main parses under `if __name__`, without the fork's flags",
-)
-DATA = Patch(
-    "openrlhf.trainer.ppo_trainer:prepare_datasets",
-    "prompt_data.prepare_datasets",
-    "upstream's changes the types of labels, drops <image> from a text model's prompt, and does not handle BOS",
-)
-WANDB = Patch(
-    "openrlhf.trainer.ppo_trainer:WandbLogger",
-    "tracking: curves.Curves around upstream's logger",
-    "upstream's ends the run when the network or the service fails",
-)
-TENSORBOARD = Patch(
-    "openrlhf.trainer.ppo_trainer:TensorboardLogger",
-    "tracking: curves.Curves around upstream's logger",
-    "upstream's ends the run when the disk is full",
-)
-LENGTH_PENALTIES = Patch(
-    "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",
-    "graded_experience: a function that does nothing",
-    "shaping.shape_rewards has applied them, to lengths without tool output, with the room that the prompt leaves",
-)
-TOKEN_REWARDS = Patch(
-    "openrlhf.trainer.ppo_utils.experience_maker:compute_reward",
-    "shaping.token_rewards",
-    "upstream clips rewards after the baseline, and adds the KL of the prompt's tokens to the return",
-)
 GATHERED = Patch(
     "deepspeed.runtime.zero:GatheredParameters",
     "lora.merged: upstream's context, in which base weights include their adapters",
-    "vLLM and saved models need merged weights, and upstream reads each weight inside this context",
+    "vLLM and saved models need merged weights; upstream reads each weight inside this context, in a method's middle",
 )
 
-# ── Attributes that a subclass of ours replaces after upstream's constructor, and a method of an object ──
+# Attributes of single objects, which upstream's constructors or methods make without asking for a class.
 
 _OWN_CLASS = "upstream's constructor names upstream's class"
 _REWARDS = "upstream requests a reward only if this or its sibling is set"
-_TRAINER = "openrlhf.trainer.ppo_trainer:PPOTrainer()"
 ON_OBJECTS = (
-    Patch(f"{_TRAINER}.experience_maker", "trainer: CreditExperienceMaker or GradedExperienceMaker", _OWN_CLASS),
-    Patch(f"{_TRAINER}.samples_generator", "trainer: ShearSamplesGenerator", _OWN_CLASS),
-    Patch(
-        f"{_TRAINER}.eval_dataloader",
-        "trainer: a placeholder without prompts, with --eval.suite alone",
-        "upstream evaluates only with an evaluation data loader",
-    ),
-    Patch(
-        f"{_TRAINER}.prompts_dataloader",
-        "trainer: upstream's data loader, in an order that the seed determines",
-        "upstream's order has no seed",
-    ),
-    Patch(
-        f"{_TRAINER}.max_steps",
-        "trainer: the number of steps, with the last, smaller batch of an episode",
-        "upstream's learning-rate schedule ends too early",
-    ),
     Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
     Patch(
         "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm",
@@ -200,19 +150,15 @@ ON_OBJECTS = (
         _REWARDS,
     ),
     Patch(
-        "openrlhf.utils.logging_utils:TensorboardLogger().writer",
-        "tracking: a writer that hides the steps that a resumed run repeats",
-        "upstream's writer shows the steps of both attempts",
-    ),
-    Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
         "update: upstream's method, watched during an update",
-        "with dynamic batches DeepSpeed must know where an optimizer step ends; the accounts count applied steps",
+        "with dynamic batches DeepSpeed must know where an optimizer step ends; the accounts count applied steps; "
+        "upstream's actor makes its trainer by name",
     ),
     Patch(
         "deepspeed.runtime.engine:DeepSpeedEngine().checkpoint_engine",
         "refused_files: DeepSpeed's own, which notes what the disk refuses, during a save",
-        "a rank that raised would leave the others at DeepSpeed's barriers",
+        "a rank that raised would leave the others at DeepSpeed's barriers; DeepSpeed chooses among its own engines",
     ),
     Patch(
         "peft:PeftModel().named_parameters",
@@ -226,7 +172,9 @@ ON_OBJECTS = (
     ),
 )
 
-# ── On CPUs without instructions for bfloat16 (kernels.bfloat16) ──
+# ── The CPU profile ──
+
+# On CPUs without instructions for bfloat16 (kernels.bfloat16).
 
 _SLOW = "without such instructions torch takes some ten times as long for bfloat16 as for float32"
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -235,7 +183,7 @@ OPERATORS = tuple(
     for name in (*("mm", "addmm", "bmm", "baddbmm"), _ATTENTION, f"{_ATTENTION}_backward")
 )
 
-# ── Only on a machine without CUDA (cpu.backend.install in every process, CpuStrategy) ──
+# On a machine without CUDA (cpu.backend.install in every process, CpuStrategy).
 
 _NO_CUDA = "OpenRLHF calls it without checking for CUDA"
 CUDA_DEVICE = Patch("torch.cuda:current_device", 'the device "cpu"', _NO_CUDA)

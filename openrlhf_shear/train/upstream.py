@@ -1,4 +1,4 @@
-"""Access to the installed OpenRLHF: version check, parser, and the class behind an actor.
+"""Access to the installed OpenRLHF: version check, parser, main, and the class behind an actor.
 
 OpenRLHF builds its parser under `if __name__ == "__main__"` of a module whose first lines import ray, vllm and
 deepspeed. `parser()` reads that module's source and runs only the statements that build the parser. `--help` and early
@@ -68,7 +68,8 @@ def parser(source: str | None = None) -> argparse.ArgumentParser:
     """
     source, origin = (source, MAIN) if source is not None else _source()
     tree = ast.parse(source, origin)
-    body = [*_standard_imports(tree), *_parser_statements(tree)]
+    statements, parsed = _main(tree)
+    body = [*_standard_imports(tree), *statements[:parsed]]
     namespace = {"__name__": "openrlhf_shear.train.upstream.parser"}
     try:
         exec(compile(ast.Module(body, type_ignores=[]), origin, "exec"), namespace)
@@ -78,6 +79,15 @@ def parser(source: str | None = None) -> argparse.ArgumentParser:
     if not isinstance(built, argparse.ArgumentParser):
         raise RuntimeError(_unexpected("it builds no `parser`"))
     return built
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run OpenRLHF's `train_ppo_ray` with a parsed namespace: its validation and everything after it, unchanged."""
+    source, origin = _source()
+    body, parsed = _main(ast.parse(source, origin))
+    module = importlib.import_module(MAIN)
+    namespace = vars(module) | {"args": args}
+    exec(compile(ast.Module(body[parsed + 1 :], type_ignores=[]), origin, "exec"), namespace)
 
 
 def _source() -> tuple[str, str]:
@@ -103,12 +113,13 @@ def _standard_imports(tree: ast.Module) -> list[ast.stmt]:
     return [node for node in tree.body if standard_import(node)]
 
 
-def _parser_statements(tree: ast.Module) -> list[ast.stmt]:
+def _main(tree: ast.Module) -> tuple[list[ast.stmt], int]:
+    """Return the statements of upstream's main, and the index of the one that parses."""
     for node in tree.body:
         if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
             for index, statement in enumerate(node.body):
                 if "parse_args(" in ast.unparse(statement):
-                    return node.body[:index]
+                    return node.body, index
     raise RuntimeError(_unexpected('it has no `if __name__ == "__main__"` that calls `parser.parse_args()`'))
 
 

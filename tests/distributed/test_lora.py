@@ -149,6 +149,8 @@ def test_what_is_saved_is_the_policy_and_its_checkpoint_goes_on(cluster, trained
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    from openrlhf_shear.train.carriers import Save
+
     group, strategy, *_ = trained
     args, own = strategy.args, whole_weights(cluster, group)
     cluster.get(group.async_run_method("save_model"))
@@ -159,7 +161,8 @@ def test_what_is_saved_is_the_policy_and_its_checkpoint_goes_on(cluster, trained
     adapted = PeftModel.from_pretrained(base, f"{args.ckpt.output_dir}/adapter").state_dict()
     assert all(torch.equal(adapted[name], value.float()) for name, value in own.items() if ".lora_" in name)
 
-    cluster.get(group.async_run_method("save_checkpoint", tag="global_step1", client_states={"step": 1}))
+    what = Save(1, checkpoint=True, model=False)
+    cluster.get(group.async_run_method("save_checkpoint", what, {"step": 1}))
     group.stop()
     args.ckpt.load_enable = True
     again, _ = build_group(args, [])

@@ -10,6 +10,7 @@ from openrlhf.utils.config import hierarchize
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.train import hooks
+from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.checkpoints.folders import NotSavedError
 from openrlhf_shear.train.cpu import backend as cpu_backend
 from openrlhf_shear.train.start import launch
@@ -25,10 +26,10 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):
         actor, _ = built("policy", args, rank, ranks)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        for step, (full, actor.save_hf_ckpt) in enumerate([(1, False), (0, True), (None, True)], 1):
+        for step, (full, model) in enumerate([(1, False), (0, True), (None, True)], 1):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096 if rank == full else hard, hard))
             try:
-                actor.save_checkpoint(f"global_step{step}", {"global_step": step})
+                actor.save_checkpoint(Save(step, checkpoint=True, model=model), {"global_step": step})
             except NotSavedError as error:
                 said.append(str(error))
             of_step = Path(args.ckpt.path).glob(f"**/global_step{step}*")

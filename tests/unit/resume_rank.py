@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.train import hooks
+from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.cpu import backend as cpu_backend
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import launch
@@ -46,7 +47,8 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
             actor.append(experience)
         actor.fit(0.0)
         if number == phase["saved_after"]:
-            actor.save_checkpoint(f"global_step{number + 1}", {"global_step": number + 1})
+            what = Save(number + 1, checkpoint=True, model=False)
+            actor.save_checkpoint(what, {"global_step": what.step})
     strategy.save_model(actor.actor, actor.tokenizer, phase["model"])
     policy = engine.module
     tied = policy.get_output_embeddings().weight is policy.get_input_embeddings().weight

@@ -71,9 +71,6 @@ class CreditExperienceMaker(GradedExperienceMaker):
     Attributes:
         toll: the cost of moving a response token's hidden state to another rank; None: measured at the first step of
             several ranks whose rule has work to share.
-        training_step: the number, from 1, of the training step of the next batch; set before a step.
-        shows: whether to compute the rule's evidence; set before a step.
-        made: the step's rollouts for the dump, if `shows`.
     """
 
     toll: Toll | None = None
@@ -85,11 +82,8 @@ class CreditExperienceMaker(GradedExperienceMaker):
             step_scorer: the scorer, if the rule needs PRM scores.
         """
         super().__init__(*args, **kwargs)
-        self.rule = rule
+        self.rule, self.rule_name, self.makes_advantages = rule, rule.name, rule.makes_advantages
         self.credit_metrics: dict[str, float] = {}
-        self.training_step = 1
-        self.shows = False
-        self.made: StepRollouts | None = None
         self._told: set[str] = set()  # warnings that are given once
         self._step_scorer = step_scorer
         self._step: Step | None = None
@@ -101,11 +95,14 @@ class CreditExperienceMaker(GradedExperienceMaker):
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Make the experience as `GradedExperienceMaker` does, with weighted advantages."""
-        self.made = None
+        self.shown = None
         experiences = super().make_experience_batch(rollout_samples)
         if self.shows:
-            self.made = self._step.rollouts(without_fillers(experiences))
+            self.shown = self._step.rollouts(without_fillers(experiences))
         return experiences
+
+    def metrics(self) -> dict[str, float]:
+        return super().metrics() | self.credit_metrics
 
     # ── The forward passes ──
 

@@ -12,9 +12,8 @@ from dataclasses import fields
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
+from openrlhf_shear.train.carriers import FILLER
 from openrlhf_shear.train.experience.schedule import update_shares
-
-FILLER = "filler"  # key in a row's info during an update: 1.0 for a filler
 
 
 def shared_out(

@@ -1,7 +1,10 @@
 """Experience maker for failed rewards, values that are not finite, and rollouts that do not divide over the ranks."""
 
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import ray
@@ -11,12 +14,12 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
-from openrlhf_shear.train import hooks
+from openrlhf_shear.rollouts.dump import StepRollouts
+from openrlhf_shear.train.carriers import ENGINE, FAILED
 from openrlhf_shear.train.experience.fillers import row_of, shared_out
 from openrlhf_shear.train.experience.schedule import Schedule, Slot, plan_micro_batches
-from openrlhf_shear.train.experience.shaping import shape_rewards, token_rewards
-from openrlhf_shear.train.sampling.engine_gap import ENGINE, Gap, measure
-from openrlhf_shear.train.sampling.samples import FAILED
+from openrlhf_shear.train.experience.shaping import SHAPING, shape_rewards, token_rewards
+from openrlhf_shear.train.sampling.engine_gap import Gap, measure
 
 logger = init_logger(__name__)
 
@@ -36,12 +39,21 @@ class GradedExperienceMaker(RemoteExperienceMaker):
     A rollout with a log-prob, value or advantage that is not finite is left out of the update.
 
     Attributes:
+        rule_name: the name of the credit rule, which is the prefix of its metrics; "" without one.
+        makes_advantages: whether that rule replaces the advantages of groups.
+        training_step: the number, from 1, of the training step of the next batch; set before a step.
+        shows: whether to compute the rule's evidence; set before a step.
+        shown: the step's rollouts for the dump, if `shows`.
         broken: the rollouts that the last step left out: indices by reason.
         gap: the last step's gap between the engines' log-probs and the policy's.
     """
 
+    rule_name, makes_advantages = "", False
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self.training_step, self.shows = 1, False
+        self.shown: StepRollouts | None = None
         self.broken: dict[str, list[int]] = {}
         self.gap: Gap | None = None
         self.judge_gap: Callable[..., None] = lambda *_: None  # raises to end the run (GapWatch.judge)
@@ -52,6 +64,10 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         """Return the number of data-parallel ranks; the ranks of a ring or a tensor-parallel group count once."""
         shape = getattr(self.args, model)
         return shape.num_nodes * shape.num_gpus_per_node // self._copies
+
+    def metrics(self) -> dict[str, float]:
+        """Return the last step's metrics beside those of upstream's step."""
+        return {} if self.gap is None else self.gap.metrics()
 
     @property
     def _copies(self) -> int:
@@ -202,13 +218,20 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         if self.advantage_estimator in ESTIMATORS:
             self._with_group_baseline(experiences, order, failed)
         else:
-            nothing = hooks.LENGTH_PENALTIES.held(lambda experiences, args: None)
-            with nothing, hooks.TOKEN_REWARDS.held(token_rewards):
-                experiences = super().compute_advantages_and_returns(experiences)
+            for experience in experiences:  # upstream adds the KL of the prompt's tokens to the return
+                experience.kl = experience.kl * experience.action_mask
+            experiences = RemoteExperienceMaker.compute_advantages_and_returns(self._without_shaping(), experiences)
         for experience, out in zip(experiences, failed[order].split(sizes), strict=True):
             if out.any():
                 experience.advantages = experience.advantages * ~out[:, None]
         return experiences
+
+    def _without_shaping(self) -> Self:
+        """Return a copy whose flags shape no reward: `shape_rewards` has done that, and upstream clips too late."""
+        other = copy(self)
+        reward = Namespace(**vars(self.args.reward) | dict.fromkeys(SHAPING))
+        other.strategy = Namespace(args=Namespace(**vars(self.args) | {"reward": reward}))
+        return other
 
     @torch.no_grad()
     def get_cumulative_returns(self, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float) -> torch.Tensor:

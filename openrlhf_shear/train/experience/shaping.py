@@ -11,6 +11,7 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.credit.baselines import overlong_penalty
 
 logger = init_logger(__name__)
+SHAPING = ("overlong_buffer_len", "stop_properly_penalty_coef", "clip_range")  # the flags --reward.* of `shape_rewards`
 
 
 def shape_rewards(experiences: list[Experience], args: Namespace) -> None:
@@ -54,15 +55,12 @@ def _overlong(experience: Experience, args: Namespace) -> torch.Tensor:
     return overlong_penalty(lengths, limits, args.reward.overlong_buffer_len, args.reward.overlong_penalty_factor)
 
 
-def token_rewards(
-    rewards: torch.Tensor, kl_coef: float, kl: torch.Tensor, action_mask: torch.Tensor, reward_clip_range=None
-) -> torch.Tensor:
+def token_rewards(rewards: torch.Tensor, kl_coef: float, kl: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
     """Return rewards per token, (B, A): -kl_coef * kl at response tokens, plus the reward at the last; 0 elsewhere.
 
     Args:
         rewards: (B,), after the baseline if there is one.
         kl, action_mask: (B, A).
-        reward_clip_range: ignored, because `shape_rewards` has clipped the rewards.
     """
     made = compute_reward(rewards, kl_coef, kl, action_mask=action_mask)
     return made.masked_fill(~action_mask.bool(), 0.0)

@@ -26,9 +26,9 @@ class Books:
         return self._batches.accounts
 
     @property
-    def worth_saving(self) -> bool:
-        """Whether anything was trained, and the last step's rewards and gradients were good enough for a checkpoint."""
-        return self.accounts.trained > 0 and not (self._bad_steps or self._skipped_steps)
+    def sound(self) -> bool:
+        """Whether the last step's rewards and gradients were good enough for a checkpoint."""
+        return not (self._bad_steps or self._skipped_steps)
 
     def judge_rewards(self, batch: Batch) -> None:
         """Count consecutive steps in which too many rewards failed.

@@ -4,11 +4,13 @@
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.rollouts.columns import FirstError
 from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import write_rollouts
 from openrlhf_shear.tasks.arithmetic import arithmetic
@@ -28,7 +30,7 @@ class RolloutDump:
         """
         self._every, self._folder = args.dump_rollouts_every, Path(args.ckpt.path) / "rollouts"
         self._rule, self._tokenizer, self._group_size = rule, tokenizer, args.rollout.n_samples_per_prompt
-        spec = args.credit
+        spec, self._first_error = args.credit, first_error_of(args.reward.remote_url)
         self._settings = {
             **(spec.knobs() if spec.estimator == "shear" else {}),
             **{"rule": rule, "estimator": spec.estimator},
@@ -39,17 +41,28 @@ class RolloutDump:
         """Return whether to write this step (from 1): the first, when the policy is the base model, and every N-th."""
         return self._every > 0 and (step == 1 or step % self._every == 0)
 
-    def write(self, step: int, made: StepRollouts) -> dict[str, float]:
+    def write(self, step: int, rollouts: StepRollouts) -> dict[str, float]:
         """Write a step's rollouts; return `RULE/dump_seconds`, including the seconds for the evidence.
 
         If the disk refuses the file, the run logs it and goes on.
         """
         path, started = self._folder / f"step{step:06d}.parquet", time.perf_counter()
-        rows = rollout_rows(made, self._tokenizer, self._group_size, arithmetic.first_error)
+        rows = rollout_rows(rollouts, self._tokenizer, self._group_size, self._first_error)
         try:
             write_rollouts(path, rows, self._settings | {"step": step})
         except (OSError, pyarrow.ArrowException) as error:
             logger.warning(f"the rollouts of step {step} could not be written to {path}: {error}; training goes on")
         else:
             logger.info(f"{len(rows)} rollouts of step {step} written to {path}")
-        return {f"{self._rule}/dump_seconds": made.evidence_seconds + time.perf_counter() - started}
+        return {f"{self._rule}/dump_seconds": rollouts.evidence_seconds + time.perf_counter() - started}
+
+
+def first_error_of(rewards: str | Sequence[str] | None) -> FirstError | None:
+    """Return the finder of the first error in a response, which only the task of the reward file knows.
+
+    Args:
+        rewards: --reward.remote_url, as given or as upstream splits it.
+    """
+    urls = [rewards] if isinstance(rewards, str) else rewards or []
+    files = {Path(url).resolve() for url in urls}
+    return arithmetic.first_error if Path(arithmetic.__file__).resolve() in files else None

@@ -1,69 +1,142 @@
-"""Saving of a run's checkpoints, on all its actors."""
+"""Checkpoints of a run: `what_to_save` alone decides when one is saved and what of it; `Saver` has the actors write it.
+
+| moment | saved if something was trained, and ... |
+| --- | --- |
+| after a step | a multiple of `--ckpt.save_steps` was passed since the last checkpoint |
+| after an evaluation | it is the best so far |
+| a signal asked to stop | the last checkpoint is of an earlier step |
+| the end | the last checkpoint is older, this attempt made a step, and `--ckpt.save_steps` is set |
+
+Nothing but the best is saved of a step whose rewards or gradients failed.
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Self
 
 import ray
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.train.carriers import RunState, Save
 from openrlhf_shear.train.checkpoints.folders import NotSavedError
-from openrlhf_shear.train.run.books import Books
 from openrlhf_shear.train.screen.story import doing
 
 logger = init_logger(__name__)
 
 
+class Moment(Enum):
+    """Moment of a run at which a checkpoint may be saved."""
+
+    STEP = auto()
+    EVALUATION = auto()
+    STOP = auto()
+    END = auto()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run's progress, as far as it decides about a checkpoint."""
+
+    step: int
+    trained: bool  # whether anything was trained, in this attempt or before its checkpoint
+    sound: bool  # whether the last step had enough rewards, and finite gradients
+    last_saved: int = 0  # the step of the last checkpoint; 0 without one
+    is_saved: bool = False  # whether that checkpoint has this very state
+    made_steps: bool = True  # whether this attempt has made a step
+    is_best: bool = False  # whether the evaluation is the best so far
+
+
+def what_to_save(moment: Moment, now: Progress, ckpt: Namespace) -> Save | None:
+    """Decide what to save; None for nothing.
+
+    Args:
+        ckpt: the flags `--ckpt.*`.
+    """
+    best, every = moment is Moment.EVALUATION, ckpt.save_steps
+    wanted = {
+        Moment.STEP: every > 0 and now.step // every > now.last_saved // every,
+        Moment.EVALUATION: now.is_best,
+        Moment.STOP: not now.is_saved,
+        Moment.END: not now.is_saved and now.made_steps and every > 0,
+    }[moment]
+    if not (wanted and now.trained and (best or now.sound)):
+        return None
+    weights_only = best and ckpt.best_weights_only
+    return Save(
+        now.step,
+        checkpoint=not (ckpt.disable_ds or weights_only),
+        model=bool(ckpt.save_hf or weights_only),
+        best=best,
+    )
+
+
+@dataclass(frozen=True)
+class Best:
+    """Best evaluation of a run, by its metric: "" chooses the first `eval_..._pass1`, "none" chooses none."""
+
+    key: str = ""
+    value: float = float("-inf")
+    latest: float | None = None  # of the last evaluation
+
+    def after(self, metrics: Mapping[str, float]) -> Self:
+        """Return the best evaluation after another one."""
+        key = self.key or next((name for name in sorted(metrics) if name.endswith("_pass1")), "")
+        if key not in metrics:
+            return self
+        return replace(self, key=key, value=max(self.value, metrics[key]), latest=metrics[key])
+
+    def resumed(self, states: Mapping[str, object]) -> Self:
+        """Return the better one of this and of a checkpoint's states; a key of the command line stays."""
+        key, value = states.get("best_eval_metric_key"), states.get("best_eval_metric_value")
+        latest = self.latest if value is None else states.get("latest_eval_metric_value", value)
+        if self.key and key and key != self.key:
+            return replace(self, latest=latest)
+        return Best(self.key or key or "", max(self.value, float("-inf") if value is None else value), latest)
+
+    def found(self) -> dict[str, object]:
+        """Return the metric and its value, by upstream's names; {} before the first evaluation."""
+        if self.value == float("-inf"):
+            return {}
+        return {"best_eval_metric_key": self.key, "best_eval_metric_value": self.value}
+
+    def states(self) -> dict[str, object]:
+        """Return the states of a checkpoint, by upstream's names."""
+        names = ("best_eval_metric_key", "best_eval_metric_value", "latest_eval_metric_value")
+        return dict(zip(names, (self.key, self.value, self.latest), strict=True))
+
+
 class Saver:
-    """Writer of checkpoints. One that the disk refuses is logged, and tried again after the next step."""
+    """Writer of checkpoints, on all actors of a run."""
 
-    def __init__(self, actors: RayActorGroup, critics: RayActorGroup | None, books: Books):
-        self._actors, self._critics, self._books = actors, critics, books
-        self._is_due = False
+    def __init__(self, actors: RayActorGroup, critics: RayActorGroup | None):
+        self._actors, self._critics = actors, critics
 
-    def note_due(self, is_due: bool) -> None:
-        """Note whether a checkpoint is due; it stays due until one is saved."""
-        self._is_due |= is_due
-
-    def save_if_due(self, step: int, states: dict, best: dict) -> None:
-        """Save a checkpoint that is due, unless the last rewards or gradients failed (`Books.worth_saving`)."""
-        if self._is_due and self._books.worth_saving:
-            self.save(step, states, best)
-
-    def save(self, step: int, states: dict, best: dict) -> None:
-        """Save a checkpoint; if the disk has no room, log it, and the next step tries again.
+    def save(self, what: Save, states: RunState, best: Best) -> str:
+        """Save a checkpoint; return why the disk refuses it, or "".
 
         Args:
             states: what a resumed run needs beside weights and optimizer.
-            best: upstream's states of the best evaluation: `best_eval_metric_key`, its value, and the latest value.
+            best: the best evaluation, whose metric decides which checkpoint is pruned first.
         """
-        self._is_due = True
-        of_critic = ray.get(self._critics.actors[0].checkpoint_bytes.remote()) if self._critics is not None else 0
-        problem = ray.get(self._actors.actors[0].disk_problem.remote(of_critic))
-        if problem:
-            last = f"make room for --ckpt.path; {self._books.last_good}"
-            logger.error(f"no checkpoint of step {step}: {problem}; {last}")
-            return
-        metric = {"metric_value": best["latest_eval_metric_value"], "metric_key": best["best_eval_metric_key"] or None}
-        tag = f"global_step{step}"
+        of_critic = ray.get(self._critics.actors[0].checkpoint_bytes.remote(what)) if self._critics is not None else 0
+        first = self._actors.actors[0]
+        if problem := ray.get(first.disk_problem.remote(what, of_critic)):
+            return f"{problem}; make room for --ckpt.path"
         doing("saving a checkpoint")
-        refs = self._actors.async_run_method("save_checkpoint", tag, states | best, **metric)
+        metric = {"metric_value": best.latest, "metric_key": best.key or None}
+        refs = self._actors.async_run_method("save_checkpoint", what, states | best.states(), **metric)
         if self._critics is not None:
-            refs += self._critics.async_run_method("save_checkpoint", tag, **metric)
+            refs += self._critics.async_run_method("save_checkpoint", what, **metric)
         try:
             ray.get(refs)
         except ray.exceptions.RayTaskError as error:
-            pass_over(error, f"step {step}")
+            if not isinstance(error.cause, NotSavedError):
+                raise
             ray.wait(refs, num_returns=len(refs))  # the other parts
-            ray.get(self._actors.actors[0].discard_checkpoint.remote(tag))
-            return
-        self.prune(tag)
-        self._books.saved, self._is_due = step, False
-
-    def prune(self, tag: str) -> None:
-        """Remove the checkpoints that `tag` replaces."""
-        ray.get(self._actors.actors[0].prune_checkpoints.remote(tag))
-
-
-def pass_over(error: ray.exceptions.RayTaskError, step: str) -> None:
-    """Log that the disk refused a checkpoint; raise any other error."""
-    if not isinstance(error.cause, NotSavedError):
-        raise error
-    logger.error(f"no checkpoint of {step}: {error.cause}")
+            ray.get(first.discard_checkpoint.remote(what.tag))
+            return str(error.cause)
+        ray.get(first.prune_checkpoints.remote(what))
+        return ""

@@ -10,13 +10,12 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
-from openrlhf.utils.logging_utils import init_logger
+from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger, init_logger
 
 from openrlhf_shear.data.writing import write_text
-from openrlhf_shear.train import hooks
 from openrlhf_shear.train.run.curves import Curves, Tracker, check_room
 
 logger = init_logger(__name__)
@@ -25,9 +24,10 @@ _KINDS = {"run_name": str, "wandb_id": str, "evaluated": int, "best": list}
 
 
 class Tracking:
-    """Keeper of a run's name and W&B id; constructed before upstream's loggers, which start with them."""
+    """Keeper of a run's name, W&B id and curves; `start` starts the loggers, after the name is known."""
 
     def __init__(self, args):
+        self._args, self._wandb, self._board = args, None, None
         self._file = Path(args.ckpt.path) / "tracking.json"
         self._unwritten = False
         self._purge: int | None = None  # the first logged step that TensorBoard hides
@@ -41,25 +41,23 @@ class Tracking:
         os.environ.setdefault("WANDB_RESUME", "allow")
         self._write()
 
-    @contextmanager
-    def surviving(self) -> Iterator[None]:
-        """Make upstream's trainer wrap its loggers in `Curves`, inside the context."""
-        with ExitStack() as stack:
-            of_wandb = hooks.WANDB.held(lambda args: Curves("W&B", lambda: wandb(args)))
-            of_board = hooks.TENSORBOARD.held(lambda args: Curves("TensorBoard", lambda: self._board(board, args)))
-            wandb, board = stack.enter_context(of_wandb), stack.enter_context(of_board)
-            yield
+    def start(self) -> None:
+        """Start OpenRLHF's loggers, as far as the flags name them."""
+        if self._args.logger.wandb.key:
+            self._wandb = Curves("W&B", lambda: WandbLogger(self._args))
+        if self._args.logger.tensorboard_dir:
+            self._board = Curves("TensorBoard", self._make_board)
 
-    def _board(self, make: type[Tracker], args) -> Tracker:
-        check_room(os.path.join(args.logger.tensorboard_dir, args.logger.wandb.run_name))
-        tracker = make(args)
-        if self._purge is not None:
-            from torch.utils.tensorboard import SummaryWriter
+    def _make_board(self) -> Tracker:
+        logger = self._args.logger
+        folder = os.path.join(logger.tensorboard_dir, logger.wandb.run_name)
+        check_room(folder)
+        board, self._purge = _Board(folder, self._purge), None
+        return board
 
-            tracker.writer.close()
-            tracker.writer = SummaryWriter(log_dir=tracker.writer.log_dir, purge_step=self._purge)
-            self._purge = None
-        return tracker
+    @property
+    def _curves(self) -> list[Curves]:
+        return [curves for curves in (self._wandb, self._board) if curves is not None]
 
     @property
     def evaluated(self) -> int:
@@ -76,7 +74,7 @@ class Tracking:
     def _best(self) -> dict[str, object]:
         return self._kept["best"][-1] if self._kept["best"] else {}
 
-    def resume(self, trainer, step: int) -> dict[str, object]:
+    def resume(self, step: int) -> dict[str, object]:
         """Continue the curves after `step`; TensorBoard hides the killed run's later steps.
 
         Returns:
@@ -85,28 +83,27 @@ class Tracking:
         self._kept["evaluated"] = min(self.evaluated, step)
         self._kept["best"] = [best for best in self._kept["best"] if best["step"] <= step]
         self._write()
-        if trainer.tensorboard_logger:
+        if self._board:
             self._purge = step + 1 if step else 0
-            trainer.tensorboard_logger.renew()
+            self._board.renew()
         return self._best()
 
-    def log(self, trainer, step: int, values: dict) -> None:
+    def log(self, step: int, values: dict) -> None:
         """Log a training step's metrics every --logger.logging_steps steps, and flush them to the disk."""
-        if step % trainer.args.logger.logging_steps == 0:
-            for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
-                tracker.log_train(step, values)
-        if trainer.tensorboard_logger:
-            trainer.tensorboard_logger.flush(step)
+        if step % self._args.logger.logging_steps == 0:
+            for curves in self._curves:
+                curves.log_train(step, values)
+        if self._board:
+            self._board.flush(step)
 
-    def log_eval(self, trainer, step: int, metrics: dict[str, float]) -> dict[str, float]:
-        """Log an evaluation's metrics, and return them."""
-        for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
-            tracker.log_eval(step, metrics)
-        return metrics
+    def log_eval(self, step: int, metrics: dict[str, float]) -> None:
+        """Log an evaluation's metrics."""
+        for curves in self._curves:
+            curves.log_eval(step, metrics)
 
-    def close(self, trainer) -> None:
-        for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
-            tracker.close()
+    def close(self) -> None:
+        for curves in self._curves:
+            curves.close()
 
     def _read(self) -> dict:
         """Read the usable entries of the file."""
@@ -119,7 +116,7 @@ class Tracking:
             return {}
         kept = kept if isinstance(kept, dict) else {}
         usable = {name: kept[name] for name, kind in _KINDS.items() if type(kept.get(name)) is kind}
-        if lacking := _KINDS.keys() - usable - {"best"}:  # older files have no best
+        if lacking := _KINDS.keys() - usable:
             self._pass_over(f"it has no {' and no '.join(sorted(lacking))}")
         return usable
 
@@ -136,6 +133,15 @@ class Tracking:
             self._unwritten = True
         else:
             self._unwritten = False
+
+
+class _Board(TensorboardLogger):
+    """OpenRLHF's TensorBoard logger, which can hide the steps that a resumed run repeats."""
+
+    def __init__(self, folder: str, purge: int | None):
+        from torch.utils.tensorboard import SummaryWriter  # late: it takes a second
+
+        self.writer = SummaryWriter(log_dir=folder, purge_step=purge)
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-ENGINE = "engine"  # key in a rollout's info, until log-probs are compared: the number of its engine
-OLDER = -1  # value instead of that number: sampled before the last weight synchronization
+from openrlhf_shear.train.carriers import ENGINE, OLDER
 
 
 def log_probs_mode(temperature: float, top_p: float) -> str | None:

@@ -4,21 +4,20 @@ The order, shares and limits of several data sets are OpenRLHF's.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from openrlhf.datasets.prompts_dataset import preprocess_data
 from openrlhf.datasets.utils import blending_datasets
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from openrlhf_shear.data.columns import label_at, no_label, value_at
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.order import CONTENTS, blended, of_rows
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.data.training_rows import training_rows
-from openrlhf_shear.train import hooks
+from openrlhf_shear.train.sampling.order import PromptOrder
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,17 @@ class PromptRows(Dataset):
         return {row.text: row.problem for row in self.rows}
 
 
-def prepare_datasets(strategy, tokenizer):
-    """Prepare the data as upstream does; return the loaders of training and evaluation prompts, and the most steps.
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of a run, in the loaders that OpenRLHF's samples generator reads."""
 
-    The evaluation loader is None without --eval.dataset.
+    order: PromptOrder  # of `training`: which prompts its next iteration has
+    training: DataLoader
+    evaluation: DataLoader | None  # None without --eval.dataset
+
+
+def read_prompts(strategy, tokenizer) -> Prompts:
+    """Read the data as upstream does, with an order of the training prompts that only the seed decides.
 
     Raises:
         DataError: a data set cannot be read, or has a row without a prompt or with an invalid label.
@@ -83,27 +89,18 @@ def prepare_datasets(strategy, tokenizer):
     data, evaluation, train = strategy.args.data, strategy.args.eval, strategy.args.train
     sets = [_rows(name, data.prompt_split, strategy, data.max_samples) for name in data.prompt_dataset.split(",")]
     rows = blended(sets, data.prompt_probs, train.seed)[: data.max_samples]
-    prompts = PromptRows.made(rows, strategy.args, tokenizer)
-    eval_loader = None
+    prompts, held_out = PromptRows.made(rows, strategy.args, tokenizer), None
     if evaluation.dataset:
         sets = [_rows(name, evaluation.split, strategy) for name in evaluation.dataset.split(",")]
         rows = list(itertools.islice(itertools.chain.from_iterable(sets), data.max_samples))
-        eval_loader = _loader(strategy, PromptRows.made(rows, strategy.args, tokenizer), shuffle=False)
-    rollouts = len(prompts) * strategy.args.rollout.n_samples_per_prompt
-    most = rollouts // train.batch_size * train.num_episodes * train.max_epochs
-    return _loader(strategy, prompts, shuffle=True), eval_loader, most
+        held_out = _loader(strategy, PromptRows.made(rows, strategy.args, tokenizer))
+    order = PromptOrder(len(prompts), train.seed)
+    return Prompts(order, _loader(strategy, prompts, order), held_out)
 
 
-@contextmanager
-def own_rows() -> Iterator[None]:
-    """Make OpenRLHF's trainer read its data by `prepare_datasets` above, while it is constructed."""
-    with hooks.DATA.held(prepare_datasets):
-        yield
-
-
-def _loader(strategy, prompts: PromptRows, shuffle: bool):
+def _loader(strategy, prompts: PromptRows, order: PromptOrder | None = None) -> DataLoader:
     workers = strategy.args.data.dataloader_num_workers
-    return strategy.setup_dataloader(prompts, 1, True, shuffle, prompts.collate_fn, num_workers=workers)
+    return strategy.setup_dataloader(prompts, 1, True, False, prompts.collate_fn, sampler=order, num_workers=workers)
 
 
 def _rows(name: str, split: str, strategy, most: int | None = None) -> list[tuple[str, dict]]:

@@ -18,15 +18,15 @@ from vllm import SamplingParams
 
 from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.verdict import Failure, Verdict, of_numbers
+from openrlhf_shear.train.carriers import ENGINE, FAILED, OLDER
 from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.engine import VERDICT
-from openrlhf_shear.train.sampling.engine_gap import ENGINE, OLDER, log_probs_mode
+from openrlhf_shear.train.sampling.engine_gap import log_probs_mode
 from openrlhf_shear.train.sampling.engines import Engines, EnginesLostError, is_dead, last_line
 from openrlhf_shear.train.sampling.order import PromptOrder, seed_of
 from openrlhf_shear.train.screen.story import doing
 
 logger = init_logger(__name__)
-FAILED = "reward_failed"  # in a rollout's info: 1.0 where its reward is only a placeholder
 _POLL_SECONDS = 1.0  # between checks for a request to stop
 _MOST_REVIVALS = 5  # rounds per step in which engines may die
 

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import runpy
 from dataclasses import replace
 
 import ray
@@ -13,12 +12,12 @@ from openrlhf_shear.preflight.layout import ring_package
 from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
-from openrlhf_shear.train import hooks
+from openrlhf_shear.train import hooks, upstream
 from openrlhf_shear.train.nodes import cluster
 from openrlhf_shear.train.screen.outcome import RefusedError, RunEndedError
 from openrlhf_shear.train.screen.story import doing, say
 from openrlhf_shear.train.start import attempts, signals
-from openrlhf_shear.train.upstream import MAIN, plain_class
+from openrlhf_shear.train.upstream import plain_class
 
 _ENGINE_RESTARTS = 64  # per engine and run
 _ENGINE_CALLS = 100_000  # at once: an incomplete batch waits in vLLM (`RewardRolloutActor.hold`), not in Ray
@@ -113,7 +112,7 @@ def install_hooks(
     """
     # Late: on a CPU machine, their imports of OpenRLHF need the stand-ins.
     from openrlhf_shear.train.experience.states import ShearActorGroup
-    from openrlhf_shear.train.run.trainer import ShearTrainer
+    from openrlhf_shear.train.run.trainer_actor import TrainerActor
     from openrlhf_shear.train.sampling.engine import RewardRolloutActor
     from openrlhf_shear.train.screen.relay import Followed
     from openrlhf_shear.train.update.actor import ShearPolicyActor
@@ -127,7 +126,7 @@ def install_hooks(
     engine = type(plain_class(hooks.ENGINE.get()).__name__, (RewardRolloutActor,), settings)
     hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
     hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))
-    trainer = type(ShearTrainer.__name__, (ShearTrainer,), {"reward": reward})
+    trainer = type(TrainerActor.__name__, (TrainerActor,), {"reward": reward})
     groups = {"control": 1, "output": 1}
     followed = Followed(ray.remote(concurrency_groups=groups)(trainer).options(name=signals.TRAINER))
     for patch in (hooks.TRAINER, hooks.ASYNC_TRAINER):
@@ -140,32 +139,16 @@ def install_hooks(
 
 
 def run_main(args: argparse.Namespace) -> None:
-    """Run OpenRLHF's `train_ppo_ray` as a program whose parser returns `args`.
-
-    Upstream's validation and everything after it runs unchanged. `argparse` is restored once the arguments are read.
+    """Run OpenRLHF's `train_ppo_ray` with parsed arguments (`upstream.run`).
 
     Raises:
         RunEndedError: the run ended on purpose (`outcome`).
     """
-    original = argparse.ArgumentParser
-
-    class ParsedBefore:
-        def __init__(self, *args, **kwargs):
-            pass
-
-        def add_argument(self, *args, **kwargs):
-            pass
-
-        def parse_args(self):
-            hooks.PARSER.put(original)
-            return args
-
-    with hooks.PARSER.held(ParsedBefore):
-        try:
-            runpy.run_module(MAIN, run_name="__main__")
-        except ray.exceptions.RayTaskError as error:
-            if not isinstance(error.cause, RunEndedError):
-                raise
-            raise error.cause from None
-        finally:
-            hooks.TRAINER.get().close()
+    try:
+        upstream.run(args)
+    except ray.exceptions.RayTaskError as error:
+        if not isinstance(error.cause, RunEndedError):
+            raise
+        raise error.cause from None
+    finally:
+        hooks.TRAINER.get().close()

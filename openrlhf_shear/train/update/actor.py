@@ -18,8 +18,8 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
 from openrlhf_shear.rollouts.columns import token_texts
+from openrlhf_shear.train.carriers import RunState, Save
 from openrlhf_shear.train.checkpoints import folders
-from openrlhf_shear.train.checkpoints.contents import BEST
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC
 from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable, sizes, without_adapters
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
@@ -59,10 +59,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         strategy.arrival = Arrival(self.actor.model, "policy")
         self._refuse_broken_weights("as it was loaded")
         self._load_ema()
-        if torch.distributed.get_rank() == 0 and strategy.args.ckpt.save_steps > 0:
-            problem = self.disk_problem()
-            if problem:
-                raise RefusedError(f"--ckpt.path {strategy.args.ckpt.path}: {problem}; free some, or use another path")
+        ckpt = strategy.args.ckpt
+        if torch.distributed.get_rank() == 0 and ckpt.save_steps > 0:
+            first = Save(ckpt.save_steps, checkpoint=not ckpt.disable_ds, model=ckpt.save_hf)
+            if problem := self.disk_problem(first):
+                raise RefusedError(f"--ckpt.path {ckpt.path}: {problem}; free some, or use another path")
 
     def forward(
         self,
@@ -177,18 +178,17 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         with model_written(self.strategy.args.ckpt):
             super().save_model()
 
-    def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
-        """Save a checkpoint as upstream does, but complete or not at all, with the moving average of the weights.
+    def save_checkpoint(self, what: Save, client_states: RunState, metric_value=None, metric_key=None) -> None:
+        """Save the parts of a checkpoint, each complete or not at all, with the moving average of the weights.
 
-        Raises NotSavedError: the disk refuses it, or the model beside it (--ckpt.save_hf), which is saved first.
+        Raises NotSavedError: the disk refuses one of them. The model is saved first.
         """
         ckpt = self.strategy.args.ckpt
-        best = tag.startswith(BEST)
-        if self.save_hf_ckpt or (best and ckpt.best_weights_only):
-            self.strategy.save_hf(self.ema_model or self.actor, self.tokenizer, Path(ckpt.path, f"{tag}_hf"))
-        if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
-            kept = (ckpt.max_num, ckpt.max_mem, client_states, not best, metric_value, metric_key)
-            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), tag, *kept, extra=self._save_ema)
+        if what.model:
+            self.strategy.save_hf(self.ema_model or self.actor, self.tokenizer, Path(ckpt.path, f"{what.tag}_hf"))
+        if what.checkpoint:
+            kept = (ckpt.max_num, ckpt.max_mem, client_states, not what.best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), what.tag, *kept, extra=self._save_ema)
         torch.distributed.barrier()
 
     def discard_checkpoint(self, tag: str) -> None:
@@ -197,31 +197,31 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
             folders.discard(folder, tag)
         folders.discard(Path(self.strategy.args.ckpt.path), f"{tag}_hf")
 
-    def prune_checkpoints(self, tag: str) -> None:
-        """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `tag`.
+    def prune_checkpoints(self, what: Save) -> None:
+        """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `what`.
 
-        If `tag` is a best checkpoint, also delete the former best ones.
+        If that is a best checkpoint, also delete the former best ones.
         """
         ckpt = self.strategy.args.ckpt
         both = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
         for folder in both:
             if not folder.is_dir():
                 continue
-            if tag.startswith(BEST):
-                folders.prune_best(folder, tag)
+            if what.best:
+                folders.prune_best(folder, what.tag)
             for name in folders.prune(folder, ckpt.max_num, ckpt.max_mem):
                 logger.info(f"checkpoint {folder / name} deleted")
-        if tag.startswith(BEST):
-            folders.prune_best(Path(ckpt.path), tag)
-        only = ckpt.max_num if self.disable_ds_ckpt else None
+        if what.best:
+            folders.prune_best(Path(ckpt.path), what.tag)
+        only = ckpt.max_num if ckpt.disable_ds else None
         folders.prune_hf(Path(ckpt.path), folders.names(both[0]), only)
 
-    def disk_problem(self, of_critic: int = 0) -> str:
-        """Return why another checkpoint does not fit on the disk, with `of_critic` bytes more; "" if it does."""
+    def disk_problem(self, what: Save, of_critic: int = 0) -> str:
+        """Return why `what`, with `of_critic` bytes more, does not fit on the disk; "" if it does."""
         ckpt = self.strategy.args.ckpt
         count, frozen = sizes(self.actor.model.module, self.strategy)
         full = checkpoint_bytes(count, frozen, bool(self.ema_model))
-        needed = full * (not self.disable_ds_ckpt) + model_bytes(count) * self.save_hf_ckpt + of_critic
+        needed = full * what.checkpoint + model_bytes(count) * what.model + of_critic
         return folders.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
 
     def _folder(self, model: str) -> str:

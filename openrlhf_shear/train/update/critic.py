@@ -6,7 +6,7 @@ import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 
 from openrlhf_shear.memory.saved import checkpoint_bytes
-from openrlhf_shear.train.checkpoints.contents import BEST
+from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.checkpoints.folders import CRITIC
 from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable, sizes
 from openrlhf_shear.train.screen.outcome import NotFiniteError
@@ -52,14 +52,13 @@ class ShearCriticActor(plain_class(CriticModelActor)):
         with model_written(self.strategy.args.ckpt):
             super().save_model()
 
-    def save_checkpoint(self, tag: str, metric_value=None, metric_key=None) -> None:
+    def save_checkpoint(self, what: Save, metric_value=None, metric_key=None) -> None:
         """Save a checkpoint as `ShearPolicyActor.save_checkpoint` does. Raises NotSavedError: the disk refuses it."""
         ckpt = self.strategy.args.ckpt
-        best = tag.startswith(BEST)
-        if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
-            kept = (ckpt.max_num, ckpt.max_mem, None, not best, metric_value, metric_key)
-            self.strategy.save_ckpt(self.critic, str(Path(ckpt.path, CRITIC)), tag, *kept)
+        if what.checkpoint:
+            kept = (ckpt.max_num, ckpt.max_mem, None, not what.best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.critic, str(Path(ckpt.path, CRITIC)), what.tag, *kept)
 
-    def checkpoint_bytes(self) -> int:
-        """Return the bytes of the critic's checkpoint."""
-        return 0 if self.disable_ds_ckpt else checkpoint_bytes(*sizes(self.critic.module, self.strategy))
+    def checkpoint_bytes(self, what: Save) -> int:
+        """Return the bytes of the critic's part of a checkpoint."""
+        return checkpoint_bytes(*sizes(self.critic.module, self.strategy)) if what.checkpoint else 0

@@ -8,8 +8,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
-from openrlhf_shear.train.experience.fillers import FILLER
-from openrlhf_shear.train.sampling.samples import FAILED
+from openrlhf_shear.train.carriers import FAILED, FILLER
 from openrlhf_shear.train.update.meter import Meter
 
 _NOTHING = 1e-9  # tokens of a filler micro-batch, not 0: OpenRLHF divides by the sum for its progress bar

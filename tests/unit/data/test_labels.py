@@ -15,7 +15,7 @@ from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.evaluation.suite import suite_plan
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.train.checkpoints import fingerprint
-from openrlhf_shear.train.sampling.prompt_data import prepare_datasets
+from openrlhf_shear.train.sampling.prompt_data import read_prompts
 
 # Of four of these OpenRLHF's reader makes something else (datasets 5.2): datetimes, 1.0 of 1, 9.2e18 of 2**63.
 COLUMNS = {
@@ -43,7 +43,8 @@ def labels_of(spec: str, **changed) -> list:
     """Return the labels of a training run's prompts."""
     args = arguments(spec, chat=False, template=None)
     vars(args.data).update(changed)
-    prompts, evaluated, _ = prepare_datasets(Strategy(args), _Tokenizer())
+    made = read_prompts(Strategy(args), _Tokenizer())
+    prompts, evaluated = made.training, made.evaluation
     assert [evaluated[i] for i in range(len(evaluated))] == [prompts[i] for i in range(len(prompts))]
     return [prompts[i][2] for i in range(len(prompts))]
 
@@ -160,7 +161,8 @@ def test_blended_sets_are_in_openrlhf_s_order(tmp_path, monkeypatch):
         run = arguments("one.jsonl, two.jsonl", chat=False, template=None)
         run.eval.dataset = None
         run.data.prompt_probs, run.data.max_samples = probabilities, most
-        prompts, none, _ = prepare_datasets(Strategy(run), _Tokenizer())
+        made = read_prompts(Strategy(run), _Tokenizer())
+        prompts, none = made.training, made.evaluation
         assert [prompts[i][2] for i in range(len(prompts))] == list(theirs) and none is None
         values = {"data.prompt_dataset": run.data.prompt_dataset, "data.prompt_split": "train", "use_ms": False}
         values |= {"data.input_key": "question", "data.label_key": "answer", "train.seed": run.train.seed}
@@ -239,7 +241,7 @@ def test_a_label_of_several_columns_is_the_same_object_everywhere(tmp_path, monk
     assert [question.label for question in suite_plan(args).questions] == KEYS[key]
     values = {"data.prompt_dataset": "rows.jsonl", "data.prompt_split": "train", "use_ms": False, "train.seed": 0}
     values |= {"data.input_key": "question", "data.prompt_probs": None, "data.max_samples": 9, "data.label_key": key}
-    prompts, *_ = prepare_datasets(Strategy(args), _Tokenizer())
+    prompts = read_prompts(Strategy(args), _Tokenizer()).training
     assert (
         fingerprint.rows_here(values)
         == prompts.fingerprint

@@ -20,19 +20,19 @@ from openrlhf_shear.preflight.prompts import may_begin
 from openrlhf_shear.sampling.records import Completion, Verdict
 from openrlhf_shear.sampling.sampler import question_ids
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
-from openrlhf_shear.train.sampling.prompt_data import prepare_datasets
+from openrlhf_shear.train.sampling.prompt_data import read_prompts
 
 TEMPLATE = "Q: {} A:"
 QUESTIONS = ["1 + 1?", " Why\n\nnot? ", "<image>How many?", "Zoe's 3-4", "{}"]
 
 
 class Strategy:
-    """The part of OpenRLHF's strategy that `prepare_datasets` uses."""
+    """The part of OpenRLHF's strategy that `read_prompts` uses."""
 
     def __init__(self, args):
         self.args = args
 
-    def setup_dataloader(self, rows, *_, num_workers=0):
+    def setup_dataloader(self, rows, *_, **options):
         return rows
 
 
@@ -110,7 +110,8 @@ def test_training_agents_evaluation_suite_and_diagnosis_read_the_same_ids(tmp_pa
     asked = QUESTIONS if kind else [problem.prompt for problem in make_problems(3, 0, "train")]
     Path("rows.jsonl").write_text("".join(json.dumps({"question": q, "answer": "2"}) + "\n" for q in asked))
     args = arguments("rows.jsonl", chat is not None, template)
-    trained, evaluated, _ = prepare_datasets(Strategy(args), tokenizer)
+    made = read_prompts(Strategy(args), tokenizer)
+    trained, evaluated = made.training, made.evaluation
     plan = suite_plan(args)
     done = [Completion(q.benchmark, q.id, 0, "x", 1, False, Verdict(True), [5]) for q in plan.questions]
     groups = sampled_groups(plan, done, tokenizer)
@@ -169,7 +170,7 @@ def test_image_in_a_question_to_a_text_model_stays_as_it_is(tmp_path, monkeypatc
     talk = [{"role": "system", "content": "<image>"}, {"role": "user", "content": "a <image> b"}]
     rows = [{"question": prompt, "answer": "2"} for prompt in ("<image>", " a <image>b", talk)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts, _, _ = prepare_datasets(Strategy(arguments("rows.jsonl", True, None)), tokenizer)
+    prompts = read_prompts(Strategy(arguments("rows.jsonl", True, None)), tokenizer).training
     assert [prompts[i][1] for i in range(3)] == [
         "[user]<image>[assistant]",
         "[user] a <image>b[assistant]",
@@ -177,7 +178,7 @@ def test_image_in_a_question_to_a_text_model_stays_as_it_is(tmp_path, monkeypatc
     ]
     args = arguments("rows.jsonl", True, None)
     args.data.max_images_per_prompt = 1
-    prompts, _, _ = prepare_datasets(Strategy(args), tokenizer)
+    prompts = read_prompts(Strategy(args), tokenizer).training
     assert "{'type': 'image'}" in prompts[0][1], "of a model that sees it is a picture"
 
 

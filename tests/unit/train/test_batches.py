@@ -10,9 +10,10 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from processes import wait_until
 
+from openrlhf_shear.train.carriers import FAILED
 from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead, Turns
-from openrlhf_shear.train.sampling.samples import FAILED, is_failed
+from openrlhf_shear.train.sampling.samples import is_failed
 
 SIZE, BATCH, SECONDS = 2, 2, 30.0  # rollouts a prompt, prompts a batch; until a test that hangs fails
 

@@ -32,7 +32,7 @@ def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, capl
     books.accounts.trained = 16
     for failed in (9, 10, 8, 9, 10):
         sampled(books, 16, failed)
-        assert books.worth_saving == (failed == 8)  # half is not above half
+        assert books.sound == (failed == 8)  # half is not above half
     with pytest.raises(
         RewardsLostError, match=r"62% of 16 .* raised OSError \(no route\), in 3 steps .* no checkpoint"
     ):
@@ -45,20 +45,9 @@ def test_a_batch_of_rollouts_that_waited_says_nothing_about_the_rewards(books):
     for _ in range(2):
         sampled(books, 16, 16)
         sampled(books, 0, 0)
-        assert not books.worth_saving
+        assert not books.sound
     with pytest.raises(RewardsLostError, match="in 3 steps"):
         sampled(books, 16, 16)
-
-
-def test_a_model_that_nothing_was_trained_into_is_not_saved(books):
-    """With --reward.max_failed 1 no number of failed rewards ends a run; a resumed one would count as finished."""
-    books.accounts.dispatched = 16
-    books.accounts.failed["raised OSError"] = 16
-    books.close(1, 0, Counter(), trained=None, moved=False)
-    assert not books.worth_saving
-    books.accounts.dispatched += 16
-    books.close(2, 16, Counter(), trained=16, moved=True)
-    assert books.worth_saving
 
 
 def test_a_run_of_one_step_without_rewards_ends_as_one_that_lost_them(books):
@@ -71,7 +60,7 @@ def test_every_rollout_of_a_step_is_in_the_books(books):
     books.accounts.dispatched = 16
     books.accounts.failed["raised OSError"] = 2
     metrics = books.close(1, 14, Counter({"advantage not finite": 3}), trained=8, moved=True)
-    assert books.accounts.trained == 8 and books.moved and books.worth_saving
+    assert books.accounts.trained == 8 and books.moved and books.sound
     assert metrics["nonfinite/advantage_not_finite"] == 3
     assert metrics["ledger/failed_update_skipped,_gradient_not_finite"] == 3
     assert metrics["ledger/dispatched"] == 16 == metrics["ledger/trained"] + metrics["ledger/failed"]
@@ -88,7 +77,7 @@ def test_skipped_steps_in_a_row_end_the_run_and_name_the_first_reason(books):
     for step, trained in ((1, 0), (2, 16)):
         books.accounts.dispatched += 16
         books.close(step, 16, broken if not trained else Counter(), trained, moved=True)
-        assert books.worth_saving == bool(trained)
+        assert books.sound == bool(trained)
     books.accounts.dispatched += 16
     books.close(3, 16, Counter(), trained=0, moved=False)
     books.accounts.dispatched += 16

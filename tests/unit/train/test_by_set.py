@@ -1,6 +1,7 @@
 """Evaluation prompts keep their sets apart, whatever their texts; scores against fractions by hand."""
 
-from types import SimpleNamespace
+from argparse import Namespace
+from contextlib import nullcontext
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
@@ -8,14 +9,14 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
-from openrlhf_shear.train.run.trainer import ShearTrainer
-from openrlhf_shear.train.sampling.samples import FAILED
+from openrlhf_shear.train.carriers import FAILED
+from openrlhf_shear.train.run.evaluation import Evaluation
 
 LOST = None
 
 
 def evaluated(rows: list[tuple[str, str]], rewards: list[list[float | None]]) -> dict[str, float]:
-    """Return the logs of `ShearTrainer.evaluate` for rows (set, prompt) and the rewards of each row's rollouts."""
+    """Return the metrics of an evaluation, and of what it logs, for rows (set, prompt) and each row's rewards."""
     logged = {}
     samples = [
         Experience(
@@ -28,13 +29,11 @@ def evaluated(rows: list[tuple[str, str]], rewards: list[list[float | None]]) ->
         for (_, prompt), of_prompt in zip(rows, rewards, strict=True)
         for i, reward in enumerate(of_prompt)
     ]
-    trainer = object.__new__(ShearTrainer)
-    trainer.eval_dataloader = [([source], [prompt], [""], [None]) for source, prompt in rows]
-    trainer.samples_generator = SimpleNamespace(generate_eval_samples=lambda *of, **how: samples, eval_failed=0)
-    trainer._suite = None
-    trainer._tracking = SimpleNamespace(log_eval=lambda trainer, step, logs: logged.update(logs) or logs)
-    trainer._story = SimpleNamespace(evaluated=lambda *of: None)
-    assert trainer.evaluate(3, n_samples_per_prompt=len(rewards[0])) == logged
+    args = Namespace(eval=Namespace(steps=1, temperature=0.0, n_samples_per_prompt=len(rewards[0]), before_train=False))
+    sampler = Namespace(generate_eval_samples=lambda step, **how: samples, eval_failed=0)
+    loader = [([source], [prompt], [""], [None]) for source, prompt in rows]
+    tracking = Namespace(log_eval=lambda step, metrics: logged.update(metrics))
+    assert Evaluation(args, tracking, sampler, loader, None, {}).run(3, nullcontext()) == logged
     return logged
 
 

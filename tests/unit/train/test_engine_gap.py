@@ -10,8 +10,9 @@ from openrlhf.models.utils import log_probs_from_logits
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
+from openrlhf_shear.train.carriers import ENGINE, OLDER
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker
-from openrlhf_shear.train.sampling.engine_gap import ENGINE, OLDER, log_probs_mode, measure
+from openrlhf_shear.train.sampling.engine_gap import log_probs_mode, measure
 from openrlhf_shear.train.sampling.samples import Prompt, ShearSamplesGenerator
 
 VOCABULARY, DRAWS = 24, 4000

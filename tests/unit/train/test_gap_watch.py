@@ -8,8 +8,9 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
+from openrlhf_shear.train.carriers import ENGINE, OLDER
 from openrlhf_shear.train.sampling import gap_watch
-from openrlhf_shear.train.sampling.engine_gap import ENGINE, OLDER, EngineFacts, measure
+from openrlhf_shear.train.sampling.engine_gap import EngineFacts, measure
 from openrlhf_shear.train.sampling.gap_watch import STEPS, GapWatch
 from openrlhf_shear.train.screen.outcome import ENGINE_GAP, EngineGapError
 

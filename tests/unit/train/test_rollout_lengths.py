@@ -15,9 +15,10 @@ from openrlhf.trainer.ppo_utils.experience import (
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 
 from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer
+from openrlhf_shear.train.carriers import FAILED
 from openrlhf_shear.train.experience.shaping import shape_rewards
 from openrlhf_shear.train.sampling.accounts import Accounts
-from openrlhf_shear.train.sampling.samples import FAILED, ShearSamplesGenerator
+from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
 EOS_ID = build_tokenizer().eos_token_id
 

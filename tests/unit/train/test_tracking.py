@@ -13,7 +13,6 @@ from openrlhf_shear.train.cpu import backend as cpu_backend
 
 cpu_backend.install()  # tests import OpenRLHF's modules
 
-from openrlhf_shear.train import hooks  # noqa: E402
 from openrlhf_shear.train.run import curves, tracking  # noqa: E402
 
 
@@ -37,12 +36,11 @@ def args(tmp_path, monkeypatch):
     return Namespace(ckpt=Namespace(path=str(tmp_path / "ckpt"), load_enable=False), logger=logger)
 
 
-def loggers(args, kept: tracking.Tracking):
-    """As upstream's trainer makes them."""
-    with kept.surviving():
-        board = hooks.TENSORBOARD.get()(args) if args.logger.tensorboard_dir else None
-        wandb = hooks.WANDB.get()(args) if args.logger.wandb.key else None
-    return SimpleNamespace(args=args, tensorboard_logger=board, wandb_logger=wandb)
+def started(args) -> tracking.Tracking:
+    """The notes and curves of a run, as its trainer starts them."""
+    kept = tracking.Tracking(args)
+    kept.start()
+    return kept
 
 
 def steps(args) -> list[int]:
@@ -85,13 +83,12 @@ def disk(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
 def test_a_full_disk_costs_steps_of_tensorboard_and_is_said_once(args, disk, said):
-    kept = tracking.Tracking(args)
-    trainer = loggers(args, kept)
+    kept = started(args)
     for step in range(1, 9):
         disk.full = 3 <= step <= 5
-        kept.log(trainer, step, {"reward": 1.0})
-        trainer.tensorboard_logger.log_eval(step, {"pass1": 0.5})
-    kept.close(trainer)
+        kept.log(step, {"reward": 1.0})
+        kept.log_eval(step, {"pass1": 0.5})
+    kept.close()
     assert len(said) == 2, said
     assert said[0].startswith("TensorBoard failed: OSError: [Errno 28] No space left on device at step 3; training ")
     assert said[1] == "TensorBoard works again at step 6; steps before are missing in its curves"
@@ -101,30 +98,27 @@ def test_a_full_disk_costs_steps_of_tensorboard_and_is_said_once(args, disk, sai
 
 
 def test_a_resume_on_a_full_disk_hides_the_steps_that_are_done_again_later(args, disk, said):
-    kept = tracking.Tracking(args)
-    trainer = loggers(args, kept)
+    kept = started(args)
     for step in range(1, 5):
-        kept.log(trainer, step, {"reward": 1.0})
-    kept.close(trainer)
+        kept.log(step, {"reward": 1.0})
+    kept.close()
     args.ckpt.load_enable, disk.full = True, True
-    kept = tracking.Tracking(args)
-    trainer = loggers(args, kept)
-    kept.resume(trainer, 2)
-    kept.log(trainer, 3, {"reward": 1.0})
+    kept = started(args)
+    kept.resume(2)
+    kept.log(3, {"reward": 1.0})
     disk.full = False
-    kept.log(trainer, 4, {"reward": 1.0})
-    kept.close(trainer)
+    kept.log(4, {"reward": 1.0})
+    kept.close()
     assert [line.split(":")[0] for line in said] == ["TensorBoard failed", said[1]] and steps(args) == [1, 2, 4]
 
 
 def test_a_folder_that_cannot_be_made_costs_the_curves(args, said, tmp_path):
     (tmp_path / "board").write_text("a file in its place")
-    kept = tracking.Tracking(args)
-    trainer = loggers(args, kept)
-    kept.resume(trainer, 0)
+    kept = started(args)
+    kept.resume(0)
     for step in (1, 2):
-        kept.log(trainer, step, {"reward": 1.0})
-    kept.close(trainer)
+        kept.log(step, {"reward": 1.0})
+    kept.close()
     assert len(said) == 1 and said[0].startswith("TensorBoard failed: NotADirectoryError: ")
 
 
@@ -147,12 +141,9 @@ def test_wandb_that_fails_costs_its_curves_and_long_tries_are_rare(args, said, m
     clock = [0.0]
     monkeypatch.setattr(curves.time, "monotonic", lambda: clock[0])
     args.logger.wandb.key, args.logger.tensorboard_dir = "key", None
-    hooks_before = hooks.WANDB.get()
-    with hooks.WANDB.held(Service):
-        kept = tracking.Tracking(args)
-        trainer = loggers(args, kept)
-    assert hooks.WANDB.get() is hooks_before
-    kept.log(trainer, 1, {"reward": 1.0})
+    monkeypatch.setattr(tracking, "WandbLogger", Service)
+    kept = started(args)
+    kept.log(1, {"reward": 1.0})
 
     made = []
 
@@ -165,11 +156,11 @@ def test_wandb_that_fails_costs_its_curves_and_long_tries_are_rare(args, said, m
     monkeypatch.setattr(Service, "__init__", slow)
     for step in range(2, 200):
         clock[0] += 10.0
-        kept.log(trainer, step, {"reward": 1.0})
+        kept.log(step, {"reward": 1.0})
     assert len(said) == 1 and said[0].startswith("W&B failed: BrokenPipeError: its process is gone at step 2; training")
     assert len(made) == 2, "of 33 minutes at most a twentieth"
     monkeypatch.undo()
-    kept.close(trainer)
+    kept.close()
 
 
 def test_wandb_that_does_not_end_is_waited_for_in_vain_no_longer_than_two_minutes(args, said, monkeypatch):
@@ -183,11 +174,12 @@ def test_wandb_that_does_not_end_is_waited_for_in_vain_no_longer_than_two_minute
     ends.set()
 
 
+_ALL = "it has no best and no evaluated and no run_name and no wandb_id"
 UNUSABLE = {
     "": "Expecting value",
     '{"run_name": "ppo_1125': "Unterminated string",
-    "[1, 2]": "it has no evaluated and no run_name and no wandb_id",
-    '{"run_name": 3, "wandb_id": null, "evaluated": "2"}': "it has no evaluated and no run_name and no wandb_id",
+    "[1, 2]": _ALL,
+    '{"run_name": 3, "wandb_id": null, "evaluated": "2"}': _ALL,
     "\x80": "utf-8",
 }
 
@@ -210,7 +202,7 @@ def test_of_notes_with_a_flaw_the_rest_is_used(args, said, tmp_path):
     (tmp_path / "ckpt" / "tracking.json").write_text(json.dumps(there))
     args.ckpt.load_enable = True
     assert tracking.Tracking(args).evaluated == -1 and args.logger.wandb.run_name == "ppo_1125T09:00"
-    assert os.environ["WANDB_RUN_ID"] == "abc" and len(said) == 1 and "it has no evaluated;" in said[0]
+    assert os.environ["WANDB_RUN_ID"] == "abc" and len(said) == 1 and "it has no best and no evaluated;" in said[0]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EDQUOT])
@@ -229,14 +221,14 @@ def test_notes_that_cannot_be_written_are_said_once_and_tried_again(args, said, 
 
 def test_the_best_evaluation_is_there_for_a_resume_and_one_of_lost_steps_is_not(args):
     """The checkpoint of step 20 is older than the evaluation of step 20."""
-    first, trainer = tracking.Tracking(args), SimpleNamespace(tensorboard_logger=None)
+    first = tracking.Tracking(args)
     for step, value in ((10, 0.5), (20, 0.8), (30, 0.8)):
         first.note_evaluated(step, {"best_eval_metric_key": "eval_pass1", "best_eval_metric_value": value})
     args.ckpt.load_enable = True
     best = {"step": 20, "best_eval_metric_key": "eval_pass1", "best_eval_metric_value": 0.8}
     before = best | {"step": 10, "best_eval_metric_value": 0.5}
     for step, found in ((30, best), (20, best), (15, before), (5, {})):
-        assert tracking.Tracking(args).resume(trainer, step) == found
+        assert tracking.Tracking(args).resume(step) == found
 
 
 def test_an_error_of_the_disk_costs_what_only_shows(said):

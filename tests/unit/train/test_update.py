@@ -9,7 +9,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
-from openrlhf_shear.train.experience.fillers import FILLER, shared_out, without_fillers
+from openrlhf_shear.train.carriers import FILLER
+from openrlhf_shear.train.experience.fillers import shared_out, without_fillers
 from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.actor import ShearPolicyActor
 from openrlhf_shear.train.update.arrival import arrivals

@@ -1,0 +1,430 @@
+"""The loop of a run, as a plain object: its place after a resume, its steps, its checkpoints and its end."""
+
+from argparse import Namespace
+from collections import Counter
+from contextlib import nullcontext
+
+import openrlhf_on_cpu  # noqa: F401
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from openrlhf_shear.data.order import COUNT
+from openrlhf_shear.train.carriers import FAILED, Save
+from openrlhf_shear.train.checkpoints import fingerprint
+from openrlhf_shear.train.checkpoints.folders import NotOursError
+from openrlhf_shear.train.checkpoints.resume import states_of
+from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
+from openrlhf_shear.train.run import trainer_actor
+from openrlhf_shear.train.run.advantages import Advantages
+from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
+from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.sampling.batches import Batch, Batches
+from openrlhf_shear.train.sampling.order import PromptOrder
+from openrlhf_shear.train.screen.outcome import RefusedError, RewardsLostError, StoppedError
+from openrlhf_shear.train.start import attempts
+
+SEED, SIZE, BATCH = 42, 40, 8  # prompts an episode, prompts a step
+KEY = "eval_default_pass1"
+
+
+class Generator:
+    """Samples generator that takes a batch of prompts at a time, and whose rollouts are given."""
+
+    def __init__(self, order: PromptOrder, stop: Stop, batches: list[Batch]):
+        self._order, self.prompts, self.kept, self.taken = order, len(order), [], []
+        self.check_stop, self._batches, self._counts = stop.check, list(batches), Accounts()
+
+    def start_episode(self, episode: int, consumed: int) -> None:
+        self._order.start_at(episode, consumed)
+        self._left, self.consumed = list(self._order), consumed
+
+    @property
+    def ended(self) -> bool:
+        return not self._left
+
+    def generate_samples(self):
+        samples, self._counts = self._batches.pop(0) if self._batches else ([], Accounts())
+        batch, self._left = self._left[:BATCH], self._left[BATCH:]
+        self.taken += batch
+        self.consumed += len(batch)
+        return samples, None
+
+    def take_counts(self) -> Accounts:
+        return self._counts
+
+
+class Maker:
+    """Experience maker of a run without a credit rule."""
+
+    rule_name, shown = "", None
+
+    def __init__(self):
+        self.broken = {}
+
+    def metrics(self) -> dict[str, float]:
+        return {"vllm_gap": 0.01}
+
+
+class Policy:
+    """Models that learn at once; `happened` has what they were told, in order."""
+
+    def __init__(self, states: dict | None, kl: float):
+        self.states, self.kl_ctl, self.experience_maker = states, Namespace(value=kl), Maker()
+        self.happened, self.nothing = [], ""
+
+    def checkpoint_states(self):
+        return self.states
+
+    def begin_update(self, step):
+        self.happened.append(("update", step))
+
+    def train_step(self, samples, step):
+        if self.nothing:
+            raise NothingToTrainError(self.nothing)
+        self.trained = sum(float(sample.info[FAILED]) == 0 for sample in samples)
+        return {"update/skipped_steps": 0.0, "update/optimizer_steps": 1.0, "update/moved": 1.0}, step + 1
+
+    def take_trained(self):
+        return self.trained
+
+    def broadcast_to_vllm(self):
+        self.happened.append("weights sent")
+
+
+class Disk:
+    """Saver that records what is saved, with the prompts consumed by then; `problem` is why the disk refuses."""
+
+    def __init__(self):
+        self.saved, self.problem = [], ""
+
+    def save(self, what: Save, states: dict, best) -> str:
+        if not self.problem:
+            self.saved.append((what.tag, states["total_consumed_prompts"]))
+            self.best = best
+        return self.problem
+
+
+class Evaluations:
+    """Evaluations every `every` steps, whose scores are given, by step."""
+
+    def __init__(self, scores: dict[int, float], every: int, before_train: bool):
+        self.scores, self._every, self.before_train, self.steps = scores, every, before_train, []
+
+    def is_due(self, step: int) -> bool:
+        return bool(self.scores) and step > 0 and step % self._every == 0
+
+    def run(self, step, undisturbed, go_on=False):
+        self.steps.append((step, go_on))
+        return {KEY: self.scores[step]}
+
+
+class Notes:
+    """Curves that go nowhere, and the notes of a run: `evaluated`, and the best evaluation of a resume."""
+
+    def __init__(self, best: dict | None):
+        self.evaluated, self.best, self.logged, self.noted = -1, best or {}, {}, {}
+
+    def resume(self, step):
+        return self.best
+
+    def log(self, step, values):
+        self.logged[step] = values
+
+    def note_evaluated(self, step, best):
+        self.noted[step] = best
+
+    def close(self):
+        self.closed = True
+
+
+def topics(seed: int = SEED, size: int = SIZE) -> dict:
+    return {"data": {COUNT: size}, "seed": {"train.seed": seed}}
+
+
+def settings(**changes) -> Namespace:
+    """OpenRLHF's nested namespace; `changes` are flags whose dots are double underscores."""
+    args = Namespace(
+        algo=Namespace(kl=Namespace(target=None), dynamic_filtering_enable=True, dynamic_filtering_range=(0.0, 1.0)),
+        ckpt=Namespace(
+            load_enable=False, accept_changes=None, path="ckpt", output_dir="out", save_steps=-1, save_hf=False,
+            disable_ds=False, best_weights_only=False,
+        ),
+        ds=Namespace(use_universal_ckpt=False),
+        logger=Namespace(tensorboard_dir=None),
+        reward=Namespace(max_failed=0.5, max_failed_steps=3),
+        rollout=Namespace(batch_size=BATCH, n_samples_per_prompt=1),
+        train=Namespace(num_episodes=3, seed=SEED, max_skipped_steps=3),
+        dump_rollouts_every=0,
+    )  # fmt: skip
+    for name, value in changes.items():
+        section, _, flag = name.partition("__")
+        setattr(getattr(args, section), flag, value)
+    return args
+
+
+def run(
+    batches=(), states=None, seed=SEED, size=SIZE, best=None, scores=None, before_train=False, every=1, kl=0.1,
+    **flags,
+):  # fmt: skip
+    """A trainer with everything but models and engines: its parts are attributes of the result."""
+    args, stop = settings(**flags), Stop()
+    parts = Namespace(stop=stop, policy=Policy(states, kl), disk=Disk(), notes=Notes(best))
+    parts.generator = Generator(PromptOrder(size, seed), stop, batches)
+    parts.batches = Batches(parts.generator, args.train.num_episodes, {})
+    parts.evaluations = Evaluations(scores or {}, every, before_train)
+    identity = fingerprint.Fingerprint(topics(seed, size))
+    parts.trainer = ShearTrainer(
+        args, parts.policy, parts.batches, parts.disk, parts.evaluations, parts.notes, identity, size, stop=stop
+    )
+    return parts
+
+
+def checkpoint(**changes) -> dict:
+    """The states of a checkpoint in the second episode of three."""
+    place = {"episode": 1, "consumed": 16, "global_step": 7, "total_consumed_prompts": SIZE + 16}
+    ledger = Accounts(dispatched=9, trained=9).state(0)
+    return place | {"kl": 0.3, "ledger": ledger, "waiting": [], fingerprint.STATE: topics()} | changes
+
+
+def batch(trained: int = 0, filtered: int = 0, failed: int = 0) -> tuple[list[Experience], Accounts]:
+    """Rollouts with a reward, filtered, and whose reward failed."""
+    counts = Accounts(dispatched=trained + filtered + failed, filtered=filtered, failed=Counter({"timeout": failed}))
+    counts.filtered_scores = "their mean scores are -1 to -0.5" if filtered else ""
+    lost = [0.0] * trained + [1.0] * failed
+    return [Experience(rewards=torch.ones(1), info={FAILED: torch.tensor([out])}) for out in lost], counts
+
+
+# ── A resume ──
+
+
+def test_the_same_run_resumes_at_its_place(capsys):
+    made = run(states=checkpoint())
+    made.trainer.fit()
+    order = PromptOrder(SIZE, SEED)
+    order.start_at(1, 16)
+    assert made.generator.taken[:24] == list(order) and len(made.generator.taken) == 24 + SIZE
+    told = capsys.readouterr().out
+    assert "episode 2, 16 of 40 prompts" in told and "after step 7 of 15" in told, "3 steps, and 5 of the third episode"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 7}, "train.seed was 42, is 7"),
+        ({"size": 16}, "number of prompts was 40, is 16"),
+        ({"size": 16, "ckpt__accept_changes": "seed"}, "number of prompts was 40, is 16"),
+    ],
+)
+def test_another_run_is_refused(changes, said):
+    with pytest.raises(RefusedError, match=f"ckpt.path ckpt: step 7 is of another run: {said}"):
+        run(states=checkpoint(), **changes).trainer.fit()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 7, "ckpt__accept_changes": "seed"}, {"size": 16, "ckpt__accept_changes": "data,rule"}]
+)
+def test_other_prompts_that_are_taken_are_begun_at_the_first_one(capsys, changes):
+    """At the old place, 7 of 40 prompts were never trained on with another seed, and "32 of 16" were there."""
+    made = run(states=checkpoint(), **changes)
+    made.trainer.fit()
+    told, size = capsys.readouterr().out, changes.get("size", SIZE)
+    assert "taken as asked" in told and "episode 2 begins again" in told and f"episode 2, 0 of {size} prompts" in told
+    taken = made.generator.taken
+    assert sorted(taken[:size]) == sorted(taken[size:]) == list(range(size))
+
+
+def test_what_is_saved_next_has_the_fingerprint_of_what_was_taken():
+    made = run(states=checkpoint(), seed=7, ckpt__accept_changes="seed")
+    made.trainer.fit()
+    assert made.trainer.states[fingerprint.STATE] == topics(seed=7)
+
+
+@pytest.mark.parametrize(("target", "found"), [(None, 0.1), (6.0, 0.3)])
+def test_a_fixed_kl_coefficient_comes_from_the_flags_and_an_adaptive_one_from_the_checkpoint(target, found):
+    made = run(states=checkpoint(), algo__kl=Namespace(target=target))
+    made.trainer.fit()
+    assert made.policy.kl_ctl.value == found == made.trainer.states["kl"]
+
+
+@pytest.mark.parametrize(("noted", "value"), [(None, 0.6), (0.8, 0.8), (0.5, 0.6)])
+def test_the_engines_get_the_weights_and_the_best_evaluation_is_of_checkpoint_or_notes(noted, value):
+    """The notes have an evaluation after the checkpoint."""
+    found = {"best_eval_metric_key": KEY, "best_eval_metric_value": 0.6, "latest_eval_metric_value": 0.4}
+    best = noted and {"best_eval_metric_key": KEY, "best_eval_metric_value": noted}
+    made = run(states=checkpoint(**found), best=best)
+    made.trainer.fit()
+    assert made.policy.happened == ["weights sent"]
+    assert (made.trainer.best.value, made.trainer.best.latest) == (value, 0.4)
+
+
+@pytest.mark.parametrize(("evaluated", "steps"), [(7, []), (6, [(7, True)])])
+def test_an_evaluation_that_a_kill_interrupted_is_made_good(evaluated, steps):
+    made = run(states=checkpoint(), scores={7: 0.5}, every=7)
+    made.notes.evaluated = evaluated
+    made.trainer.fit()
+    assert made.evaluations.steps == steps
+
+
+def test_waiting_rollouts_in_groups_of_another_size_are_dropped_and_their_prompts_begin_again(capsys):
+    def of(group: int) -> dict:
+        return topics() | {"batch": {"rollout.n_samples_per_prompt": group}}
+
+    args = settings(ckpt__accept_changes="batch")
+    kept = {"episode": 1, "consumed": 16, "global_step": 7, "total_consumed_prompts": SIZE + 16, "waiting": [{}, {}]}
+    states = states_of(kept | {fingerprint.STATE: of(2)}, fingerprint.Fingerprint(of(4)), args, SIZE)
+    assert (states["waiting"], states["consumed"], states["total_consumed_prompts"]) == ([], 0, SIZE)
+    said = capsys.readouterr().out
+    assert "2 waiting rollouts are dropped" in said and "episode 2 begins again" in said
+    states = states_of(kept | {fingerprint.STATE: of(4)}, fingerprint.Fingerprint(of(4)), args, SIZE)
+    assert (states["waiting"], states["consumed"]) == ([{}, {}], 16)
+    ahead = kept | {"waiting_episode": 0, fingerprint.STATE: of(2)}  # a batch of the first episode still waits
+    states = states_of(ahead, fingerprint.Fingerprint(of(4)), args, SIZE)
+    assert (states["episode"], states["consumed"], states["total_consumed_prompts"]) == (0, 0, 0)
+    assert "episode 1 begins again" in capsys.readouterr().out
+
+
+# ── The end of a run ──
+
+
+def test_a_run_whose_filter_dropped_everything_is_an_error_that_no_attempt_repeats(capsys):
+    made = run([batch(filtered=32), batch(filtered=32)])
+    with pytest.raises(RewardsLostError, match=r"64 were filtered \(their mean scores are -1 to -0.5"):
+        made.trainer.fit()
+    told = capsys.readouterr().out
+    assert "ended after step 0" in told and "finished" not in told and made.notes.closed
+    assert RewardsLostError.code != 0 and RewardsLostError.code in attempts._FINAL
+
+
+@pytest.mark.parametrize(
+    ("batches", "states"),
+    [
+        ([batch(4)], None),
+        ([batch(filtered=32), batch(4, filtered=28)], None),
+        ([], checkpoint()),  # a resumed run that has trained, with nothing left
+        ([batch(filtered=32)], checkpoint()),
+    ],
+)
+def test_a_run_with_a_step_is_finished(capsys, batches, states):
+    run(batches, states).trainer.fit()
+    assert "finished after step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("batches", "states", "save_steps", "saved"),
+    [
+        ([batch(4)], None, 10, [("global_step1", 3 * SIZE)]),
+        ([batch(4)], None, -1, []),  # no checkpoints were asked for
+        ([batch(filtered=32)], checkpoint(), 10, []),  # a resumed run that makes no step
+        ([batch(4), batch(filtered=32)], None, 1, [("global_step1", BATCH), ("global_step1", 3 * SIZE)]),
+        ([batch(4)] * 15, None, 15, [("global_step15", 3 * SIZE)]),  # the last step's is the last one
+    ],
+)
+def test_a_run_ends_with_a_checkpoint_of_its_last_step_and_place(batches, states, save_steps, saved):
+    """One that precedes prompts which were filtered at the end is written again."""
+    made = run(batches, states, ckpt__save_steps=save_steps)
+    made.trainer.fit()
+    assert made.disk.saved == saved
+
+
+def test_a_run_that_is_asked_to_stop_saves_its_last_step():
+    made = run([batch(4)] * 3)
+    made.policy.begin_update = lambda step: setattr(made.stop, "why", "SIGTERM" if step == 1 else "")
+    with pytest.raises(StoppedError, match="stopped by SIGTERM after step 2"):
+        made.trainer.fit()
+    assert made.disk.saved == [("global_step2", 2 * BATCH)]
+
+
+def test_a_checkpoint_that_the_disk_refuses_is_tried_again_after_the_next_step(caplog):
+    made = run([batch(4)] * 3, ckpt__save_steps=2)
+    made.disk.problem = "the disk has no room"
+    tried = []
+    made.policy.begin_update = lambda step: step == 2 and setattr(made.disk, "problem", "")
+    made.trainer.fit()
+    assert made.disk.saved[0] == ("global_step3", 3 * BATCH), tried
+
+
+# ── A step ──
+
+
+def test_a_step_is_entered_in_the_books_and_logged():
+    made = run([batch(4, failed=2)])
+    made.trainer.fit()
+    logged = made.notes.logged[1]
+    assert (logged["ledger/trained"], logged["ledger/failed"], logged["ledger/dispatched"]) == (4.0, 2.0, 6.0)
+    assert logged["vllm_gap"] == 0.01 and logged["update/optimizer_steps"] == 1.0 and "update/moved" not in logged
+    assert made.trainer.books.moved and made.policy.experience_maker.training_step == 1
+
+
+@pytest.mark.parametrize(("rollouts", "nothing"), [(batch(failed=4), ""), (batch(4), "no rollout is finite")])
+def test_a_step_without_a_rollout_to_train_on_updates_nothing(rollouts, nothing):
+    """E.g. an agent's temperature of 0, or weights that overflow: upstream would read the first rollout."""
+    made = run()
+    made.policy.nothing = nothing
+    made.policy.experience_maker.broken = {"advantage not finite": range(4)} if nothing else {}
+    made.trainer.books.accounts.add(rollouts[1])
+    status, step = made.trainer.train_step(rollouts[0], 4)
+    assert (status["update/optimizer_steps"], status["ledger/trained"], step) == (0.0, 0.0, 5)
+    assert made.policy.happened == ([("update", 4)] if nothing else [])
+
+
+def test_a_step_of_equal_rewards_is_warned_of(monkeypatch):
+    made, told = run(), []
+    made.trainer._advantages = Advantages(2)
+    monkeypatch.setattr("openrlhf_shear.train.run.trainer.logger.warning", told.append)
+    for step in range(2):
+        made.trainer.books.accounts.add(batch(4)[1])
+        made.trainer.train_step(batch(4)[0], step)
+    assert len(told) == 1 and told[0].startswith("step 2: all 4 rewards are 1: nothing is learned")
+
+
+# ── Evaluations ──
+
+
+def test_only_a_better_evaluation_of_a_trained_model_is_saved_as_the_best():
+    made = run([batch(4)] * 3, scores={0: 0.9, 1: 0.5, 2: 0.4, 3: 0.6}, before_train=True)
+    made.trainer.fit()
+    assert [step for step, _ in made.evaluations.steps] == [0, 1, 2, 3]
+    assert [tag for tag, _ in made.disk.saved] == ["best_global_step1", "best_global_step3"]
+    assert made.notes.noted[2] == {"best_eval_metric_key": KEY, "best_eval_metric_value": 0.5}
+    assert made.disk.best.states()["latest_eval_metric_value"] == 0.6
+
+
+def test_an_untrained_model_is_not_the_best():
+    made = run([batch(failed=4)], scores={1: 0.5}, reward__max_failed_steps=9)
+    with pytest.raises(RewardsLostError):
+        made.trainer.fit()
+    assert made.disk.saved == [] and made.notes.noted == {1: {}}
+
+
+def test_a_best_checkpoint_that_the_disk_refused_is_not_the_best():
+    made = run([batch(4)] * 2, scores={1: 0.8, 2: 0.7})
+    made.disk.problem = "no space left"
+    made.policy.begin_update = lambda step: step == 1 and setattr(made.disk, "problem", "")
+    made.trainer.fit()
+    assert [tag for tag, _ in made.disk.saved] == ["best_global_step2"], "0.7 is the best that is saved"
+
+
+# ── The start ──
+
+
+def test_a_start_in_the_folder_of_another_run_writes_nothing_there(monkeypatch):
+    def refuse(ckpt):
+        raise NotOursError("another run writes to --ckpt.path")
+
+    monkeypatch.setattr(trainer_actor.folders, "lock_own", refuse)
+    monkeypatch.setattr(trainer_actor, "Tracking", lambda args: pytest.fail("tracking.json is the other run's"))
+    args = Namespace(ckpt=None, data=Namespace(disable_fast_tokenizer=False))
+    made = trainer_actor.TrainerActor("model", Namespace(args=args), *[None] * 4, [])
+    with pytest.raises(RefusedError, match="another run writes"):
+        made.get_max_steps()
+
+
+@pytest.mark.parametrize(("frozen", "refused"), [(3, False), (4, True)])
+def test_a_run_whose_policy_never_learns_is_refused(frozen, refused):
+    """Two episodes of six prompts, four a step: four steps."""
+    args = settings(rollout__batch_size=4, train__num_episodes=2)
+    args.critic = Namespace(freezing_steps=frozen)
+    with pytest.raises(RefusedError, match="learn in none of the run's 4 steps") if refused else nullcontext():
+        trainer_actor.refuse_frozen(args, 6, has_critic=True)
+    trainer_actor.refuse_frozen(args, 6, has_critic=False)
