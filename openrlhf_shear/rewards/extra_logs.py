@@ -12,9 +12,8 @@ NAMES = frozenset(
         # reported by updates
         *("policy_loss", "entropy_loss", "actor_lr", "actor_grad_norm", "critic_loss", "critic_lr", "values"),
         *("critic_grad_norm", "num_action_tokens", "_num_samples", "_num_action_tokens", "_weights"),
-        # reported for a step; the console shows a metric by the last part of its name
-        *("dynamic_filtering_pass_rate", "generated_samples", "global_step", "reward_mean", "reward_std"),
-        *("response_length_mean", "truncated_rate", "num_samples", "mixed_groups", "credit_share", "skipped_steps"),
+        # reported for a step
+        *("dynamic_filtering_pass_rate", "generated_samples", "global_step"),
     )
 )
 SECTIONS = frozenset(("rollout", "timing", "update", "ledger", "nonfinite", "engine", "prm", *RULES))
@@ -25,8 +24,8 @@ def renamed(name: str) -> str:
     """Return the name under which an entry of `extra_logs` is logged: unchanged, unless a metric of training has it.
 
     >>> renamed("turns"), renamed("score"), renamed("timing/tool"), renamed("tool/kl")
-    ('turns', 'extra_score', 'extra_timing_tool', 'extra_tool_kl')
+    ('turns', 'extra_score', 'extra_timing_tool', 'tool/kl')
     """
     section, slash, _ = name.partition("/")
-    taken = name.rpartition("/")[2] in NAMES or (slash and section in SECTIONS)
+    taken = name in NAMES or (slash and section in SECTIONS)
     return PREFIX + name.replace("/", "_") if taken else name

@@ -91,7 +91,7 @@ def check_dump(folder, failed, reward_means):
     assert reward_means == pytest.approx(means, abs=1e-6), "float32"
     for rows, _ in steps:
         assert [(row.group, row.sample) for row in rows] == [(str(g), s) for g in range(8) for s in range(4)]
-        assert 0 < sum(row.first_error is None for row in rows) < 32, "the policy is right about half of the time"
+        assert all(row.first_error is None for row in rows), "another reward file's task is not known"
         groups = [rows[start : start + 4] for start in range(0, 32, 4)]
         assert all(len({row.prompt for row in group}) == 1 for group in groups)
         for group in groups:
@@ -108,7 +108,6 @@ def check_row(row, group):
     ]
     assert len(row.tokens) == len(row.token_ids) == len(row.weights) == len(row.token_advantages)
     assert row.prompt.endswith("=") and all(len(token) == 1 for token in row.tokens[:-1]), "one character is one token"
-    assert row.first_error is None or row.response[row.first_error] not in "~.,_"
     advantage = 0.0 if row.advantage is None else row.advantage
     assert (row.advantage is None) == (row.reward is None) == (row.correct is None)
     expected = [advantage * weight for weight in row.weights]

@@ -1,8 +1,6 @@
 """Names of checkpoint folders, and their complete.json, which lists each file with its size and digest.
 
-    {"mp_rank_00_model_states.pt": {"bytes": 6512345, "sha256": "9f86d0..."}, ...}
-
-Older versions wrote only the number of bytes.
+{"mp_rank_00_model_states.pt": {"bytes": 6512345, "sha256": "9f86d0..."}, ...}
 """
 
 import hashlib
@@ -23,7 +21,7 @@ class Listed(NamedTuple):
     """Entry of complete.json: the size and digest of a file."""
 
     size: int
-    digest: str | None  # SHA-256; None if an older version wrote the entry
+    digest: str  # SHA-256
 
 
 def step_of(name: str) -> int:
@@ -61,7 +59,7 @@ def changed(files: Iterable[Path]) -> list[str]:
             if folder not in listings:
                 listings[folder] = listing(folder)
             listed = listings[folder].get(str(file.relative_to(folder)))
-            if listed and listed.digest and digests([file])[file] != listed.digest:
+            if listed and digests([file])[file] != listed.digest:
                 said.append(f"{file} does not have the bytes that were written (SHA-256)")
         except (OSError, ValueError) as error:
             said.append(f"{file} cannot be read ({error})")
@@ -84,11 +82,11 @@ def listing(path: Path) -> dict[str, Listed]:
     return listed
 
 
-def _listed(entry: int | dict) -> Listed:
-    size, digest = (entry, None) if isinstance(entry, int) else (entry["bytes"], entry["sha256"])
-    if not isinstance(size, int) or not isinstance(digest, str | None):
+def _listed(entry: dict) -> Listed:
+    listed = Listed(entry["bytes"], entry["sha256"])
+    if (type(listed.size), type(listed.digest)) != (int, str):
         raise TypeError
-    return Listed(size, digest)
+    return listed
 
 
 def files_in(folder: Path) -> list[Path]:

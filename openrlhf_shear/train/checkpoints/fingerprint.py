@@ -8,7 +8,7 @@ else may change.
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -167,12 +167,10 @@ def check(values: Values, now: Fingerprint) -> list[str]:
     try:
         tag = _newest(Path(path), values[ESTIMATOR] == "gae", converted)
         saved = tag and read(Path(path, folders.ACTOR, tag))
-    except OSError as error:
+    except (OSError, json.JSONDecodeError) as error:
         refuse("ckpt.path", f"has checkpoints that cannot be read ({error})", path, "one that you may read")
-    if tag is None:
+    if tag is None or saved is None:
         return []
-    if saved is None:
-        return [unknown(tag)]
     data = rows_here(values)
     return judged(now.with_data(data) if data else now, saved, accepted, f"{path}: {tag}", converted)
 
@@ -198,20 +196,10 @@ def judged(
     raise ValueError(f"{told}, another --ckpt.path, or --{FLAG} {asked} ({means})")
 
 
-def unknown(tag: str) -> str:
-    return f"{tag} is of an older version, without a fingerprint: data, seed, rule and model are not compared with it"
-
-
 def read(checkpoint: Path) -> dict | None:
-    """Read the topics of a checkpoint; None if an older version wrote it, without a fingerprint."""
+    """Read the topics of a checkpoint; None if they are gone, as after DeepSpeed's converter. The trainer compares."""
     file = checkpoint / FILE
-    try:
-        topics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except ValueError:
-        return None
-    if topics and (before := topics.get("rule", {}).pop("shear.correct_threshold", None)) is not None:
-        topics["rule"]["credit.correct_threshold"] = before  # its name until November 2026
-    return topics
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def _newest(folder: Path, critic: bool, converted: bool) -> str | None:
@@ -222,11 +210,7 @@ def _newest(folder: Path, critic: bool, converted: bool) -> str | None:
         return tag and tag.removesuffix("_universal")
     both, broken = [actor, *([folder / folders.CRITIC] if critic else [])], []
     while tag := folders.find(both, broken)[0]:
-        if not changed(_existing(actor / tag / FILE)):
+        if not changed(file for file in (actor / tag / FILE,) if file.is_file()):
             return tag
         broken.append(tag)
     return None
-
-
-def _existing(*files: Path) -> Iterable[Path]:
-    return [file for file in files if file.is_file()]

@@ -23,7 +23,7 @@ PARTIAL = ".partial"
 LATEST = "latest"
 ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
 UNIVERSAL = "latest_universal"  # DeepSpeed's name
-_METRIC = "metric.json"  # upstream's; the last file of old checkpoints without a complete.json
+_METRIC = "metric.json"  # upstream's
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 _SPARE_FILES = 64  # files of a checkpoint beside two per rank
 
@@ -117,7 +117,7 @@ def flaw(path: Path) -> str:
             if not file.resolve().is_relative_to(home):
                 return f"{file.relative_to(path.parent)} leads out of {path.parent}"
         if not os.path.lexists(path / COMPLETE):
-            return "" if (path / _METRIC).is_file() else "it was never finished"
+            return "it was never finished"
         for name, listed in listing(path).items():
             file = path / name
             if not file.is_file():

@@ -1,15 +1,15 @@
-"""Comparison of a run with the checkpoint that it resumes from."""
+"""Comparison of a run with the checkpoint that it resumes from: its states, its layout and its weights."""
 
 from argparse import Namespace
+from pathlib import Path
 
-from openrlhf.utils.logging_utils import init_logger
+import torch
 
 from openrlhf_shear.line.accepted import accepted_topics
 from openrlhf_shear.train.checkpoints import fingerprint
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import say
 
-logger = init_logger(__name__)
 FRESH = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
 """States of a run that has not begun; a checkpoint has the same names, and more."""
 _KEPT = ("ledger", "waiting", "waiting_episode", "kl")
@@ -28,13 +28,7 @@ def states_of(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: 
     Raises:
         RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
     """
-    if "consumed" not in kept:  # an older version, with another order of prompts
-        kept["consumed"] = kept["total_consumed_prompts"] - kept["episode"] * max(size, 1)
-        logger.warning("the checkpoint is of an older version: this episode has another order of prompts")
-    if fingerprint.STATE in kept:
-        _compare(kept, mine, args, size)
-    else:
-        say(fingerprint.unknown(f"the checkpoint of step {kept['global_step']}"))
+    _compare(kept, mine, args, size)
     states = {name: kept[name] for name in (*FRESH, *_KEPT) if name in kept}
     return states | {fingerprint.STATE: mine.topics}
 
@@ -59,3 +53,36 @@ def _compare(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: i
         say(f"episode {kept['episode'] + 1} begins again: {why}")
         kept["total_consumed_prompts"] = kept["episode"] * size
         kept["consumed"] = 0
+
+
+def refuse_another_world(checkpoint: Path, engine) -> None:
+    """Refuse a checkpoint with other ranks, another ZeRO stage, or other weights than `engine`.
+
+    DeepSpeed would raise different errors on different ranks. The driver compares fingerprints before
+    (`fingerprint.check`), but the critic's checkpoint has none.
+
+    Raises:
+        RefusedError: the checkpoint cannot be loaded into `engine`.
+    """
+    file = min(checkpoint.glob("*mp_rank_00_model_states.pt"))
+    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # mmap: tensors stay on the disk
+    stage = saved["ds_config"]["zero_optimization"]["stage"]
+    for what, before, now in (
+        ("data-parallel ranks", saved["dp_world_size"], engine.dp_world_size),
+        ("tensor-parallel ranks", saved["mp_world_size"], engine.mp_world_size),
+        ("--ds.zero_stage", stage, engine.zero_optimization_stage()),
+    ):
+        if before != now:
+            raise RefusedError(
+                f"{what} must be the {before} that saved {checkpoint}: got {now}; use {before}, another --ckpt.path, "
+                "or DeepSpeed's converter (docs/reliability.md: another world by itself)"
+            )
+    before = {name: tuple(shape) for group in saved["param_shapes"] for name, shape in group.items()}
+    trained = [(name, weight) for name, weight in engine.module.named_parameters() if weight.requires_grad]
+    now = {name: tuple(getattr(weight, "ds_shape", weight.shape)) for name, weight in trained}
+    if differ := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+        was, is_now = (shapes.get(differ[0], "not there") for shapes in (before, now))
+        raise RefusedError(
+            f"{checkpoint} is of another model: {len(differ)} weights differ, {differ[0]} was {was}, is {is_now}; use "
+            "the model that saved it, or another --ckpt.path"
+        )

@@ -1,15 +1,17 @@
-"""Books of a run: what each step trained on, and when too little is left to go on."""
+"""Books of a run: what each step trained on, when too little is left to go on, and how much had an advantage."""
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.line.values import OF_GROUPS
 from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.batches import Batch, Batches
 from openrlhf_shear.train.screen.outcome import NotFiniteError, RewardsLostError
 
 logger = init_logger(__name__)
+QUIET_STEPS = 2  # in a row without a mixed group, before a warning
 
 
 class Books:
@@ -137,3 +139,50 @@ class Books:
         metrics = self._batches.metrics()
         logger.info("ledger: " + ", ".join(f"{k.removeprefix('ledger/')} {v:.0f}" for k, v in metrics.items()))
         return metrics
+
+
+def compares_rewards(args) -> bool:
+    """Return whether a rollout has an advantage only if its group has different rewards of the grader."""
+    shaped = (args.reward.overlong_buffer_len, args.reward.stop_properly_penalty_coef)
+    return args.algo.advantage.estimator in OF_GROUPS and shaped == (None, None)
+
+
+class Advantages:
+    """Counter of a run's rollouts with an advantage, for estimators that compare the rollouts of a prompt."""
+
+    def __init__(self, size: int):
+        """
+        Args:
+            size: rollouts of a group.
+        """
+        self._size = size
+        self.rollouts = self.with_advantage = 0
+        self._quiet = 0  # steps in a row in which no rollout had one
+
+    def note(self, rewards: Sequence[float | None]) -> str:
+        """Count a step; return a warning after every `QUIET_STEPS` steps in a row without a mixed group, else "".
+
+        Args:
+            rewards: the rewards of a step's rollouts, groups one after the other; None for a reward that failed.
+        """
+        before, groups = self.with_advantage, range(0, len(rewards), self._size)
+        for group in ([each for each in rewards[at : at + self._size] if each is not None] for at in groups):
+            self.with_advantage += len(group) * (len(set(group)) > 1)
+        self.rollouts += len(rewards)
+        graded = {each for each in rewards if each is not None}
+        if self.with_advantage > before or not graded:
+            self._quiet = 0
+            return ""
+        self._quiet += 1
+        if self._quiet % QUIET_STEPS:
+            return ""
+        alike = f"all {len(rewards)} rewards are {graded.pop():g}" if len(graded) == 1 else "no group has two rewards"
+        count = self._quiet * len(rewards)
+        return f"{alike}: nothing is learned; 0 of the last {count} rollouts had an advantage"
+
+    def shown(self) -> str:
+        """Return a line for the end of a run; "" if no step was counted."""
+        if not self.rollouts:
+            return ""
+        told = f"{self.with_advantage} of {self.rollouts} rollouts had an advantage"
+        return told if self.with_advantage else f"{told}: NOTHING WAS LEARNED; look at the reward and its labels"

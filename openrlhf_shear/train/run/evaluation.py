@@ -3,43 +3,36 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
+from torch.utils.data import DataLoader
 
 from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
+from openrlhf_shear.train.run.suite import TrainingSuite
 from openrlhf_shear.train.run.tracking import Tracking, passed_over
-from openrlhf_shear.train.sampling.samples import is_failed
+from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator, is_failed
 from openrlhf_shear.train.screen.story import doing
 
 logger = init_logger(__name__)
-
-
-class Sampler(Protocol):
-    """Sampler of held-out prompts (`ShearSamplesGenerator`)."""
-
-    eval_failed: int  # rewards that failed in the last evaluation
-
-    def generate_eval_samples(self, step: int, **generate_kwargs) -> list[Experience]: ...
-
-
-class Suite(Protocol):
-    """Evaluator of benchmarks (`run.suite.TrainingSuite`)."""
-
-    def evaluate(self, step: int, go_on: bool) -> dict[str, float]: ...
 
 
 class Evaluation:
     """Evaluator of the engines' current weights, which logs what it finds."""
 
     def __init__(
-        self, args: Namespace, tracking: Tracking, sampler: Sampler, prompts, suite: Suite | None, generate_kwargs: dict
+        self,
+        args: Namespace,
+        tracking: Tracking,
+        sampler: ShearSamplesGenerator,
+        prompts: DataLoader | None,
+        suite: TrainingSuite | None,
+        generate_kwargs: dict,
     ):
         """
         Args:
-            prompts: the loader of held-out prompts; None without.
-            suite: the benchmarks; None without.
+            prompts: the held-out prompts, if any.
+            suite: the benchmarks, if any.
             generate_kwargs: arguments of sampling in training.
         """
         self._every, self._tracking, self._sampler = args.eval.steps, tracking, sampler

@@ -23,9 +23,7 @@ resumes exactly: `checkpoints/resume.py`, docs/reliability.md.
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
@@ -33,11 +31,12 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.train.carriers import RunState, Save
 from openrlhf_shear.train.checkpoints import fingerprint
 from openrlhf_shear.train.checkpoints.resume import FRESH, states_of
-from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, NothingToTrainError
+from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
 from openrlhf_shear.train.nodes.worker import lost_output
-from openrlhf_shear.train.run.advantages import Advantages
-from openrlhf_shear.train.run.books import Books
+from openrlhf_shear.train.run.books import Advantages, Books
 from openrlhf_shear.train.run.dump import RolloutDump
+from openrlhf_shear.train.run.evaluation import Evaluation
+from openrlhf_shear.train.run.learner import Learner
 from openrlhf_shear.train.run.saving import Best, Moment, Progress, Saver, what_to_save
 from openrlhf_shear.train.run.tracking import Tracking
 from openrlhf_shear.train.sampling.batches import Batches
@@ -47,33 +46,6 @@ from openrlhf_shear.train.screen.outcome import StoppedError
 from openrlhf_shear.train.screen.story import Story, doing
 
 logger = init_logger(__name__)
-
-
-class Policy(Protocol):
-    """Models of a run, as `run.learner.Learner` has them on ranks."""
-
-    experience_maker: GradedExperienceMaker
-    kl_ctl: Namespace  # with the coefficient `value`
-
-    def checkpoint_states(self) -> RunState | None: ...
-
-    def begin_update(self, step: int) -> None: ...
-
-    def train_step(self, samples: list[Experience], step: int) -> tuple[dict, int]: ...
-
-    def take_trained(self) -> int: ...
-
-    def broadcast_to_vllm(self) -> None: ...
-
-
-class Evaluator(Protocol):
-    """Evaluations of a run (`run.evaluation.Evaluation`)."""
-
-    before_train: bool
-
-    def is_due(self, step: int) -> bool: ...
-
-    def run(self, step: int, undisturbed: AbstractContextManager[None], go_on: bool = False) -> dict[str, float]: ...
 
 
 class Stop:
@@ -94,10 +66,10 @@ class ShearTrainer:
     def __init__(
         self,
         args: Namespace,
-        policy: Policy,
+        policy: Learner,
         batches: Batches,
         saver: Saver,
-        evaluation: Evaluator,
+        evaluation: Evaluation,
         tracking: Tracking,
         identity: fingerprint.Fingerprint,
         prompts: int,

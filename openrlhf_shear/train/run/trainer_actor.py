@@ -15,7 +15,7 @@ from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker
 from openrlhf_shear.train.experience.prm import StepScorer, start_prm
-from openrlhf_shear.train.run.advantages import Advantages, compares_rewards
+from openrlhf_shear.train.run.books import Advantages, compares_rewards
 from openrlhf_shear.train.run.dump import RolloutDump
 from openrlhf_shear.train.run.evaluation import Evaluation
 from openrlhf_shear.train.run.learner import Learner, send_weights

@@ -29,8 +29,8 @@ from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders, refused_files
-from openrlhf_shear.train.checkpoints.another_world import refuse_another_world
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC, UNIVERSAL
+from openrlhf_shear.train.checkpoints.resume import refuse_another_world
 from openrlhf_shear.train.checkpoints.saveable import repair_generation
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival

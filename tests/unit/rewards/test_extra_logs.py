@@ -51,14 +51,16 @@ def test_every_metric_of_training_is_kept_apart():
     assert not [name for name in found if renamed(name) == name]
 
 
-@pytest.mark.parametrize("name", ["turns", "mine/turns", "format", "reward_seconds", "reward_no_answer", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["turns", "mine/turns", "format", "reward_seconds", "reward_no_answer", "a/b/c", "tool/kl", "mixed_groups"]
+)
 def test_other_names_are_logged_as_they_are(name):
     assert renamed(name) == name
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("kl", "extra_kl"), ("shear/omega", "extra_shear_omega"), ("ledger/x", "extra_ledger_x"), ("a/kl", "extra_a_kl")],
+    [("kl", "extra_kl"), ("shear/omega", "extra_shear_omega"), ("ledger/x", "extra_ledger_x")],
 )
 def test_a_name_that_is_taken_gets_another(name, told):
     assert renamed(name) == told and renamed(told) == told

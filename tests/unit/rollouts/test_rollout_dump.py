@@ -140,8 +140,9 @@ def test_labels_and_prompts_that_a_file_cannot_hold(tokenizer):
     assert rows[2].prompt == "half a character ?" and rows[2].first_error is None
 
 
-def arguments(folder, every=20, estimator="shear"):
+def arguments(folder, every=20, estimator="shear", rewards=arithmetic.__file__):
     return SimpleNamespace(
+        reward=SimpleNamespace(remote_url=[rewards]),
         dump_rollouts_every=every,
         ckpt=SimpleNamespace(path=str(folder)),
         rollout=SimpleNamespace(n_samples_per_prompt=SIZE),
@@ -168,6 +169,14 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
     assert [row.first_error for row in rows] == FIRST_ERRORS, "the dump names the task"
     assert (settings["rule"], settings["model"], settings["step"]) == ("shear", "a/model", 20)
     assert (settings["window"], settings["stride"], settings["samples_per_prompt"]) == (8, 3, SIZE)
+
+
+@pytest.mark.parametrize("rewards", ["math", "http://localhost:5000", "tasks/arithmetic/arithmetic.py"])
+def test_prompts_of_another_task_are_not_read_as_arithmetic(tmp_path, tokenizer, monkeypatch, rewards):
+    monkeypatch.setattr(arithmetic, "first_error", lambda *_: pytest.fail("the toy task parses every prompt"))
+    RolloutDump(arguments(tmp_path, rewards=rewards), "shear", tokenizer).write(1, step(tokenizer))
+    rows, _ = read_rollouts(tmp_path / "rollouts" / "step000001.parquet")
+    assert [row.first_error for row in rows] == [None] * SIZE
 
 
 def test_rules_without_weights_or_a_window(tmp_path, tokenizer):

@@ -47,15 +47,14 @@ ALLOWED = [
 ]
 
 
-def checkpoint_of(line: list[str], data: dict | None = None, tag: str = "global_step4", kept: bool = True) -> Path:
+def checkpoint_of(line: list[str], data: dict | None = None, tag: str = "global_step4") -> Path:
     """Write a checkpoint as the command's run does, with a stand-in for DeepSpeed's files."""
     folder = Path("ckpt", folders.ACTOR)
     aside = folder / f"{tag}{folders.PARTIAL}"
     aside.mkdir(parents=True)
     (aside / "mp_rank_00_model_states.pt").write_bytes(bytes(64))
     made = parse(line).fingerprint.with_data(data or of_rows(ROWS, "question", "answer"))
-    if kept:
-        (aside / fingerprint.FILE).write_text(json.dumps(made.topics))
+    (aside / fingerprint.FILE).write_text(json.dumps(made.topics))
     folders.commit(folder, tag, contents.digests(contents.shares([aside], 1)[0]))
     return folder / tag
 
@@ -155,13 +154,6 @@ def test_a_converted_checkpoint_may_have_another_layout(line, capsys):
     (folder / folders.UNIVERSAL).write_text("global_step4_universal")
     main(resume(line, "--ds.use_universal_ckpt --actor.num_gpus_per_node 4"))
     assert "train.seed was 42, is 7" in refusal(capsys, resume(line, "--ds.use_universal_ckpt --train.seed 7"))
-
-
-def test_a_checkpoint_without_a_fingerprint_is_resumed_with_a_notice(job, capsys):
-    write("prompts.jsonl", ROWS)
-    checkpoint_of(job(), kept=False)
-    main(resume(job, "--train.seed 7"))
-    assert "[Info] global_step4 is of an older version, without a fingerprint" in capsys.readouterr().err
 
 
 def test_a_run_without_checkpoints_has_nothing_to_compare(job, capsys):

@@ -11,7 +11,7 @@ from command_lines import ROOT, refusal
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.preflight import outputs
-from openrlhf_shear.train.checkpoints import finished, folders
+from openrlhf_shear.train.checkpoints import contents, finished, folders
 from openrlhf_shear.train.screen.outcome import ERROR, ModelNotWrittenError
 from openrlhf_shear.train.update import actor
 
@@ -21,9 +21,10 @@ FOLDERS = "--ckpt.path run/ckpt --ckpt.output_dir run/model"
 @pytest.fixture
 def run(job):
     """The values of a finished run of two episodes with a checkpoint and a model, and its line."""
-    kept = Path("run/ckpt/_actor/global_step8")
-    kept.mkdir(parents=True)
-    (kept / "metric.json").write_text("{}")
+    aside = Path(f"run/ckpt/_actor/global_step8{folders.PARTIAL}")
+    aside.mkdir(parents=True)
+    (aside / "metric.json").write_text("{}")
+    folders.commit(aside.parent, "global_step8", contents.digests(aside.iterdir()))
     Path("run/model").mkdir()
     Path("run/model/config.json").write_text("{}")
     Path("run/model/model.safetensors").write_text("")

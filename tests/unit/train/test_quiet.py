@@ -6,7 +6,7 @@ import sys
 import pytest
 from command_lines import ROOT
 
-from openrlhf_shear.train.run.advantages import Advantages
+from openrlhf_shear.train.run.books import Advantages
 
 TALK = """
 import os, subprocess, sys

@@ -16,7 +16,7 @@ from openrlhf_shear.train.checkpoints.folders import NotOursError
 from openrlhf_shear.train.checkpoints.resume import states_of
 from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
 from openrlhf_shear.train.run import trainer_actor
-from openrlhf_shear.train.run.advantages import Advantages
+from openrlhf_shear.train.run.books import Advantages
 from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
 from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.batches import Batch, Batches
