@@ -25,7 +25,7 @@ TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LAUNCHES = """
 import sys, types, torch
 from openrlhf_shear.config import CreditSpec, SearchConfig
-from openrlhf_shear.train.start import cluster
+from openrlhf_shear.train.nodes import cluster
 from openrlhf_shear.train.start import launch
 
 launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
