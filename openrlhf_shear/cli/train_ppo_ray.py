@@ -112,7 +112,7 @@ def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Fi
         checks.check(values, findings)
     if spec is not None and first:
         findings.take(long_search(values, spec))
-    made = fingerprint.made(values, spec)
+    made = fingerprint.of_run(values, spec)
     if first:
         findings.take(map(Told, fingerprint.check(values, made), repeat("Info")))
     _unclip(args, run_file.flags_of(words))

@@ -52,7 +52,7 @@ def digests(files: Iterable[Path]) -> dict[Path, str]:
 
 def changed(files: Iterable[Path]) -> list[str]:
     """Return a line for each file of complete checkpoints whose bytes differ from the recorded digest."""
-    said, listings = [], {}
+    lines, listings = [], {}
     for file in files:
         folder = next(folder for folder in file.parents if step_of(folder.name) >= 0)
         try:
@@ -60,10 +60,10 @@ def changed(files: Iterable[Path]) -> list[str]:
                 listings[folder] = listing(folder)
             listed = listings[folder].get(str(file.relative_to(folder)))
             if listed and digests([file])[file] != listed.digest:
-                said.append(f"{file} does not have the bytes that were written (SHA-256)")
+                lines.append(f"{file} does not have the bytes that were written (SHA-256)")
         except (OSError, ValueError) as error:
-            said.append(f"{file} cannot be read ({error})")
-    return said
+            lines.append(f"{file} cannot be read ({error})")
+    return lines
 
 
 def listing(path: Path) -> dict[str, Listed]:

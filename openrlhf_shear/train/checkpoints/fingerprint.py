@@ -75,7 +75,7 @@ class Fingerprint:
         return [change for change in found if not (counted and change.what == CONTENTS)]
 
 
-def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
+def of_run(values: Values, spec: CreditSpec | None) -> Fingerprint:
     """Return the fingerprint of a checked command line, without its data rows.
 
     Args:
@@ -83,7 +83,7 @@ def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
         spec: the credit rule that they select.
     """
 
-    def given(*names: str) -> dict[str, object]:
+    def flags(*names: str) -> dict[str, object]:
         return {name: values[name] for name in names}
 
     model, critic = "actor.model_name_or_path", values[ESTIMATOR] == "gae"
@@ -92,15 +92,15 @@ def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
     except ValueError:  # the hub is unreachable; a missing model was refused before
         path = None
     topics = {
-        "data": given("data.apply_chat_template", "data.input_template"),
-        "seed": given("train.seed"),
+        "data": flags("data.apply_chat_template", "data.input_template"),
+        "seed": flags("train.seed"),
         "rule": _rule(values, spec),
-        "batch": given("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.max_epochs"),
-        "model": {model: _last_part(values[model])} | given("ds.lora.alpha"),
-        "shape": given("ds.lora.rank", "ds.lora.target_modules"),
+        "batch": flags("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.max_epochs"),
+        "model": {model: _last_part(values[model])} | flags("ds.lora.alpha"),
+        "shape": flags("ds.lora.rank", "ds.lora.target_modules"),
         _LAYOUT: {"ranks of the policy": world(values, "actor")}
         | ({"ranks of the critic": world(values, "critic")} if critic else {})
-        | given("ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size"),
+        | flags("ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size"),
     }
     if path and Path(path).is_file():
         topics["model"]["digest of the model's config.json"] = _digest_of_config(Path(path))
@@ -188,12 +188,12 @@ def judged(
     if not refused:
         return [f"taken as asked (--{FLAG}): {'; '.join(map(str, changes))}"] if changes else []
     topics = list(dict.fromkeys(change.topic for change in refused))
-    told = f"ckpt.path {checkpoint} is of another run: {'; '.join(map(str, refused))}; use what it was"
+    message = f"ckpt.path {checkpoint} is of another run: {'; '.join(map(str, refused))}; use what it was"
     if not {*topics} <= TAKEN.keys():
-        raise ValueError(f"{told}{f', {_CONVERTER},' if _LAYOUT in topics else ''} or another --ckpt.path")
+        raise ValueError(f"{message}{f', {_CONVERTER},' if _LAYOUT in topics else ''} or another --ckpt.path")
     means = "; ".join(f"{topic}: {TAKEN[topic]}" for topic in topics)
-    asked = ",".join(dict.fromkeys([*accepted, *topics]))
-    raise ValueError(f"{told}, another --ckpt.path, or --{FLAG} {asked} ({means})")
+    wider = ",".join(dict.fromkeys([*accepted, *topics]))
+    raise ValueError(f"{message}, another --ckpt.path, or --{FLAG} {wider} ({means})")
 
 
 def read(checkpoint: Path) -> dict | None:

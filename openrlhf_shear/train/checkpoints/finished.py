@@ -34,8 +34,8 @@ def nothing_left(values: Values) -> str:
     if not values["ckpt.load_enable"] or values[FLAG] or not has_model(values):
         return ""
     try:
-        kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        tag, episodes = kept["checkpoint"], kept["num_episodes"]
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        tag, episodes = content["checkpoint"], content["num_episodes"]
     except (OSError, ValueError, LookupError, TypeError):
         return ""
     if values["train.num_episodes"] > episodes or tag != folders.find([folder / folders.ACTOR])[0]:

@@ -139,7 +139,7 @@ def find(folders: Sequence[Path], without: Collection[str] = ()) -> tuple[str | 
     for name in sorted(names, key=lambda name: (step_of(name.removesuffix(PARTIAL)), name), reverse=True):
         if step_of(name.removesuffix(PARTIAL)) < 0 or name.endswith(HF) or name in without:
             continue
-        flaws = [f"{folder / name}: {said}" for folder in folders if (said := flaw(folder / name))]
+        flaws = [f"{folder / name}: {problem}" for folder in folders if (problem := flaw(folder / name))]
         if not flaws and not name.endswith(PARTIAL):
             return name, skipped
         skipped += flaws or [f"{folders[0] / name}: it was never finished"]
@@ -173,8 +173,8 @@ def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
     regular.sort(key=lambda path: (path.name == named, *_worth(path), step_of(path.name)))
     sizes = {path: sum(file.stat().st_size for file in files_in(path)) for path in folder.iterdir() if path.is_dir()}
     while regular and regular[0].name != named:
-        kept = [path for path in sizes if path not in gone]
-        if len(regular) <= max(max_num, 1) and sum(sizes[path] for path in kept) <= max_gb * 1024**3:
+        staying = [path for path in sizes if path not in gone]
+        if len(regular) <= max(max_num, 1) and sum(sizes[path] for path in staying) <= max_gb * 1024**3:
             break
         gone.append(regular.pop(0))
     for path in gone:
@@ -193,24 +193,24 @@ def discard(folder: Path, tag: str) -> None:
             (folder / LATEST).unlink()
 
 
-def prune_hf(folder: Path, kept: Collection[str], max_num: int | None) -> None:
-    """Delete the regular `global_stepN_hf` models of `folder` whose checkpoints are not in `kept`.
+def prune_hf(folder: Path, tags: Collection[str], max_num: int | None) -> None:
+    """Delete the regular `global_stepN_hf` models of `folder` whose checkpoints are not in `tags`.
 
     If the run saves no checkpoints, `max_num` is given, and the newest `max_num` models stay.
     """
     models = [path for path in folder.glob(f"global_step*{HF}") if path.is_dir()]
     models.sort(key=lambda path: step_of(path.name))
     if max_num is not None:
-        kept = [path.name.removesuffix(HF) for path in models[-max(max_num, 1) :]]
+        tags = [path.name.removesuffix(HF) for path in models[-max(max_num, 1) :]]
     for path in [*models, *folder.glob(f"*{HF}{PARTIAL}")]:
-        if path.name.removesuffix(HF) not in kept:
+        if path.name.removesuffix(HF) not in tags:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def prune_best(folder: Path, kept: str) -> None:
-    """Delete the best checkpoints and models (`_hf`) of `folder`, except the one named `kept`."""
+def prune_best(folder: Path, tag: str) -> None:
+    """Delete the best checkpoints and models (`_hf`) of `folder`, except the one named `tag`."""
     for path in folder.glob(f"{BEST}*"):
-        if path.is_dir() and path.name.removesuffix(HF) != kept:
+        if path.is_dir() and path.name.removesuffix(HF) != tag:
             shutil.rmtree(path, ignore_errors=True)
 
 

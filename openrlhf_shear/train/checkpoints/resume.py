@@ -15,44 +15,44 @@ FRESH = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts"
 _KEPT = ("ledger", "waiting", "waiting_episode", "kl")
 
 
-def states_of(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> dict:
+def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> dict:
     """Return the states from which a run resumes; the driver could compare only what it sees.
 
     With other prompts, or another order, the episode restarts at its first prompt.
 
     Args:
-        kept: the states of the checkpoint.
+        saved: the states of the checkpoint.
         mine: the fingerprint of this run, with its data.
         size: the number of prompts.
 
     Raises:
         RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
     """
-    _compare(kept, mine, args, size)
-    states = {name: kept[name] for name in (*FRESH, *_KEPT) if name in kept}
+    _compare(saved, mine, args, size)
+    states = {name: saved[name] for name in (*FRESH, *_KEPT) if name in saved}
     return states | {fingerprint.STATE: mine.topics}
 
 
-def _compare(kept: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> None:
-    accepted, place = accepted_topics(args.ckpt.accept_changes), f"{args.ckpt.path}: step {kept['global_step']}"
-    saved = kept[fingerprint.STATE]
+def _compare(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> None:
+    accepted, place = accepted_topics(args.ckpt.accept_changes), f"{args.ckpt.path}: step {saved['global_step']}"
+    topics = saved[fingerprint.STATE]
     try:
-        lines = fingerprint.judged(mine, saved, accepted, place, args.ds.use_universal_ckpt)
+        lines = fingerprint.judged(mine, topics, accepted, place, args.ds.use_universal_ckpt)
     except ValueError as error:
         raise RefusedError(str(error)) from None
     for line in lines:
         say(line)
-    changes = mine.changes(saved)
-    cut = kept.get("waiting") and any(change.what == "rollout.n_samples_per_prompt" for change in changes)
+    changes = mine.changes(topics)
+    cut = saved.get("waiting") and any(change.what == "rollout.n_samples_per_prompt" for change in changes)
     if cut:
-        say(f"{len(kept['waiting'])} waiting rollouts are dropped: they are groups of another size")
-        kept["waiting"] = []
-        kept["episode"] = kept.get("waiting_episode", kept["episode"])  # batches made ahead may be of an earlier one
-    if cut or (kept["consumed"] and {change.topic for change in changes} & {"data", "seed"}):
+        say(f"{len(saved['waiting'])} waiting rollouts are dropped: they are groups of another size")
+        saved["waiting"] = []
+        saved["episode"] = saved.get("waiting_episode", saved["episode"])  # batches made ahead may be of an earlier one
+    if cut or (saved["consumed"] and {change.topic for change in changes} & {"data", "seed"}):
         why = "some of its rollouts were dropped" if cut else "its prompts, or their order, are others"
-        say(f"episode {kept['episode'] + 1} begins again: {why}")
-        kept["total_consumed_prompts"] = kept["episode"] * size
-        kept["consumed"] = 0
+        say(f"episode {saved['episode'] + 1} begins again: {why}")
+        saved["total_consumed_prompts"] = saved["episode"] * size
+        saved["consumed"] = 0
 
 
 def refuse_another_world(checkpoint: Path, engine) -> None:

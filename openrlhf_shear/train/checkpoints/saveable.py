@@ -42,8 +42,8 @@ def model_written(ckpt: Namespace) -> Iterator[None]:
     except OSError as error:
         again = "the same line with --ckpt.load_enable writes it from the last checkpoint"
         remedy = f"make room, then {again}" if ckpt.save_steps > 0 else "no checkpoint was made (--ckpt.save_steps)"
-        told = f"the model could not be written to --ckpt.output_dir: {error}"
-        raise ModelNotWrittenError(f"{told}; {remedy}") from error
+        message = f"the model could not be written to --ckpt.output_dir: {error}"
+        raise ModelNotWrittenError(f"{message}; {remedy}") from error
 
 
 def repair_generation(model: torch.nn.Module) -> str:

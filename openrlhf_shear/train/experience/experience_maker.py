@@ -47,8 +47,8 @@ class Step:
 
     def rollouts(self, experiences: list[Experience]) -> StepRollouts:
         """Return the step's rollouts for the dump, with the experiences that the update gets."""
-        kept = [copy.copy(experience) for experience in experiences]  # dynamic batching removes their indices
-        return StepRollouts(kept, self.groups, self.tokens, self.evidence_seconds)
+        copies = [copy.copy(experience) for experience in experiences]  # dynamic batching removes their indices
+        return StepRollouts(copies, self.groups, self.tokens, self.evidence_seconds)
 
 
 def _transfer(lender, borrower) -> tuple[Callable[[int], ray.ObjectRef], Callable[[ray.ObjectRef], None]]:
@@ -188,18 +188,18 @@ class CreditExperienceMaker(GradedExperienceMaker):
     def _shared(self, actors: list, owners: list[int], shares: list[list[CreditJob]]):
         """Weigh groups as `_weighed`, lending them to ranks with less work; a group's owner joins its parts."""
         foreign = [{job.group for job in jobs if owners[job.group] != rank} for rank, jobs in enumerate(shares)]
-        asked = [
+        wanted = [
             sorted(group for group in set().union(*foreign) if owners[group] == rank) for rank in range(len(actors))
         ]
-        lent = ray.get([actor.lend_groups.remote(groups) for actor, groups in zip(actors, asked, strict=True)])
+        lent = ray.get([actor.lend_groups.remote(groups) for actor, groups in zip(actors, wanted, strict=True)])
         refs = {number: ref for of_rank in lent for number, ref in of_rank.items()}
         borrowed = [{number: refs[number] for number in sorted(numbers & refs.keys())} for numbers in foreign]
         by_rank = zip(actors, shares, borrowed, strict=True)
-        done = ray.get([actor.work_on_groups.remote(jobs, given) for actor, jobs, given in by_rank])
-        made = {job: part for parts, _ in done for job, part in parts.items()}
+        done = ray.get([actor.work_on_groups.remote(jobs, lent_here) for actor, jobs, lent_here in by_rank])
+        results = {job: part for parts, _ in done for job, part in parts.items()}
         joined = [{} for _ in actors]
-        for job in sorted(made):
-            joined[owners[job.group]].setdefault(job.group, []).append(made[job])
+        for job in sorted(results):
+            joined[owners[job.group]].setdefault(job.group, []).append(results[job])
         away = [[n for n in of_rank if n not in parts] for of_rank, parts in zip(lent, joined, strict=True)]
         by_rank = zip(actors, away, joined, strict=True)
         credits = ray.get([actor.take_group_credits.remote(gone, parts) for actor, gone, parts in by_rank])

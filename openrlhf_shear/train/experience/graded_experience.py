@@ -123,10 +123,10 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         slots = list(self._schedule.slots)
         ranks = len(group.actors) // self._copies
         slots += [Slot(0, is_filler=True)] * (-len(slots) % ranks)  # this model may have another number of ranks
-        given = {name: [values[slot.micro_batch] for slot in slots] for name, values in kwargs.items()}
+        inputs = {name: [values[slot.micro_batch] for slot in slots] for name, values in kwargs.items()}
         for name, values in (once or {}).items():
-            given[name] = [None if slot.is_filler else values[slot.micro_batch] for slot in slots]
-        return super()._dispatch_forward(group, sync_condition, **given)
+            inputs[name] = [None if slot.is_filler else values[slot.micro_batch] for slot in slots]
+        return super()._dispatch_forward(group, sync_condition, **inputs)
 
     def _flatten_results(self, refs, duplicate_factor) -> list:
         results = super()._flatten_results(refs, duplicate_factor)
@@ -179,8 +179,8 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         """Implement `gap_watch.SyncedPolicy.gap_without_adapters`, over all micro-batches of the step."""
         names = ("sequences", "action_mask", "attention_mask")
         slots = self._schedule.slots
-        given = {name: [getattr(experiences[slot.micro_batch], name) for slot in slots] for name in names}
-        refs = self.actor_model_group.async_run_method_batch(method_name="forward_without_adapters", **given)
+        inputs = {name: [getattr(experiences[slot.micro_batch], name) for slot in slots] for name in names}
+        refs = self.actor_model_group.async_run_method_batch(method_name="forward_without_adapters", **inputs)
         pairs = zip(experiences, self._flatten_results(refs, self._copies), strict=True)
         return measure([replace(experience, action_log_probs=log_probs) for experience, log_probs in pairs])
 

@@ -155,9 +155,9 @@ def response_ids(samples: Experience) -> list[list[int]]:
     return [row[mask].tolist() for row, mask in zip(tokens, samples.action_mask.bool(), strict=True)]
 
 
-def _metrics(scores: Sequence[StepScores], given: Sequence[int]) -> dict[str, float]:
-    """Return the metrics of rollouts; for `given` steps of each the model gave a score, NaN or not."""
-    left = [rollout.steps - count for rollout, count in zip(scores, given, strict=True)]
+def _metrics(scores: Sequence[StepScores], scored: Sequence[int]) -> dict[str, float]:
+    """Return the metrics of rollouts; for `scored` steps of each the model gave a score, NaN or not."""
+    left = [rollout.steps - count for rollout, count in zip(scores, scored, strict=True)]
     every = torch.cat([rollout.scores for rollout in scores])
     return {
         "prm/steps_per_rollout": sum(rollout.steps for rollout in scores) / len(scores),

@@ -24,9 +24,9 @@ def shape_rewards(experiences: list[Experience], args: Namespace) -> None:
     for experience in experiences:
         experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
     if reward.overlong_buffer_len is not None:
-        given = [_overlong(experience, args) for experience in experiences]
-        logger.info(f"overlong penalty: {sum(int((each < 0).sum()) for each in given)} of {count} rollouts")
-        for experience, penalty in zip(experiences, given, strict=True):
+        penalties = [_overlong(experience, args) for experience in experiences]
+        logger.info(f"overlong penalty: {sum(int((each < 0).sum()) for each in penalties)} of {count} rollouts")
+        for experience, penalty in zip(experiences, penalties, strict=True):
             experience.rewards = experience.rewards + penalty
     if reward.stop_properly_penalty_coef is not None:
         truncated = apply_stop_properly_penalty(experiences, reward.stop_properly_penalty_coef)
@@ -62,5 +62,5 @@ def token_rewards(rewards: torch.Tensor, kl_coef: float, kl: torch.Tensor, actio
         rewards: (B,), after the baseline if there is one.
         kl, action_mask: (B, A).
     """
-    made = compute_reward(rewards, kl_coef, kl, action_mask=action_mask)
-    return made.masked_fill(~action_mask.bool(), 0.0)
+    totals = compute_reward(rewards, kl_coef, kl, action_mask=action_mask)
+    return totals.masked_fill(~action_mask.bool(), 0.0)

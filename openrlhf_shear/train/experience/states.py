@@ -26,8 +26,8 @@ class ReadsStates:
 
         The objects live in this node's store and belong to this actor; only references go to the caller.
         """
-        asked = frozenset({"hidden_states"})
-        _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None, asked)
+        names = frozenset({"hidden_states"})
+        _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None, names)
         # Each state is a view of the whole micro-batch's tensor: without the copy, each object would store all of it.
         return [ray.put(state.to("cpu", copy=True)) for state in states["hidden_states"]]
 
@@ -38,20 +38,20 @@ class ReadsStates:
         attention_mask,
         packed_seq_lens,
         mm_train_inputs_list,
-        asked: frozenset[str],
-        kept: Sequence[bool] | None = None,
+        names: frozenset[str],
+        rows: Sequence[bool] | None = None,
     ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
-        """Return log-probs (B, A) on the CPU, and on the device, by the `asked` names, states of the `kept` rows."""
+        """Return log-probs (B, A) on the CPU, and on the device, by `names`, states of those `rows` that are True."""
         others = {"packed_seq_lens": packed_seq_lens, "mm_train_inputs_list": mm_train_inputs_list}
         with torch.no_grad(), captured_lm_head_input(self._policy.model.module) as captured:
             log_probs = super().forward(sequences, action_mask, attention_mask, **others)
         if len(captured) != 1:
             raise RuntimeError(f"the LM head ran {len(captured)} times in one forward pass, expected once")
         hidden = of_ring(captured[0], self.strategy.ring_attn_group, int(attention_mask.sum()))
-        mask = action_mask if kept is None else action_mask * torch.tensor(kept)[:, None]
+        mask = action_mask if rows is None else action_mask * torch.tensor(rows)[:, None]
         masks = {"hidden_states": mask, "source_states": one_earlier(mask)}
         packed = self._policy.packing_samples
-        return log_probs, {name: response_states(hidden, attention_mask, masks[name], packed) for name in asked}
+        return log_probs, {name: response_states(hidden, attention_mask, masks[name], packed) for name in names}
 
 
 class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):

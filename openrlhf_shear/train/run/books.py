@@ -107,17 +107,17 @@ class Books:
         if accounts.trained:
             return
         failed = ", ".join(f"{count} {reason}" for reason, count in accounts.failed.most_common())
-        told = f"no optimizer step in {step} steps, so there is no trained model: of {accounts.dispatched} rollouts "
+        message = f"no optimizer step in {step} steps, so there is no trained model: of {accounts.dispatched} rollouts "
         if accounts.filtered:
             low, high = self._args.algo.dynamic_filtering_range
             scores = accounts.filtered_scores or "their scores are not known"
             raise RewardsLostError(
-                f"{told}{accounts.filtered} were filtered ({scores}; --algo.dynamic_filtering_range is {low:g} "
+                f"{message}{accounts.filtered} were filtered ({scores}; --algo.dynamic_filtering_range is {low:g} "
                 f"{high:g}){f', and {failed}' if failed else ''}; use a range around the mean of a mixed group, "
                 "e.g. -1 1 for rewards of -1 and 1, or easier prompts"
             )
         lost = NotFiniteError if self._skipped_steps else RewardsLostError
-        raise lost(f"{told}{failed or 'none was sampled'}")
+        raise lost(f"{message}{failed or 'none was sampled'}")
 
     def tell_unmoved(self) -> None:
         """Log an error if no weight has changed in this run."""
@@ -184,5 +184,5 @@ class Advantages:
         """Return a line for the end of a run; "" if no step was counted."""
         if not self.rollouts:
             return ""
-        told = f"{self.with_advantage} of {self.rollouts} rollouts had an advantage"
-        return told if self.with_advantage else f"{told}: NOTHING WAS LEARNED; look at the reward and its labels"
+        message = f"{self.with_advantage} of {self.rollouts} rollouts had an advantage"
+        return message if self.with_advantage else f"{message}: NOTHING WAS LEARNED; look at the reward and its labels"

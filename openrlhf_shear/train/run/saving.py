@@ -1,13 +1,11 @@
 """Checkpoints of a run: `what_to_save` alone decides when one is saved and what of it; `Saver` has the actors write it.
 
-| moment | saved if something was trained, and ... |
-| --- | --- |
-| after a step | a multiple of `--ckpt.save_steps` was passed since the last checkpoint |
-| after an evaluation | it is the best so far |
-| a signal asked to stop | the last checkpoint is of an earlier step |
-| the end | the last checkpoint is older, this attempt made a step, and `--ckpt.save_steps` is set |
+Something must be trained first. Nothing but the best is saved of a step whose rewards or gradients failed.
 
-Nothing but the best is saved of a step whose rewards or gradients failed.
+- After a step: a multiple of `--ckpt.save_steps` was passed since the last checkpoint.
+- After an evaluation: it is the best so far.
+- A signal asked to stop: the last checkpoint has an earlier state.
+- At the end: so it has, this attempt made a step, and `--ckpt.save_steps` is set.
 """
 
 from argparse import Namespace

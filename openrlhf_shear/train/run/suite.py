@@ -36,8 +36,8 @@ class TrainingSuite:
         limits = (reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
         self._grading = Grading(*limits, reward.answer_format)
         self._engines, self._sleeps = engines, args.vllm.enable_sleep
-        asked = self._plan.sampling, self._plan.asked, args.data.max_len
-        self._sampler = EngineSampler(engines.handles, tokenizer, *asked, check_stop)
+        settings = self._plan.sampling, self._plan.asked, args.data.max_len
+        self._sampler = EngineSampler(engines.handles, tokenizer, *settings, check_stop)
 
     def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
         """Evaluate the engines' current weights; return `suite/NAME`, avg@k, their `suite/average`, and details.

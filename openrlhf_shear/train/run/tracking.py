@@ -31,13 +31,13 @@ class Tracking:
         self._file = Path(args.ckpt.path) / "tracking.json"
         self._unwritten = False
         self._purge: int | None = None  # the first logged step that TensorBoard hides
-        kept = self._read() if args.ckpt.load_enable else {}
+        notes = self._read() if args.ckpt.load_enable else {}
         names = args.logger.wandb
-        if "run_name" in kept and _TIME_STAMP.fullmatch(names.run_name):
-            names.run_name = kept["run_name"]
+        if "run_name" in notes and _TIME_STAMP.fullmatch(names.run_name):
+            names.run_name = notes["run_name"]
         new = {"wandb_id": uuid.uuid4().hex[:12], "evaluated": -1, "best": []}
-        self._kept = new | kept | {"run_name": names.run_name}
-        os.environ.setdefault("WANDB_RUN_ID", self._kept["wandb_id"])
+        self._notes = new | notes | {"run_name": names.run_name}
+        os.environ.setdefault("WANDB_RUN_ID", self._notes["wandb_id"])
         os.environ.setdefault("WANDB_RESUME", "allow")
         self._write()
 
@@ -62,17 +62,17 @@ class Tracking:
     @property
     def evaluated(self) -> int:
         """Last step whose evaluation ended."""
-        return self._kept["evaluated"]
+        return self._notes["evaluated"]
 
     def note_evaluated(self, step: int, best: Mapping[str, object]) -> None:
         """Keep the step, and the best evaluation so far: its `best_eval_metric_key` and `best_eval_metric_value`."""
-        self._kept["evaluated"] = step
+        self._notes["evaluated"] = step
         if best and best != {name: value for name, value in self._best().items() if name != "step"}:
-            self._kept["best"].append({"step": step, **best})
+            self._notes["best"].append({"step": step, **best})
         self._write()
 
     def _best(self) -> dict[str, object]:
-        return self._kept["best"][-1] if self._kept["best"] else {}
+        return self._notes["best"][-1] if self._notes["best"] else {}
 
     def resume(self, step: int) -> dict[str, object]:
         """Continue the curves after `step`; TensorBoard hides the killed run's later steps.
@@ -80,8 +80,8 @@ class Tracking:
         Returns:
             The best evaluation up to this step, as of `note_evaluated`; {} without one.
         """
-        self._kept["evaluated"] = min(self.evaluated, step)
-        self._kept["best"] = [best for best in self._kept["best"] if best["step"] <= step]
+        self._notes["evaluated"] = min(self.evaluated, step)
+        self._notes["best"] = [best for best in self._notes["best"] if best["step"] <= step]
         self._write()
         if self._board:
             self._purge = step + 1 if step else 0
@@ -108,14 +108,14 @@ class Tracking:
     def _read(self) -> dict:
         """Read the usable entries of the file."""
         try:
-            kept = json.loads(self._file.read_text(encoding="utf-8"))
+            notes = json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             self._pass_over(str(error))
             return {}
-        kept = kept if isinstance(kept, dict) else {}
-        usable = {name: kept[name] for name, kind in _KINDS.items() if type(kept.get(name)) is kind}
+        notes = notes if isinstance(notes, dict) else {}
+        usable = {name: notes[name] for name, kind in _KINDS.items() if type(notes.get(name)) is kind}
         if lacking := _KINDS.keys() - usable:
             self._pass_over(f"it has no {' and no '.join(sorted(lacking))}")
         return usable
@@ -126,7 +126,7 @@ class Tracking:
     def _write(self) -> None:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._file, json.dumps(self._kept, indent=1) + "\n")
+            write_text(self._file, json.dumps(self._notes, indent=1) + "\n")
         except OSError as error:
             if not self._unwritten:
                 logger.error(f"{self._file} cannot be written: {error}; training goes on, a resume may begin anew")

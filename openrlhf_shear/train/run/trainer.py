@@ -146,14 +146,14 @@ class ShearTrainer:
 
     def _resume(self) -> None:
         """Restore a checkpoint if there is one. Raises RefusedError: as `states_of`."""
-        kept = self._policy.checkpoint_states()
-        if kept is None:
+        saved = self._policy.checkpoint_states()
+        if saved is None:
             if self._args.ckpt.load_enable:  # a run killed before its first checkpoint may have left metrics
                 self._tracking.resume(0)
             return
-        self.states = states = states_of(kept, self._identity, self._args, self._prompts)
+        self.states = states = states_of(saved, self._identity, self._args, self._prompts)
         step = self.stop.step = self.books.saved = states["global_step"]
-        self.best = self.best.resumed(kept)
+        self.best = self.best.resumed(saved)
         self._batches.restore(states)
         if self._args.algo.kl.target:  # else the flag sets the coefficient
             self._policy.kl_ctl.value = states.get("kl", self._policy.kl_ctl.value)

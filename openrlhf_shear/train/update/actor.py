@@ -187,8 +187,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         if what.model:
             self.strategy.save_hf(self.ema_model or self.actor, self.tokenizer, Path(ckpt.path, f"{what.tag}_hf"))
         if what.checkpoint:
-            kept = (ckpt.max_num, ckpt.max_mem, client_states, not what.best, metric_value, metric_key)
-            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), what.tag, *kept, extra=self._save_ema)
+            options = (ckpt.max_num, ckpt.max_mem, client_states, not what.best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), what.tag, *options, extra=self._save_ema)
         torch.distributed.barrier()
 
     def discard_checkpoint(self, tag: str) -> None:

@@ -86,11 +86,11 @@ def arrivals(parts: torch.Tensor, held: torch.Tensor) -> int:
     """
     weights = torch.linalg.lstsq(parts.T, held[:, None], driver="gelsd").solution.flatten()
     last = torch.ones(len(parts), len(parts)).to(parts).triu()[1:]  # rows: the last n - 1, n - 2, ... 1
-    kept = torch.cat([(weights > 0.5).to(parts)[None], last])
-    off = (held - kept @ parts).norm(dim=1)
+    masks = torch.cat([(weights > 0.5).to(parts)[None], last])
+    off = (held - masks @ parts).norm(dim=1)
     best = int(off.argmin())
     if off[best] < _BETTER * (held - parts.sum(0)).norm():
-        return int(kept[best].sum())
+        return int(masks[best].sum())
     return len(parts)
 
 

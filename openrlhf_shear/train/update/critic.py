@@ -56,8 +56,8 @@ class ShearCriticActor(plain_class(CriticModelActor)):
         """Save a checkpoint as `ShearPolicyActor.save_checkpoint` does. Raises NotSavedError: the disk refuses it."""
         ckpt = self.strategy.args.ckpt
         if what.checkpoint:
-            kept = (ckpt.max_num, ckpt.max_mem, None, not what.best, metric_value, metric_key)
-            self.strategy.save_ckpt(self.critic, str(Path(ckpt.path, CRITIC)), what.tag, *kept)
+            options = (ckpt.max_num, ckpt.max_mem, None, not what.best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.critic, str(Path(ckpt.path, CRITIC)), what.tag, *options)
 
     def checkpoint_bytes(self, what: Save) -> int:
         """Return the bytes of the critic's part of a checkpoint."""

@@ -224,7 +224,7 @@ class ShearStrategy(DeepspeedStrategy):
         Every rank reads a share of the files.
         """
         models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (folder.name,)
-        saved, broken, said = [folder.with_name(name) for name in models], [], set()
+        saved, broken, logged = [folder.with_name(name) for name in models], [], set()
         while True:
             choice, lines = [(None, [])], []
             if self.is_rank_0():
@@ -236,9 +236,9 @@ class ShearStrategy(DeepspeedStrategy):
             lines += itertools.chain.from_iterable(changed)
             if self.is_rank_0():
                 for line in dict.fromkeys(lines):
-                    if line not in said:
+                    if line not in logged:
                         logger.warning(f"checkpoint passed over: {line}")
-                said.update(lines)
+                logged.update(lines)
             if not any(changed):
                 break
             broken.append(tag)
@@ -263,12 +263,12 @@ def rates_of_the_line(engine) -> Iterator[None]:
     if not isinstance(schedule, LambdaLR):  # reduce_lr_on_plateau: its rate depends on its history
         yield
         return
-    kept = [{name: group[name] for name in _SETTINGS if name in group} for group in engine.optimizer.param_groups]
+    before = [{name: group[name] for name in _SETTINGS if name in group} for group in engine.optimizer.param_groups]
     rates = list(schedule.base_lrs)
     yield
     schedule.base_lrs = rates
     groups = engine.optimizer.param_groups  # loading replaced them
-    for group, settings, rate, shape in zip(groups, kept, rates, schedule.lr_lambdas, strict=True):
+    for group, settings, rate, shape in zip(groups, before, rates, schedule.lr_lambdas, strict=True):
         group.update(settings, lr=rate * shape(schedule.last_epoch))
 
 
