@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
-from openrlhf_shear.train.update import refused_files
+from openrlhf_shear.train.checkpoints import refused_files
 
 zipped, folder = sys.argv[1] == "zip", Path(sys.argv[2])
 writer = TorchCheckpointEngine()
