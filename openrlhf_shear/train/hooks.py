@@ -122,6 +122,11 @@ NODE_ADDRESS = Patch(
     "own_ray.start: the address that was asked for",
     "Ray turns 127.0.0.1 into this machine's network address, and then listens on every address",
 )
+NODE = Patch(
+    "ray._private.node:Node",
+    "own_ray.start: patient_node.PatientNode",
+    "Ray gives up after 15 and 30 s of its start, which a busy machine needs",
+)
 GATHERED = Patch(
     "deepspeed.runtime.zero:GatheredParameters",
     "lora.merged: upstream's context, in which base weights include their adapters",

@@ -105,7 +105,7 @@ while not pathlib.Path(sys.argv[1], "release").exists():
 """
 WAIT = """
 import pathlib, sys
-from openrlhf_shear.train.start import cluster
+from openrlhf_shear.train.nodes import cluster
 say = cluster.say
 def release(text):
     say(text)

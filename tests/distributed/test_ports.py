@@ -23,7 +23,7 @@ OWN_RAY = """
 import functools, json, os, pathlib, socket, sys, time
 import ray
 from ray._private.parameter import RayParams
-from openrlhf_shear.train.start import cluster
+from openrlhf_shear.train.nodes import cluster
 
 @ray.remote(num_cpus=0)
 class Rank:

@@ -15,13 +15,15 @@ from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import say
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_TRIES = 3
 _TOKEN_PREFIX = "shear-ray-token-"
 SETTINGS = {  # defaults: the user's own settings win
     # How long agents search for a missing head; by default they outlive a killed driver by a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
-    # How long a raylet waits for its agent before raylet and driver exit silently. The default is 30 s; a cold start on
-    # a busy machine can take that long.
-    "RAY_agent_register_timeout_ms": "600000",
+    # How long a raylet waits for its agents and workers. The defaults are 30 and 60 s, which a cold start on a busy
+    # machine exceeds: then raylet and driver exit silently, or workers start again and again.
+    "RAY_agent_register_timeout_ms": "3600000",
+    "RAY_worker_register_timeout_seconds": "3600",
     # Ray turns 127.0.0.1 into this machine's network address, also in its agent. The agent ends the run if it cannot
     # connect there to submit a job. With this setting, the default on a Mac, Ray keeps 127.0.0.1.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -36,13 +38,24 @@ def start(runtime_env: dict, **options) -> None:
 
     Raises:
         RefusedError: RAY_AUTH_TOKEN_PATH names a file that cannot be read.
+        NotStartedError: a process of Ray ended at every try.
     """
+    from openrlhf_shear.train.nodes import patient_node  # late: what only ends Ray needs no part of its inside
+
     for name, value in SETTINGS.items():
         if value != INTERFACE or any(value == interface for _, interface in socket.if_nameindex()):
             os.environ.setdefault(name, value)
     _ask_for_a_token()
-    with hooks.NODE_ADDRESS.held(lambda host: host):
-        ray.init(address="local", _node_ip_address=LOOPBACK, runtime_env=runtime_env, **options)
+    with hooks.NODE_ADDRESS.held(lambda host: host), hooks.NODE.held(patient_node.PatientNode):
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                ray.init(address="local", _node_ip_address=LOOPBACK, runtime_env=runtime_env, **options)
+                return
+            except patient_node.NotStartedError as error:
+                ray.shutdown()
+                if not tries_left:
+                    raise
+                say(f"{error}; starting Ray again")
 
 
 def end() -> None:

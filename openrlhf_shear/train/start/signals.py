@@ -24,46 +24,56 @@ def stopping(grace_seconds: float) -> Iterator[None]:
     this process, and so does the end of the grace period; the last checkpoint then remains. A repeat within
     `SAME_SECONDS` counts as the first: a terminal, Slurm, or `ray job stop` beside `--train.max_restarts` may signal
     several processes of a run.
+
+    A thread reads the signals from a pipe (`signal.set_wakeup_fd`). Python would call a handler only once the main
+    thread has left C code. A start of Ray can stay there for minutes.
     """
-    asked: list[str] = []
-    since = 0.0
-    first = threading.Event()
-
-    def handle(number: int, _) -> None:
-        nonlocal since
-        if asked and time.monotonic() - since < SAME_SECONDS:
-            return
-        if asked:
-            os._exit(STOPPED)
-        since = time.monotonic()
-        asked.append(signal.Signals(number).name)
-        first.set()
-
-    def ask() -> None:
-        first.wait()
-        import ray  # late: handlers are installed before slow imports
-
-        from openrlhf_shear.train.nodes import own_ray
-
-        try:
-            if not ray.is_initialized():
-                raise ValueError("no trainer")
-            trainer = ray.get_actor(TRAINER)
-            say(f"{asked[0]}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
-            ray.get(trainer.ask_to_stop.remote(asked[0]), timeout=grace_seconds)
-        except (ValueError, ray.exceptions.RayError):
-            say(f"{asked[0]}: no trainer is at work, not yet or no longer; there is nothing left to save")
-        else:
-            threading.Event().wait(grace_seconds)
-            say("the grace is over; the run can resume from its last checkpoint (--ckpt.load_enable)")
-        _end_after(own_ray.end)
-
-    threading.Thread(target=ask, daemon=True).start()
-    before = {number: signal.signal(number, handle) for number in _NUMBERS}
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_follow, args=(read, grace_seconds), daemon=True).start()
+    before = {number: signal.signal(number, lambda *_: None) for number in _NUMBERS}
     try:
         yield
     finally:
         _put(before)
+        signal.set_wakeup_fd(wakeup)
+        os.close(write)
+
+
+def _follow(read: int, grace_seconds: float) -> None:
+    """Act on the signals whose numbers come through the pipe, until it is closed."""
+    first = None
+    while byte := os.read(read, 1):
+        if byte[0] not in _NUMBERS:
+            continue
+        if first is None:
+            first = time.monotonic()
+            name = signal.Signals(byte[0]).name
+            threading.Thread(target=_ask, args=(name, grace_seconds), daemon=True).start()
+        elif time.monotonic() - first >= SAME_SECONDS:
+            os._exit(STOPPED)
+    os.close(read)
+
+
+def _ask(name: str, grace_seconds: float) -> None:
+    """Ask the trainer to stop; end this process after the grace period, or now if there is no trainer."""
+    import ray  # late: handlers are installed before slow imports
+
+    from openrlhf_shear.train.nodes import own_ray
+
+    try:
+        if not ray.is_initialized():
+            raise ValueError("no trainer")
+        trainer = ray.get_actor(TRAINER)
+        say(f"{name}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
+        ray.get(trainer.ask_to_stop.remote(name), timeout=grace_seconds)
+    except (ValueError, ray.exceptions.RayError):
+        say(f"{name}: no trainer is at work, not yet or no longer; there is nothing left to save")
+    else:
+        threading.Event().wait(grace_seconds)
+        say("the grace is over; the run can resume from its last checkpoint (--ckpt.load_enable)")
+    _end_after(own_ray.end)
 
 
 @contextmanager

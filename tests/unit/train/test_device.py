@@ -336,3 +336,37 @@ def test_the_address_file_is_ray_s_own(monkeypatch, tmp_path):
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert cluster.cluster_address()[0] == cluster.ray._private.utils.read_ray_address() == "127.0.0.1:1"
+
+
+NODE = """
+import subprocess, sys, types
+from pathlib import Path
+from openrlhf_shear.train.nodes import patient_node as p
+
+p._TELL_SECONDS, p._LOOK_SECONDS = 0.05, 0.02
+logs = Path(sys.argv[1])
+
+def node(code):
+    made = object.__new__(p.PatientNode)
+    made._logs_dir, made.kill_all_processes = str(logs), lambda **how: print("others ended", how)
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    made.all_processes = {"raylet": [types.SimpleNamespace(process=process)]}
+    return made
+"""
+
+
+def test_a_process_of_ray_that_ends_is_named_with_its_last_words(tmp_path):
+    (tmp_path / "raylet.out").write_text("[x I] hello\n[x C] Check failed: no port file\n[x I] stack\n")
+    code = NODE + "\nnode('raise SystemExit(3)')._wait_for('raylet', lambda: False)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert "NotStartedError: Ray's raylet ended with exit code 3: [x C] Check failed: no port file" in done.stderr
+    assert "others ended" in done.stdout
+
+
+def test_a_slow_process_of_ray_is_waited_for_and_told_of(tmp_path):
+    code = NODE + "\nlooks = iter([False] * 8 + [True])\nslow = node('input()')"
+    code += "\nslow._wait_for('raylet', lambda: next(looks))\nslow.all_processes['raylet'][0].process.kill()"
+    code += "\nprint('started')"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "started", done.stderr
+    assert "starting Ray: waiting for its raylet, 0 s, load" in done.stdout

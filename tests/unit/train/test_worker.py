@@ -9,7 +9,7 @@ from openrlhf_shear.train.nodes import worker
 
 FULL = """
 import sys
-from openrlhf_shear.train.start import worker
+from openrlhf_shear.train.nodes import worker
 if sys.argv[1] == "lossy":
     worker.allow_lost_output()
 print("lost", flush=True)

@@ -1,0 +1,114 @@
+"""Ray's node without fixed time limits at its start, which a busy machine exceeds.
+
+Ray 2.55 gives up after 30 s without the GCS's port file. It gives up after 15 s without the port files of the agents,
+which is fixed in the raylet (ray#65983), and after 30 s without the raylet's registration. `PatientNode` chooses these
+ports itself, and waits as long as the process that it waits for lives.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ray._private import node, services
+from ray._raylet import (
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    RUNTIME_ENV_AGENT_PORT_NAME,
+    persist_port,
+)
+
+from openrlhf_shear.train.nodes.loopback import LOOPBACK
+from openrlhf_shear.train.screen.story import say
+
+_AGENT_PORTS = {  # Ray's parameter: the name of the file in which the raylet looks for the port
+    "dashboard_agent_listen_port": DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    "metrics_agent_port": METRICS_AGENT_PORT_NAME,
+    "metrics_export_port": METRICS_EXPORT_PORT_NAME,
+    "runtime_env_agent_port": RUNTIME_ENV_AGENT_PORT_NAME,
+}
+_TELL_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
+_MOST_SECONDS = 3600.0  # for a process that lives and does nothing
+
+
+class NotStartedError(RuntimeError):
+    """A process of Ray ended, or did not answer, while Ray started."""
+
+
+class PatientNode(node.Node):
+    """Node of a private Ray, whose start takes as long as the machine needs."""
+
+    def start_gcs_server(self) -> None:
+        """Start the GCS at a port chosen here, and wait until it listens."""
+        parameters = self._ray_params
+        parameters.gcs_server_port = parameters.gcs_server_port or free_ports(1)[0]
+        super().start_gcs_server()
+        self._wait_for("gcs_server", lambda: _listens(parameters.gcs_server_port))
+
+    def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        """Start the dashboard, unless the run has none: Ray would wait 60 s for a process that only counts usage."""
+        if include_dashboard is not False:
+            super().start_api_server(include_dashboard=include_dashboard, raise_on_failure=raise_on_failure)
+
+    def start_raylet(self, *args, **options) -> None:
+        """Start the raylet with the ports of its agents in place, and wait until the GCS knows it."""
+        for (parameter, name), port in zip(_AGENT_PORTS.items(), free_ports(len(_AGENT_PORTS)), strict=True):
+            port = getattr(self._ray_params, parameter) or port
+            setattr(self._ray_params, parameter, port)
+            persist_port(self._session_dir, self._node_id, name, port)
+        super().start_raylet(*args, **options)
+        self._wait_for("raylet", self._is_registered)
+
+    def _is_registered(self) -> bool:
+        try:
+            return bool(services.get_node(self.gcs_address, self._node_id))
+        except RuntimeError:  # not yet
+            return False
+
+    def _wait_for(self, name: str, is_there: Callable[[], bool]) -> None:
+        """Wait for a process of this node; tell every 10 s that the start is slow.
+
+        Raises:
+            NotStartedError: the process has ended; all others of this node are ended then.
+        """
+        process, began = self.all_processes[name][0].process, time.monotonic()
+        told = began
+        while not is_there():
+            now = time.monotonic()
+            if process.poll() is not None or now - began > _MOST_SECONDS:
+                cause = _last_words(Path(self._logs_dir), name)
+                self.kill_all_processes(check_alive=False, allow_graceful=False)
+                raise NotStartedError(f"Ray's {name} ended with exit code {process.returncode}: {cause}")
+            if now - told > _TELL_SECONDS:
+                told = now
+                say(f"starting Ray: waiting for its {name}, {now - began:.0f} s, load {os.getloadavg()[0]:.0f}")
+            time.sleep(_LOOK_SECONDS)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine at which nothing listens now."""
+    listeners = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+def _last_words(logs: Path, name: str) -> str:
+    """Return the last line that a process logged as fatal, else its last line."""
+    lines = [
+        line.strip()
+        for file in sorted(logs.glob(f"{name}*"))
+        for line in file.read_text(errors="replace").splitlines()
+        if line.strip()
+    ]
+    fatal = [line for line in lines if " C " in line or "Check failed" in line]
+    return (fatal or lines or ["it logged nothing"])[-1][:300]
