@@ -7,12 +7,13 @@ from pathlib import Path
 from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
-from openrlhf_shear.data.sources import STEP_BY_STEP
 from openrlhf_shear.preflight.inputs import check_model
 from openrlhf_shear.preflight.outputs import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file
+from openrlhf_shear.rewards.graders import GRADERS, NAMES, file_of, time_limits
 from openrlhf_shear.rewards.jail import find_jail
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, ANSWER_FORMATS, BUILT_IN, NAMED
+from openrlhf_shear.rewards.maths.answers import ANSWER_FORMATS
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.records import Question
@@ -44,9 +45,7 @@ def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
     if Path(names).is_file() and not names.endswith(KINDS):
         raise ValueError(f"{names} is a file of no known kind; use one of {', '.join(KINDS)}")
     if names.endswith(KINDS):
-        task = NAMED.get(args.task, args.task)
-        system = STEP_BY_STEP if task == "math" else None
-        return [custom(Path(names), task, args.prompt_key, args.label_key, k, system)]
+        return [custom(Path(names), file_of(args.task), args.prompt_key, args.label_key, k)]
     return parse_names(names)
 
 
@@ -78,8 +77,10 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
 
 def _try_graders(args: argparse.Namespace, tasks: set[str], first: Question) -> None:
     """Look for a jail, and ask a reward file, which is the only task then, for the reward of a test response."""
-    if tasks & {*BUILT_IN}:
+    graders = [GRADERS[task] for task in tasks if task in GRADERS]
+    if any(grader.start_workers for grader in graders):
         find_jail(args.allow_unsandboxed)
+    if graders:
         return
     (file,) = tasks
     prompt = "\n\n".join(message["content"] for message in first.messages)
@@ -107,9 +108,9 @@ def _check_template(args: argparse.Namespace) -> None:
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("your file")
-    about = "grader: math, code, last_number, arithmetic, or a .py file with reward_func (default: math)"
+    about = f"grader: {', '.join(NAMES)}, or a .py file with reward_func (default: math)"
     group.add_argument("--task", default="math", help=about)
-    about = "column of the problem: a chat, or a text, to which --task math adds the benchmarks' system turn"
+    about = "column of the problem: a chat, or a text, to which the grader's system turn is added, if it has one"
     group.add_argument("--prompt-key", default="prompt", help=f"{about} (default: prompt)")
     about = "column of the answer or tests, or several for a .py file, separated by commas (default: label)"
     group.add_argument("--label-key", default="label", help=about)
@@ -159,7 +160,9 @@ def add_grading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("grading")
     about = "parallel grades; 0 means half of the cores (default: 0)"
     group.add_argument("--cores", type=int, default=0, metavar="N", help=about)
-    about = "time limit of a grade (math) or a test (code); 0 means 5 (math) and 10 (code) seconds (default: 0)"
+    limits = time_limits()
+    seconds = ", ".join(f"{limit:g}" for limit in limits.values())
+    about = f"time limit of {' or '.join(limits)}; 0 means {seconds} seconds (default: 0)"
     group.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help=about)
     about = "memory limit of a program, in MB (default: 1024)"
     group.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help=about)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
+from openrlhf_shear.rewards.graders import NAMES, file_of
 from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, BUILT_IN, NAMED, SERVER_SECONDS
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, SERVER_SECONDS, RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 
 CLIENT_SECONDS = 180  # timeout of OpenRLHF's own client
@@ -41,7 +42,7 @@ servers (separate their URLs by commas). Ctrl-C or SIGTERM finishes the current 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--reward", required=True, help="reward to serve: math, code, or a .py file with reward_func")
+    add("--reward", required=True, help=f"reward to serve: {', '.join(NAMES)}, or a .py file with reward_func")
     add("--token-file", type=Path, help=f"file that holds the token (default: the token in {REWARD_TOKEN})")
     add("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
     add("--port", type=int, default=5000, help="port to serve on (default: 5000)")
@@ -66,10 +67,10 @@ def main(args: argparse.Namespace) -> None:
         print(f"[Warning] {warning}", file=sys.stderr)
     from aiohttp import web
 
-    from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
+    from openrlhf_shear.rewards.pool import RewardPool
 
     limits = (args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
-    pool = RewardPool(RewardSettings(NAMED.get(args.reward, args.reward), *limits, answer_format=args.answer_format))
+    pool = RewardPool(RewardSettings(file_of(args.reward), *limits, answer_format=args.answer_format))
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
         web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS)
@@ -111,10 +112,9 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    known = args.reward in (*BUILT_IN, *NAMED) or (args.reward.endswith(".py") and Path(args.reward).is_file())
+    known = args.reward in NAMES or (args.reward.endswith(".py") and Path(args.reward).is_file())
     if not known:
-        names = ", ".join((*BUILT_IN, *NAMED))
-        raise ValueError(f"--reward must be {names} or an existing .py file: got {args.reward!r}")
+        raise ValueError(f"--reward must be {', '.join(NAMES)} or an existing .py file: got {args.reward!r}")
     for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024), ("max_body_mb", MAX_BODY_MB)):
         value = getattr(args, name)
         if not 0 < value < math.inf:

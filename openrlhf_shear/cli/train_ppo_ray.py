@@ -18,7 +18,7 @@ from openrlhf_shear.preflight import checks, rules
 from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import long_search, traits
-from openrlhf_shear.rewards.settings import NAMED
+from openrlhf_shear.rewards.graders import file_of
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.checkpoints import fingerprint, finished
 from openrlhf_shear.train.nodes import machine
@@ -101,7 +101,7 @@ def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Fi
     args, refused = frame.parse(parser, words)
     findings.refusals += refused
     values = vars(args)
-    values[REWARD] = NAMED.get(values[REWARD], values[REWARD])
+    values[REWARD] = file_of(values[REWARD])
     placed = _place(args, run_file.flags_of(words), findings)
     given = [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
     spec, first = None, attempts.is_first()  # the first attempt has done the checks for later attempts

@@ -8,8 +8,7 @@ from typing import Any
 from openrlhf_shear.data.columns import object_of, value_at
 from openrlhf_shear.data.prompts import WRITTEN
 from openrlhf_shear.rewards.labels import golds_of, is_ordered
-
-STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
+from openrlhf_shear.rewards.maths.grader import STEP_BY_STEP
 
 
 @dataclass(frozen=True)

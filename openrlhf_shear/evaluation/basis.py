@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from openrlhf_shear.report.estimates import written
-from openrlhf_shear.rewards.verdict import Reason
+from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 TITLES = ("problems", "limit", "truncated", "no box")  # of the columns for a `Basis`
-NOTHING = {"math": Reason.NO_ANSWER, "code": Reason.NO_CODE}  # the grader's reason for a missing box or program
 MOST_TRUNCATED = 0.5  # a larger share, or an equal one, gets a note
 
 
@@ -25,8 +24,8 @@ class Basis:
 
 def basis_of(row: Mapping, limit: int | None) -> Basis:
     """Return the basis of a benchmark's row in results.json."""
-    nothing, graded = NOTHING.get(row.get("task")), row.get("graded")
-    share = row.get("reasons", {}).get(nothing, 0) / graded if nothing and graded else None
+    grader, graded = GRADERS.get(row.get("task")), row.get("graded")
+    share = row.get("reasons", {}).get(grader.nothing, 0) / graded if grader and graded else None
     return Basis(row.get("problems"), limit, row.get("truncated_fraction"), share)
 
 

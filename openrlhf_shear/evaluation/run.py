@@ -14,6 +14,7 @@ from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.basis import TITLES, basis_of, cells, note
 from openrlhf_shear.evaluation.estimators import ProblemMean, avg_at_k, maj_at_k, pass_at_k
 from openrlhf_shear.report.tables import Table, print_tables
+from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 from openrlhf_shear.sampling.plan import Grading, Plan, complete, graded_anew
 from openrlhf_shear.sampling.records import Completion, Question
@@ -32,7 +33,7 @@ def results(
     """Return the content of results.json.
 
     Args:
-        tasks: benchmark -> "math" or "code", in the order of the results.
+        tasks: benchmark -> its grader, in the order of the results.
         ks: benchmark -> samples a problem.
 
     Raises:
@@ -95,9 +96,10 @@ def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
     outcomes = [[verdict.correct for verdict in of] for of in verdicts]
     average = avg_at_k(outcomes)
     estimates: dict[str, ProblemMean] = {f"pass@{some}": pass_at_k(outcomes, some) for some in _ks(k)}
-    if task == "math":
-        if k > 1:
-            estimates[f"maj@{k}"] = maj_at_k([[(verdict.answer, verdict.correct) for verdict in of] for of in verdicts])
+    grader = GRADERS.get(task)
+    if grader and grader.has_answer and k > 1:
+        estimates[f"maj@{k}"] = maj_at_k([[(verdict.answer, verdict.correct) for verdict in of] for of in verdicts])
+    if grader and grader.lenient:
         estimates[f"lenient_avg@{k}"] = avg_at_k([[verdict.lenient for verdict in of] for of in verdicts])
     failed = Counter(v.why or "no reason given" for of in verdicts for v in of if v.correct is None)
     reasons = Counter(c.verdict.why or "no reason given" for c in graded if not c.verdict.correct)

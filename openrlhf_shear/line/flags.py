@@ -9,7 +9,7 @@ from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, credit_spec
 from openrlhf_shear.line import accepted, frame, prog, run_file
 from openrlhf_shear.line.values import ESTIMATOR, FORCE
-from openrlhf_shear.rewards import settings
+from openrlhf_shear.rewards import graders, settings
 
 PROG = prog("train_ppo_ray")
 DUMP = f"--{CREDIT}.dump_rollouts_every"
@@ -121,12 +121,9 @@ class _Estimators(list):
 def _add_reward(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == "reward.remote_url")
     action.help = (
-        "Source of rewards. math: compares the answer in the last \\boxed{} with the label. code: runs the response's "
-        "program on the label's tests, in a jail. last_number: compares the last number of the response with that of "
-        "the label. arithmetic: the reward of the built-in task. FILE.py: calls its reward_func(queries, prompts, "
-        "labels), or a function of TRL's form, in "
-        "processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote reward protocol, "
-        "e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
+        f"Source of rewards. {graders.about()} FILE.py: calls its reward_func(queries, prompts, labels), or a function "
+        "of TRL's form, in processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote "
+        "reward protocol, e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
     )
     label = next(action for action in parser._actions if action.dest == "data.label_key")
     label.help = (
@@ -139,10 +136,10 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "itself, which others can then see in the list of processes; a short word uses the node's `wandb login`"
     )
     group = parser.add_argument_group("rewards", "how rewards are made, and what happens when a reward fails")
-    waits = f"{settings.DEFAULT_SECONDS['math']:g}, {settings.DEFAULT_SECONDS['code']:g}, {settings.FUNCTION_SECONDS:g}"
+    limits = graders.time_limits() | {"a reward_func call": settings.FUNCTION_SECONDS}
     timeout = (
-        "Time limit in seconds of a maths grade, a test of a program, a reward_func call, or a whole call of a reward "
-        f"server (each try). 0 means {waits} and {settings.SERVER_SECONDS:g} seconds"
+        f"Time limit in seconds of {', '.join(limits)}, or a whole call of a reward server (each try). 0 means "
+        f"{', '.join(f'{seconds:g}' for seconds in limits.values())} and {settings.SERVER_SECONDS:g} seconds"
     )
     _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
     _add(group, "--reward.retries", settings.RETRIES, "Retries of a failed call of a reward server", metavar="N")

@@ -11,16 +11,17 @@ from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, ref
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
 from openrlhf_shear.line.values import ESTIMATOR, Values
-from openrlhf_shear.rewards import settings
 from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.function_workers import FunctionWorkers, LateError
+from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.limits import named_limit
+from openrlhf_shear.rewards.maths.answers import check_formats
 from openrlhf_shear.rewards.tokens import read_token
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 
 _FLAG = "reward.remote_url"
-_KINDS = ", ".join((*settings.BUILT_IN, *settings.NAMED))
+_KINDS = ", ".join(NAMES)
 _RESPONSE = "I do not know."  # response of the test call to a reward function
 TRY_SECONDS = 20.0  # time limit to import the file, and again to answer
 _REMEDIES = {
@@ -57,7 +58,7 @@ def _filter(values: Values) -> Iterator[Finding]:
     """Refuse a filter range that excludes every possible mean of a group's rewards, if rewards are 0 and 1."""
     flag, size = "algo.dynamic_filtering_range", values["rollout.n_samples_per_prompt"]
     low, high = values[flag]
-    if not values["algo.dynamic_filtering_enable"] or values[_FLAG] not in settings.BUILT_IN:
+    if not values["algo.dynamic_filtering_enable"] or values[_FLAG] not in GRADERS:
         return
     if not any(low < right / size < high for right in range(size + 1)):
         problem = f"holds no mean of {size} rewards of {values[_FLAG]}, which are 0 and 1, so every group is dropped"
@@ -68,12 +69,13 @@ def graders(values: Values, url: str) -> Iterator[Finding]:
     if all(part.startswith(("http://", "https://")) for part in url.split(",")):
         yield from _servers(url)
         yield from _token(values)
-    elif url in settings.BUILT_IN:
+    elif url in GRADERS:
         if not values["data.label_key"]:
             yield refusal("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
-        yield from jailed(values, _FLAG)
+        if GRADERS[url].start_workers:
+            yield from jailed(values, _FLAG)
         try:
-            settings.check_formats(values["reward.answer_format"].split(","))
+            check_formats(values["reward.answer_format"].split(","))
         except ValueError as error:
             yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
@@ -114,7 +116,7 @@ def _token(values: Values) -> Iterator[Refusal]:
 def threshold(values: Values) -> Iterator[Finding]:
     """Refuse a threshold outside the rewards' range, if the range is known."""
     flag, reward = "credit.correct_threshold", values[_FLAG]
-    if is_rule(values[ESTIMATOR]) and reward in settings.BUILT_IN and not 0 < values[flag] <= 1:
+    if is_rule(values[ESTIMATOR]) and reward in GRADERS and not 0 < values[flag] <= 1:
         problem = f"makes all rollouts alike: rewards of {reward} are 0 and 1, and rewards of at least this are correct"
         yield refusal(flag, problem, values[flag], "e.g. 0.5")
 

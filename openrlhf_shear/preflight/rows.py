@@ -4,15 +4,12 @@ from collections.abc import Generator, Iterator
 
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, did_you_mean, refusal, refuse
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
-from openrlhf_shear.data.files import DataError, one_line
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.line.values import Values
 from openrlhf_shear.preflight.prompts import Prompts, room
 from openrlhf_shear.preflight.rewards import try_reward
-from openrlhf_shear.rewards.code.tests import tests_of
-from openrlhf_shear.rewards.labels import golds_of
-from openrlhf_shear.rewards.maths.grade import tidy_golds
-from openrlhf_shear.rewards.settings import BUILT_IN
+from openrlhf_shear.rewards.graders import GRADERS
 
 _LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # usual names of labels
 _SUM = 1.4e-8  # a sum of shares that differs more from 1 is refused by NumPy, which draws
@@ -124,23 +121,10 @@ def _no_columns(key: str, given: str, of: str, columns: dict[str, None], filled:
 
 
 def _no_label(values: Values, label: object) -> str | None:
-    if problem := no_label(label):
+    grader = GRADERS.get(values["reward.remote_url"])
+    if (problem := no_label(label)) or grader is None:
         return problem
-    if values["reward.remote_url"] in BUILT_IN and label in ("", [], {}):
-        return "is empty"
-    if values["reward.remote_url"] == "code":
-        if not isinstance(label, str | dict):
-            return f"is no tests but {label!r:.80}"
-        try:
-            tests_of(label)
-        except ValueError as error:
-            return f"is no tests ({one_line(error)})"
-    if values["reward.remote_url"] == "math":
-        try:
-            tidy_golds(golds_of(label))
-        except ValueError as error:
-            return f"is refused ({error})"
-    return None
+    return "is empty" if label in ("", [], {}) else grader.label_problem(label)
 
 
 def _question_labels(values: Values, name: str, columns: dict[str, None]) -> Iterator[Told]:

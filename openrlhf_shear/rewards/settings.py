@@ -1,42 +1,19 @@
 """How rewards are made, and the values of flags that are not given."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-BUILT_IN = ("math", "code")
-_PACKAGE = Path(__file__).parents[1]
-NAMED = {  # reward files of this package, by the names that flags take
-    "arithmetic": str(_PACKAGE / "tasks" / "arithmetic" / "arithmetic.py"),
-    "last_number": str(_PACKAGE / "rewards" / "last_number.py"),
-}
-DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # for a maths grade, for a test of a program
+from openrlhf_shear.rewards.grader import Limits
+from openrlhf_shear.rewards.graders import GRADERS
+from openrlhf_shear.rewards.maths.answers import check_formats
+
 FUNCTION_SECONDS = 60.0  # for a call of a user's file
 SERVER_SECONDS = 60.0  # for a call of a reward server
 RETRIES = 2  # of a call of a reward server
 MEMORY_MB = 1024
-ANSWER_FORMATS = ("boxed", "tags", "last")  # of maths (`maths.answers.final_answer`)
 ANSWER_FORMAT = "boxed"
 MAX_FAILED = 0.5  # share of a step's rollouts
 MAX_FAILED_STEPS = 3
-
-
-def here(path: str) -> str:
-    """Return this node's copy of a reward file of this package; any other path unchanged.
-
-    `ray job submit` unpacks a checkout into another folder on each node.
-    """
-    own = {Path(file).relative_to(_PACKAGE.parent).parts: file for file in NAMED.values()}
-    return next((file for parts, file in own.items() if Path(path).parts[-len(parts) :] == parts), path)
-
-
-def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Return the formats. Raises ValueError: there is none, or one is unknown."""
-    formats = tuple(formats)
-    if not formats or not set(formats) <= set(ANSWER_FORMATS):
-        raise ValueError(f"answer formats must be of {', '.join(ANSWER_FORMATS)}: got {formats}; use e.g. boxed")
-    return formats
 
 
 @dataclass(frozen=True)
@@ -44,10 +21,10 @@ class RewardSettings:
     """Settings of a pool or a client.
 
     Args:
-        reward: "math", "code", the path of a .py file with OpenRLHF's `reward_func(queries, prompts, labels)`, or the
-            URLs of servers.
+        reward: the name of a built-in grader (`graders.GRADERS`), the path of a .py file with OpenRLHF's
+            `reward_func(queries, prompts, labels)`, or the URLs of servers.
         cores: grades at a time; 0 for half of the machine's cores.
-        timeout: seconds a grade may take (code: a test); 0 for `DEFAULT_SECONDS`, `FUNCTION_SECONDS` for a file.
+        timeout: seconds a grade may take (code: a test); 0 for the grader's own, `FUNCTION_SECONDS` for a file.
         memory_mb: memory of a program that is graded.
         allow_unsandboxed: run graded programs without a jail where none works.
         retries: retries of a call of a reward server (`client.RewardClient`); a pool makes none.
@@ -74,4 +51,10 @@ class RewardSettings:
 
     @property
     def seconds(self) -> float:
-        return self.timeout or DEFAULT_SECONDS.get(self.reward, FUNCTION_SECONDS)
+        return self.timeout or (GRADERS[self.reward].seconds if self.reward in GRADERS else FUNCTION_SECONDS)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a grade. Raises ValueError: an answer format is unknown."""
+        formats = check_formats(self.answer_format.split(","))
+        return Limits(self.seconds, self.memory_mb, formats, self.allow_unsandboxed)

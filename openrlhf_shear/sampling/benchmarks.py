@@ -7,8 +7,9 @@ from pathlib import Path
 
 from openrlhf_shear.config.refusal import did_you_mean
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
-from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, boxed, hashed, label, prompt_text, tests
-from openrlhf_shear.rewards.pool import BUILT_IN
+from openrlhf_shear.data.sources import Dropped, boxed, hashed, label, prompt_text, tests
+from openrlhf_shear.rewards.graders import GRADERS
+from openrlhf_shear.rewards.maths.grader import STEP_BY_STEP
 from openrlhf_shear.sampling import livecodebench, prompts
 from openrlhf_shear.sampling.questions import Benchmark, Row, load_questions, source
 
@@ -148,25 +149,24 @@ def parse_names(text: str) -> list[Benchmark]:
     return [BENCHMARKS[name] for name in names]
 
 
-def custom(
-    path: str | Path, task: str, prompt_key: str, label_key: str, k: int, system: str | None = None
-) -> Benchmark:
+def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int) -> Benchmark:
     """Return a benchmark from a file of yours, called "custom-" and the name of the file.
 
     Args:
         path: a file of any kind that `data.files.open_rows` reads.
-        task: "math", "code", or a .py file with `reward_func`.
+        task: a built-in grader, or a .py file with `reward_func`. A grader's system turn goes before a text; messages
+            are asked unchanged.
         prompt_key: column of a text, or of chat messages: a user turn, perhaps after system turns.
         label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`). For
             `reward_func` it is a column of any JSON value, passed on unchanged, as in training; or several columns,
             separated by commas (`data.columns.label_at`).
-        system: the system turn before a text; messages are asked unchanged.
 
     Raises:
         ValueError: the task is none of these, or k is below 1.
     """
-    if task not in BUILT_IN and not task.endswith(".py"):
-        raise ValueError(f"the task must be {', '.join(BUILT_IN)} or a .py file with reward_func: got {task!r}")
+    grader = GRADERS.get(task)
+    if grader is None and not task.endswith(".py"):
+        raise ValueError(f"the task must be {', '.join(GRADERS)} or a .py file with reward_func: got {task!r}")
     if k < 1:
         raise ValueError(f"k must be at least 1 completion a question: got {k}; use e.g. 4")
     file = Path(path).name
@@ -176,8 +176,8 @@ def custom(
         task=task,
         k=k,
         prompt=lambda row: _turns(value_at(row, prompt_key)),
-        label=lambda row: label(label_at(row, label_key)) if task in BUILT_IN else _unchanged(label_at(row, label_key)),
-        system=system,
+        label=lambda row: (label if grader else _unchanged)(label_at(row, label_key)),
+        system=grader and grader.system,
     )
 
 

@@ -3,27 +3,23 @@
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 
 from tqdm import tqdm
 
+from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.labels import golds_of
-from openrlhf_shear.rewards.maths.numbers import Number
-from openrlhf_shear.rewards.maths.text import tidy
-from openrlhf_shear.rewards.maths.values import read
-from openrlhf_shear.rewards.pool import BUILT_IN, RewardPool, RewardSettings
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, check_formats
+from openrlhf_shear.rewards.maths.answers import check_formats
+from openrlhf_shear.rewards.pool import RewardPool
+from openrlhf_shear.rewards.settings import ANSWER_FORMAT, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 
 logger = logging.getLogger(__name__)
-RELATIVE = Fraction(1, 10_000)
-SCALES = (Fraction(1), Fraction(1, 100), Fraction(100))
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Grading:
     """Settings of grading completions; ValueError for a number that makes no sense."""
 
     cores: int = 0  # concurrent grades; 0 for half of the machine's cores
-    # seconds of a comparison of answers, or of each test of a program; 0 for that of the rewards, 5 and 10
+    # seconds of a comparison of answers, or of each test of a program; 0 for the grader's default
     timeout: float = 0.0
     memory_mb: int = 1024  # of a program [MiB]
     allow_unsandboxed: bool = False  # see `jail.find_jail`
@@ -70,7 +66,7 @@ def grade(
 
     Args:
         questions: (benchmark, id) -> question.
-        tasks: benchmark -> "math", "code", or a .py file with `reward_func`, whose score of 1 means correct.
+        tasks: benchmark -> a built-in grader, or a .py file with `reward_func`, whose score of 1 means correct.
         again: also grade completions that have a verdict, but not those that failed before grading (the engine died).
         progress: show a bar on stderr.
 
@@ -108,12 +104,12 @@ def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completio
     for question, completion in asked:
         prompt = "\n\n".join(message["content"] for message in question.messages)
         samples.append((prompt + completion.response, prompt, question.label, question.tolerance))
-    shown = set()
+    lenient, shown = GRADERS[task].lenient if task in GRADERS else None, set()
     for (question, _), verdict in zip(asked, pool.grade_all(samples), strict=True):
         if verdict.failure is not None and verdict.why not in shown:
             shown.add(verdict.why)
             logger.warning("%s on %s of %s: %s", verdict.why, question.id, question.benchmark, verdict.detail[:300])
-        if verdict.failure is None and task == "math":
+        if verdict.failure is None and lenient:
             verdict = replace(verdict, lenient=lenient(verdict.answer, golds_of(question.label), verdict.correct))
         yield verdict
 
@@ -128,42 +124,10 @@ def _check(
     questions: Mapping[tuple[str, str], Question], completions: list[Completion], tasks: Mapping[str, str]
 ) -> None:
     for benchmark, task in tasks.items():
-        if task not in BUILT_IN and not task.endswith(".py"):
-            raise ValueError(f"the task of {benchmark} must be {', '.join(BUILT_IN)} or a .py file: got {task!r}")
+        if task not in GRADERS and not task.endswith(".py"):
+            raise ValueError(f"the task of {benchmark} must be {', '.join(GRADERS)} or a .py file: got {task!r}")
     for completion in completions:
         if completion.benchmark not in tasks:
             raise ValueError(f"every benchmark needs a task: got none for {completion.benchmark!r}")
         if (completion.benchmark, completion.question) not in questions:
             raise ValueError(f"every completion must answer a question: got {completion.key}")
-
-
-def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool:
-    """Return whether an extracted answer is correct by the lenient score; true wherever `strict` is true.
-
-    `strict` is `grade_math`'s verdict. Numbers are equal within a relative 1e-4, and x also answers x/100 and 100x, for
-    percentages, after Qwen2.5-Math's `math_equal` (arXiv:2409.12122); unlike there, for fractions too. Only numbers
-    written as such are compared, and exactly: integers, decimals, thousands' commas, fractions, percentages and powers
-    of ten, with or without a unit. No text of a model is evaluated, where the original calls sympy. This score is never
-    a reward.
-
-    >>> lenient("0.3333", "1/3", False), lenient("5", "500", False), lenient("5.01", "5", False)
-    (True, True, False)
-    """
-    if strict or answer is None:
-        return strict
-    number = read(tidy(answer))
-    golds = [gold] if isinstance(gold, str) else gold
-    return isinstance(number, Number) and any(_near(read(tidy(text)), number) for text in golds)
-
-
-def _near(gold: object, answer: Number) -> bool:
-    if not isinstance(gold, Number) or (gold.name and answer.name and gold.name != answer.name):
-        return False
-    if gold.unit != answer.unit and ((gold.unit and answer.unit) or gold.rescaled or answer.rescaled):
-        return False
-    return any(_close(gold.value * scale, answer.value) for scale in SCALES)
-
-
-def _close(wanted: Fraction, value: Fraction) -> bool:
-    """Return `math.isclose(wanted, value, rel_tol=1e-4)`, without floats."""
-    return abs(wanted - value) <= RELATIVE * max(abs(wanted), abs(value))

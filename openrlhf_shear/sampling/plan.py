@@ -16,7 +16,7 @@ class Plan:
 
     model: str
     questions: Sequence[Question]
-    # by benchmark, in the order of the results. tasks: "math", "code" or a reward file; ks: completions a problem
+    # by benchmark, in the order of the results. tasks: a built-in grader or a reward file; ks: completions a problem
     tasks: Mapping[str, str]
     ks: Mapping[str, int]
     sampling: Sampling

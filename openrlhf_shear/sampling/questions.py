@@ -8,7 +8,7 @@ from typing import Any
 
 from openrlhf_shear.data.files import KINDS, DataError, near_path, one_line, open_rows
 from openrlhf_shear.data.sources import Dropped, ReadProblem, messages
-from openrlhf_shear.rewards.pool import BUILT_IN
+from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.sampling.records import Question
 
 Row = Mapping[str, Any]
@@ -26,7 +26,7 @@ class Benchmark:
     # with a single data file
     files: tuple[str, ...]
     columns: tuple[str, ...]  # required of a row; "problem|question" is either
-    task: str  # the grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`)
+    task: str  # the grader: a name of `rewards.graders.GRADERS`, or a .py file with `reward_func`
     k: int  # completions of each question, by default
     prompt: Callable[[Row], str | list[dict[str, str]]]  # from a row to its user turn, or to all its turns
     label: Callable[[Row], tuple[object, str]]  # from a row to (label, kind) as in `data.sources`
@@ -134,8 +134,18 @@ def _question(benchmark: Benchmark, row: Row, key: str | None, number: int, at: 
         raise DataError(f"{at} cannot be used: {drop.reason}: {drop.detail[:300]}") from drop
     except (TypeError, ValueError) as error:
         raise DataError(f"{at} cannot be used: {error}") from error
-    if benchmark.task in BUILT_IN and (kind == "answer") != (benchmark.task == "math"):
-        given, needed = ("an answer", "tests") if kind == "answer" else ("tests", "an answer")
-        raise DataError(f"{at} cannot be used: its label is {given}, and the task {benchmark.task} needs {needed}")
+    if problem := _label_problem(benchmark.task, label, kind):
+        raise DataError(f"{at} cannot be used: its label {problem}")
     turns = asked if isinstance(asked, list) else messages(ReadProblem(asked, label, kind), benchmark.system)
     return Question(benchmark.name, str(row[key] if key else number), turns, label, tolerance)
+
+
+def _label_problem(task: str, label: object, kind: str) -> str | None:
+    """Return why the task's grader cannot use a label of this kind; tests are checked where they are read."""
+    grader = GRADERS.get(task)
+    if grader is None:
+        return None
+    if grader.has_tests == (kind == "answer"):
+        kinds = ("tests", "an answer") if grader.has_tests else ("an answer", "tests")
+        return f"is {kinds[1]}, and the task {task} needs {kinds[0]}"
+    return None if grader.has_tests else grader.label_problem(label)

@@ -13,6 +13,7 @@ from openrlhf_shear.evaluation.comparison.cells import TITLES, Section, Select, 
 from openrlhf_shear.evaluation.comparison.runs import UNKNOWN, Run
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_text
+from openrlhf_shear.rewards.graders import GRADERS
 
 AVERAGE = "average"
 BASE = "Base model"
@@ -133,8 +134,7 @@ def model_title(model: str) -> str:
 
 
 def task_title(task: str) -> str:
-    known = {"math": "Mathematical reasoning", "code": "Code generation", UNKNOWN: "Unnamed task"}
-    return known.get(task, task)
+    return GRADERS[task].title if task in GRADERS else "Unnamed task" if task == UNKNOWN else task
 
 
 def _percent(fraction: float) -> str:

@@ -1,5 +1,7 @@
 """From a response to its final answer. Nothing is evaluated."""
 
+from collections.abc import Sequence
+
 import regex as re
 
 from openrlhf_shear.rewards.maths.plain import as_latex
@@ -92,6 +94,15 @@ def _last_value(sentence: str) -> str | None:
 
 
 _FOUND = {"boxed": _boxed, "tags": _tagged, "last": _last}
+ANSWER_FORMATS = tuple(_FOUND)
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """Return the formats. Raises ValueError: there is none, or one is unknown."""
+    formats = tuple(formats)
+    if not formats or not set(formats) <= _FOUND.keys():
+        raise ValueError(f"answer formats must be of {', '.join(ANSWER_FORMATS)}: got {formats}; use e.g. boxed")
+    return formats
 
 
 def _boxes_to(response: str, at: int) -> str | None:

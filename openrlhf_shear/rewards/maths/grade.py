@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import regex as re
 
-from openrlhf_shear.rewards.maths.answers import final_answer
+from openrlhf_shear.rewards.maths.answers import check_formats, final_answer
 from openrlhf_shear.rewards.maths.conditions import agree, renamed, without_condition
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
 from openrlhf_shear.rewards.maths.lists import as_list
@@ -26,7 +26,6 @@ from openrlhf_shear.rewards.maths.splitting import inside, split
 from openrlhf_shear.rewards.maths.text import COMMAND, MAX_ANSWER, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
-from openrlhf_shear.rewards.settings import check_formats
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 _SHOWN = 500

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -13,6 +14,7 @@ from processes import children, descendants, descriptors, stats, wait_until
 from openrlhf_shear.rewards import pool as pool_module
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
+from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.jobs import Job
 from openrlhf_shear.rewards.labels import golds_of
@@ -226,17 +228,18 @@ def test_a_file_that_is_not_there_ends_or_hangs_is_refused(tmp_path, monkeypatch
         check(str(tmp_path / "reward.py"))
 
 
-def test_math_and_code_are_tried_for_real(monkeypatch):
-    for reward in ("math", "code"):
-        check(reward)
-        monkeypatch.setattr(f"openrlhf_shear.rewards.pool.grade_{reward}", lambda *_, **__: Verdict(False, "memory"))
-        with pytest.raises(RuntimeError, match=f"the {reward} grader does not work on this machine: memory"):
-            check(reward)
+def test_every_built_in_grader_is_tried_on_its_example(monkeypatch):
+    for name, grader in GRADERS.items():
+        check(name)
+        broken = replace(grader, grade=lambda *_: Verdict(False, "memory"))
+        monkeypatch.setitem(GRADERS, name, broken)
+        with pytest.raises(RuntimeError, match=f"the {name} grader does not work on this machine: memory"):
+            check(name)
 
-    def no_jail(*_, **__):
+    def no_jail(*_):
         raise JailError("no jail works here")
 
-    monkeypatch.setattr("openrlhf_shear.rewards.pool.grade_code", no_jail)
+    monkeypatch.setitem(GRADERS, "code", replace(GRADERS["code"], grade=no_jail))
     with pytest.raises(JailError):
         check("code")
 

@@ -13,6 +13,7 @@ from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths import grade_math
+from openrlhf_shear.rewards.maths.grader import STEP_BY_STEP
 from openrlhf_shear.sampling import prompts, questions
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names, source
 
@@ -226,10 +227,10 @@ def test_a_custom_file_of_texts_and_of_messages(tmp_path):
     path = tmp_path / "mine.v2.jsonl"
     chat = [{"role": "system", "content": "Short."}, {"role": "user", "content": "2 + 2?", "name": "x"}]
     path.write_text(json.dumps({"q": "1 + 1?", "a": ["2", "two"]}) + "\n" + json.dumps({"q": chat, "a": 4}))
-    benchmark = custom(path, "math", "q", "a", 8, "Be brief.")
+    benchmark = custom(path, "math", "q", "a", 8)
     assert (benchmark.name, benchmark.title, benchmark.k) == ("custom-mine", "mine.v2.jsonl", 8)
     text, messages = load_questions(benchmark, tmp_path / "elsewhere")
-    assert text.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    assert text.messages == [{"role": "system", "content": STEP_BY_STEP}, {"role": "user", "content": "1 + 1?"}]
     assert golds_of(text.label) == ["2", "two"]
     assert messages.messages == [{"role": "system", "content": "Short."}, {"role": "user", "content": "2 + 2?"}]
     assert (messages.id, messages.label) == ("2", "4")
@@ -249,7 +250,7 @@ def test_a_custom_file_of_programs(tmp_path):
 
 @pytest.mark.parametrize(
     ("task", "k", "message"),
-    [("maths", 1, "task must be math, code or a .py file"), ("math", 0, "k must be at least 1")],
+    [("maths", 1, "task must be math, code, choice or a .py file"), ("math", 0, "k must be at least 1")],
 )
 def test_a_custom_benchmarks_settings_are_checked(task, k, message):
     with pytest.raises(ValueError, match=message):

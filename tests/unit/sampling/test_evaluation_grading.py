@@ -10,9 +10,12 @@ from fractions import Fraction
 import pytest
 
 from openrlhf_shear.rewards import Verdict, pool
+from openrlhf_shear.rewards.code import grader as programs
 from openrlhf_shear.rewards.jail import JailError
+from openrlhf_shear.rewards.maths import grader as maths
+from openrlhf_shear.rewards.maths.grader import lenient
 from openrlhf_shear.rewards.verdict import Failure, of_texts
-from openrlhf_shear.sampling.grading import Grading, grade, lenient
+from openrlhf_shear.sampling.grading import Grading, grade
 from openrlhf_shear.sampling.records import Completion, Question
 
 TASKS = {"sums": "math", "programs": "code"}
@@ -97,7 +100,7 @@ def test_without_a_jail_nothing_is_graded(monkeypatch):
         raise JailError("no jail")
 
     monkeypatch.setattr(pool, "find_jail", no_jail)
-    monkeypatch.setattr(pool, "grade_math", lambda *_, **__: pytest.fail("graded"))
+    monkeypatch.setattr(maths, "grade_math", lambda *_, **__: pytest.fail("graded"))
     with pytest.raises(JailError):
         graded((asked("1"), r"\boxed{1}"))
 
@@ -108,7 +111,7 @@ def test_any_error_of_a_grader_is_a_failure_and_no_zero(monkeypatch, no_jail_nee
             raise JailError("it stopped working")
         return Verdict(False, "timeout", answer="7")
 
-    monkeypatch.setattr(pool, "grade_math", grade_math)
+    monkeypatch.setattr(maths, "grade_math", grade_math)
     question = asked("8")
     failure = of_texts(None, failure="grader raised JailError")
     assert graded((question, "break"), (question, "slow"), (question, "break")) == [
@@ -122,8 +125,8 @@ def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
     def recording(name):
         return lambda *given, **options: seen.update({name: (given, options)}) or Verdict(True)
 
-    for name in ("grade_code", "grade_math"):
-        monkeypatch.setattr(pool, name, recording(name))
+    for module, name in ((programs, "grade_code"), (maths, "grade_math")):
+        monkeypatch.setattr(module, name, recording(name))
     pairs = (asked("tests", "programs"), "code"), (asked("[1]", tolerance=0.5), "text")
     for timeout, (code, math), others in (
         (0.0, (10.0, 5.0), {"memory_mb": 1024, "allow_unsandboxed": False}),
@@ -149,7 +152,7 @@ def test_grades_at_a_time(monkeypatch, no_jail_needed):
         running.remove(response)
         return Verdict(False, "wrong", answer=response)
 
-    monkeypatch.setattr(pool, "grade_math", grade_math)
+    monkeypatch.setattr(maths, "grade_math", grade_math)
     verdicts = graded(*((asked("x"), str(at)) for at in range(9)), cores=3)
     assert [verdict.answer for verdict in verdicts] == [str(at) for at in range(9)]
     assert max(most) == 3
@@ -157,7 +160,7 @@ def test_grades_at_a_time(monkeypatch, no_jail_needed):
 
 def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
     new = Verdict(True, answer="1", lenient=True)
-    monkeypatch.setattr(pool, "grade_math", lambda *_, **__: Verdict(True, answer="1"))
+    monkeypatch.setattr(maths, "grade_math", lambda *_, **__: Verdict(True, answer="1"))
     question = asked("1")
     before = [
         None,
@@ -190,7 +193,7 @@ def test_errors_of_the_caller(monkeypatch):
     monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("too late"))
     question = asked("1")
     for options, said in (
-        ({"tasks": {"sums": "maths"}}, "must be math, code or a .py file: got 'maths'"),
+        ({"tasks": {"sums": "maths"}}, "must be math, code, choice or a .py file: got 'maths'"),
         ({"tasks": {"programs": "code"}}, "got none for 'sums'"),
         ({"questions": {}}, r"must answer a question: got \('sums', '1', 0\)"),
     ):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,9 +23,8 @@ from openrlhf_shear.rewards.code.text import code_block, readable
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.last_number import final_number
 from openrlhf_shear.rewards.maths import grade_math
-from openrlhf_shear.rewards.maths.answers import final_answer
+from openrlhf_shear.rewards.maths.answers import ANSWER_FORMATS, final_answer
 from openrlhf_shear.rewards.responses import answer_of
-from openrlhf_shear.rewards.settings import ANSWER_FORMATS
 from openrlhf_shear.rewards.verdict import Verdict
 
 _SECONDS, _HONEST_SECONDS = 3.0, 20.0  # limits of a call or a grade
@@ -283,8 +283,9 @@ async def _of_servers() -> list[Row]:
 def outcome_of_text(name: str, seconds: float = _READ_SECONDS) -> str:
     """Read a text in a process that can be killed, as nothing interrupts a search."""
     command = [sys.executable, "-c", f"from {__name__} import read_text; read_text({name!r})"]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=paths)
     except subprocess.TimeoutExpired:
         return f"WORKED: it is not read in {seconds:g} s"
     return f"WORKED: {done.stderr[-300:]}" if done.returncode else "refused: it is read at once"
