@@ -8,7 +8,7 @@ grades of several kinds. The first row has no hostile program. "lost" counts rol
 on the program.
 
 Order "before": each row of `warm_attacks.py` is graded in a warm jail, and then an honest program. It also counts the
-escapes of `openrlhf_shear.cli.check_rewards`, and measures programs a second. --output keeps the other order's rows.
+escapes of `shear-check-rewards`, and measures programs a second. --output keeps the other order's rows.
 """
 
 import argparse

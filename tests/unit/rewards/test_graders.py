@@ -43,7 +43,7 @@ RESPONSES = {  # response: the letter that it chooses
     r"\boxed{(A) (B) (C) (D)}": None,
     "The answer is A or B": None,
     "The answer is (A) or (B)": None,
-    "The answer is A. B. C.": None,
+    "The answer is A. B. C.": "A",
     "(A)/(B)": None,
     "A) x B) y C) z": None,
     "\\boxed{" * 50_000: None,
@@ -112,9 +112,7 @@ def test_no_other_file_of_the_package_names_multiple_choice():
     naming = set()
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            words = [getattr(node, name, None) for name in ("value", "module", "id", "name")]
-            if {"choice", "CHOICE", "openrlhf_shear.rewards.choice"} & {
-                word for word in words if isinstance(word, str)
-            }:
+            words = (getattr(node, name, None) for name in ("value", "module"))
+            if {"choice", "openrlhf_shear.rewards.choice"} & {word for word in words if isinstance(word, str)}:
                 naming.add(str(path.relative_to(package)))
     assert naming == {"rewards/choice.py", "rewards/graders.py"}
