@@ -10,7 +10,7 @@ with no conclusion.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,17 +95,16 @@ QUESTIONS = {
 }
 
 
-def asked(question: Question, folder: Path, device: str = "cpu") -> dict:
+def asked(question: Question, folder: Path) -> dict:
     """Return a question's rates, difference and conclusion, as JSON values; no difference while seeds are missing.
 
     Args:
         folder: the lab's --output.
-        device: of the runs.
 
     Raises:
         ValueError: the tuning lacks runs.
     """
-    settings = replace(question.settings, device=device)
+    settings = question.settings
     start = start_policy(settings, folder, print)
     variants = parse_rules(f"{question.baseline},{question.rule}")
     about = SimpleNamespace(settings=settings, variants=variants, start=start, identity=fingerprint(start))
@@ -156,14 +155,13 @@ def _shown(row: dict) -> dict:
 def main() -> None:
     parser = script_parser(__doc__, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the runs; default: %(default)s")
     args = parser.parse_args()
     if not (args.runs / "runs").is_dir():
         parser.error(f"--runs: no runs of the lab in {args.runs}; give the lab's --output, which has a folder runs")
     found = {}
     for number, question in QUESTIONS.items():
         try:
-            found[f"{number}"] = asked(question, args.runs, args.device)
+            found[f"{number}"] = asked(question, args.runs)
         except ValueError as error:
             again = f"ARMS=q{number} examples/scripts/credit_bench.sh trains what is missing"
             why, _, _ = str(error).partition(", which --seeds 0")

@@ -43,6 +43,8 @@ WINDOWS = ("shear/window=8/stride=2", "shear/window=16/stride=4", "shear", "shea
 PLANNED = range(14)
 FEW = range(5)
 SEARCHED, JUDGING = range(900, 904), range(100, 114)
+# SHA-256 of the weights of the policy with 5.1M parameters, results/bookkeeping_large.tar.xz
+LARGE = "f51f835003389b3a65de4ba5edcfe0e1b707f1c9285c495f4c329563ca1dbbd3"
 
 
 @dataclass(frozen=True)
@@ -97,18 +99,14 @@ COLUMNS |= {"p": "p", "holm": "p, Holm"}
 class Kept:
     """The lab's finished runs."""
 
-    def __init__(self, folder: Path, large: str | None):
-        """Open a folder of runs; `large` is the `fingerprint` of the larger policy."""
+    def __init__(self, folder: Path):
         self._folder, self.made = folder, []
-        self._starts = {False: fingerprint(start_policy(SETTINGS, folder, print)), True: large}
+        self._starts = {False: fingerprint(start_policy(SETTINGS, folder, print)), True: LARGE}
 
     def of(self, rule: str, asked: Asked, learning_rate: float) -> dict:
         """Return the finished runs by seed, of the seeds asked for."""
-        start = self._starts[asked.large]
-        if start is None:
-            return {}
         settings = replace(SETTINGS, learning_rate=learning_rate)
-        wanted = jobs(settings, parse_rules(rule), asked.seeds, Path(), start, self._folder)
+        wanted = jobs(settings, parse_rules(rule), asked.seeds, Path(), self._starts[asked.large], self._folder)
         runs = [run for run in finished(wanted) if run.seed in asked.seeds]
         self.made += [run.made for run in runs]
         return {run.seed: run for run in runs}
@@ -158,14 +156,13 @@ def _shown(row: dict) -> dict:
 def main() -> None:
     parser = script_parser(__doc__, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
-    parser.add_argument("--large", metavar="SHA256", help="SHA-256 of the weights of the policy with 5.1M parameters")
     parser.add_argument("--earlier", type=Path, help="the lab's --output with other code: compare rules with it too")
     args = parser.parse_args()
     for flag, folder in (("--runs", args.runs), ("--earlier", args.earlier)):
         if folder and not (folder / "runs").is_dir():
             parser.error(f"{flag}: no runs of the lab in {folder}; give the lab's --output, which has a folder runs")
-    kept = Kept(args.runs, args.large)
-    rows = compared(kept, Kept(args.earlier, None) if args.earlier else None)
+    kept = Kept(args.runs)
+    rows = compared(kept, Kept(args.earlier) if args.earlier else None)
     for part, over in dict.fromkeys((row["part"], row["over"]) for row in rows):
         shown = [_shown(row) for row in rows if (row["part"], row["over"]) == (part, over)]
         print_table(f"{part[0].upper()}{part[1:]}, over {over}", shown, COLUMNS)

@@ -1,40 +1,38 @@
 #!/usr/bin/env bash
 # The rows of docs/credit-bench.md, and the page itself. You can interrupt and restart it at any time; finished runs are kept
-# in runs/credit_bench, and those of docs/bookkeeping.md are in benchmarks/results/ledger/lab.
+# in runs/credit_bench, and those of docs/bookkeeping.md are rows of benchmarks/results/bookkeeping_runs.jsonl.xz.
 #
 #   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) SEEDS=5 WORKERS=2 CONTINUATIONS=32 (0 samples nothing)
-#                                        DEVICE=cuda (q2 and q1; with WORKERS=16 on a machine of 16 cores)
 #
 # The arms q2 and q1 are the two questions of docs/credit-questions.md, with 24 seeds: 9 and 26 hours on a core without
-# AVX-512, a third of that on one with it. Their runs are kept in benchmarks/results/credit_questions too, also after an
-# interrupt.
+# AVX-512, a third of that on one with it. Their runs are rows of benchmarks/results/credit_questions_runs.jsonl.xz,
+# also after an interrupt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 ARMS=${ARMS:-kept faster arithmetic table q2 q1} CONTINUATIONS=${CONTINUATIONS:-32}
-SEEDS=${SEEDS:-5} WORKERS=${WORKERS:-1} DEVICE=${DEVICE:-cpu} LEDGER=runs/ledger/lab
+SEEDS=${SEEDS:-5} WORKERS=${WORKERS:-1} LEDGER=runs/ledger/lab
+export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
 
 bench() {
     python -m openrlhf_shear.cli.credit_bench run --workers "$WORKERS" --continuations "$CONTINUATIONS" "$@"
 }
 
 from_ledger() { # no training: rows from the finished runs of the comparison
-    mkdir -p "$LEDGER"
-    cp -rn benchmarks/results/ledger/lab/. "$LEDGER/"
+    python benchmarks/run_tables.py unpack bookkeeping_runs "$LEDGER"
     bench --tasks bookkeeping --seeds 0 --output "$LEDGER" "$@"
 }
 
 question() { # STEPS TASK RULES [flags]
-    local steps=$1 task=$2 rules=$3 kept=benchmarks/results/credit_questions
+    local steps=$1 task=$2 rules=$3
     shift 3
-    mkdir -p runs/credit_questions "$kept"
-    cp -rn "$kept/." runs/credit_questions/
-    trap "cp -r runs/credit_questions/runs $kept/" EXIT
+    python benchmarks/run_tables.py unpack credit_questions_runs runs/credit_questions
+    trap "python benchmarks/run_tables.py pack credit_questions_runs runs/credit_questions" EXIT
     python -m openrlhf_shear.cli.lab --task "$task" --rules "$rules" --seeds 24 --first-seed 200 --steps "$steps" --prompts 8 \
         --window 32 --stride 8 --epsilon-rel 0.015 --eval-every 5 --eval-temperature 0.1 --eval-problems 128 --eval-samples 1 \
-        --placement-prompts 32 --learning-rates 1e-4,2e-4,4e-4 --widen-rates 4 --first-tuning-seed 920 --workers "$WORKERS" --device "$DEVICE" \
+        --placement-prompts 32 --learning-rates 1e-4,2e-4,4e-4 --widen-rates 4 --first-tuning-seed 920 --workers "$WORKERS" \
         --output runs/credit_questions "$@"
-    PYTHONPATH=. python benchmarks/credit_questions.py --runs runs/credit_questions --device "$DEVICE" \
+    python benchmarks/credit_questions.py --runs runs/credit_questions \
         --output benchmarks/results/credit_questions.json
 }
 

@@ -1,34 +1,34 @@
 #!/usr/bin/env bash
-# The comparison of docs/bookkeeping.md. You can interrupt and restart it at any time; finished runs are kept in
-# benchmarks/results/ledger/lab. A run takes two to two and a half minutes on a core (1.9M parameters; 5.1M: four). All 421
+# The comparison of docs/bookkeeping.md. You can interrupt and restart it at any time; finished runs are rows of
+# benchmarks/results/bookkeeping_runs.jsonl.xz. A run takes two to two and a half minutes on a core (1.9M parameters; 5.1M: four). All 421
 # runs take about 18 hours on a core. The larger policy, which takes an hour on a core, is unpacked from an archive.
 #
 #   examples/scripts/ledger.sh     ARMS="primary secondary" (all: below) SEEDS=14 WORKERS=1 OUT=runs/ledger/lab
 #                                  LARGE=runs/ledger/large to change it
 #
-# ARMS=again trains the primary comparison and its control anew with today's code: 42 runs, kept in ledger/again. They are
+# ARMS=again trains the primary comparison and its control anew with today's code: 42 runs, in a table of their own. They are
 # not mixed with the runs of earlier code, which have the same settings.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 ARMS=${ARMS:-primary secondary references added tried judge window rate faster tail large judge_large pictures text}
 SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
-OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
+OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} TABLE=bookkeeping_runs
+export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
 
 lab() { # SEEDS RULES [flags]
     local seeds=$1 rules=$2
     shift 2
-    python -m openrlhf_shear.cli.lab --task ledger --rules "$rules" --seeds "$seeds" --prompts 8 --steps 20 --eval-problems 256 \
+    python -m openrlhf_shear.cli.lab --task bookkeeping --rules "$rules" --seeds "$seeds" --prompts 8 --steps 20 --eval-problems 256 \
         --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 32 --workers "$WORKERS" --output "$OUT" "$@"
 }
 
 warmed_up() { # this command made the archive: python -m openrlhf_shear.cli.warm_up_bookkeeping --size large --out "$LARGE"
     if [ ! -f "$LARGE/model.safetensors" ]; then
-        python -m tarfile -e benchmarks/results/ledger/large.tar.xz "$LARGE.partial" # if killed, the next start unpacks again
+        python -m tarfile -e benchmarks/results/bookkeeping_large.tar.xz "$LARGE.partial" # if killed, the next start unpacks again
         mkdir -p "$LARGE"
         mv "$LARGE.partial"/* "$LARGE"
     fi
-    sha256sum < "$LARGE/model.safetensors" | cut -d " " -f 1 > "$KEPT/large.sha256" # which weights the runs started from
 }
 
 PRIMARY=uniform,shear
@@ -42,18 +42,17 @@ TEXT=examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/epsilo
 JUDGED=shear,$SURPRISAL,$BEST,$BEST/matched
 ADDED=shear/normalize=per_rollout,shear/on_incorrect/matched
 
-if [ "$ARMS" = again ]; then OUT=runs/ledger/again KEPT=benchmarks/results/ledger/again; fi
-mkdir -p "$OUT" "$KEPT"
-cp -rn "$KEPT/." "$OUT/"
-trap '[ ! -d "$OUT/runs" ] || cp -r "$OUT/runs" "$KEPT/"' EXIT  # also keeps finished runs after an interrupt
+if [ "$ARMS" = again ]; then OUT=runs/ledger/again TABLE=bookkeeping_again_runs; fi
+python benchmarks/run_tables.py unpack $TABLE "$OUT"
+trap 'python benchmarks/run_tables.py pack $TABLE "$OUT"' EXIT # also keeps finished runs after an interrupt
 for arm in $ARMS; do
     case $arm in
     primary) lab "$SEEDS" $PRIMARY ;;
     again)
         [ "$ARMS" = again ] || { echo "ARMS=again goes alone" >&2 && exit 2; }
         lab "$SEEDS" $PRIMARY,shear/matched
-        PYTHONPATH=. python benchmarks/ledger_comparison.py --runs "$OUT" --earlier benchmarks/results/ledger/lab \
-            --output benchmarks/results/ledger_again.json
+        python benchmarks/run_tables.py unpack bookkeeping_runs runs/ledger/lab
+        python benchmarks/ledger_comparison.py --runs "$OUT" --earlier runs/ledger/lab --output benchmarks/results/ledger_again.json
         exit
         ;;
     secondary) lab "$SEEDS" $SECONDARY ;;
@@ -72,5 +71,4 @@ for arm in $ARMS; do
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
 done
-PYTHONPATH=. python benchmarks/ledger_comparison.py --runs "$OUT" --large "$(cat "$KEPT/large.sha256" 2> /dev/null || true)" \
-    --output benchmarks/results/ledger_comparison.json
+python benchmarks/ledger_comparison.py --runs "$OUT" --output benchmarks/results/ledger_comparison.json

@@ -15,12 +15,12 @@ from openrlhf_shear.lab.settings import SHIPPED
 from openrlhf_shear.lab.tracks import BASELINE, QUICK, TRACKS
 from openrlhf_shear.line import frame
 
-ROWS = Path("benchmarks/results/credit_bench")
+ROWS = Path("benchmarks/results/credit_bench.jsonl")
 PAGE, SORTED = Path("docs/credit-bench.md"), Path("docs/leaderboard.html")
 EPILOG = """\
 examples:
   {prog} run --rules my_module:MyRule,my_module:MyRule/matched
-  {prog} run --rules shear --tasks bookkeeping --seeds 0 --output benchmarks/results/ledger/lab    # trains nothing
+  {prog} run --rules shear --tasks bookkeeping --seeds 0 --output runs/ledger/lab    # trains nothing
   {prog} table
 
 Rules have the names of the lab (shear-lab --help). uniform, which is GRPO, is trained beside them. Finished runs are
@@ -58,7 +58,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     about = "page to write, whose tables can be sorted (default: %(default)s)"
     table.add_argument("--sorted", type=Path, metavar="FILE.html", default=SORTED, help=about)
     for action in (run, table):
-        action.add_argument("--rows", type=Path, metavar="DIR", default=ROWS, help="the rows (default: %(default)s)")
+        about = "JSON lines, a row each (default: %(default)s)"
+        action.add_argument("--rows", type=Path, metavar="FILE", default=ROWS, help=about)
 
 
 @frame.command(_flags, __doc__, EPILOG, None, (RuntimeError,), KEPT)
@@ -109,7 +110,8 @@ def _run(args: argparse.Namespace) -> None:
             at_rate = bench.at_rate(settings, best, variant)
             row = bench.make_row(at_rate, variant, mine, its, truth, about, Bootstrap())
             row |= bench.measured_before(row, args.rows) if truth is None else {}
-            print(bench.write_row(row, args.rows), file=sys.stderr)
+            bench.write_row(row, args.rows)
+            print(f"{args.rows}: {variant.name}", file=sys.stderr)
 
 
 def _table(args: argparse.Namespace) -> None:

@@ -103,8 +103,6 @@ def _try_rules(args: argparse.Namespace) -> None:
     from openrlhf_shear.report.bootstrap import Bootstrap
     from openrlhf_shear.report.findings import print_findings, write_findings
 
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no GPU here; use --device cpu")
     variants = parse_rules(args.rules)
     baseline, *more = parse_rules(args.baseline)
     if more:

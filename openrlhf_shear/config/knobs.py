@@ -86,6 +86,11 @@ class Knobs:
         """Return the needs of the rule that it does not have with these values."""
         return frozenset()
 
+    def changed(self) -> dict[str, object]:
+        """Return, by name, the knobs that differ from their defaults; the class makes the same object of them."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: values[each.name] for each in fields(self) if values[each.name] != each.default}
+
     def refusal(self, name: str, problem: str, remedy: str) -> Refusal:
         return refusal(f"{self.section}.{name}", problem, getattr(self, name), remedy)
 

@@ -6,7 +6,6 @@ settings are never compared; the learning rate may differ, since a rule may have
 
 import json
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +58,7 @@ def task_version(settings: LabSettings, start: Path) -> str:
 
 
 def setting_of(settings: LabSettings) -> dict:
-    """Return the settings that rows must share to be compared."""
+    """Return the settings that rows must share to be compared, where they differ from their defaults."""
     return {name: value for name, value in settings.of_a_run().items() if name not in ("start", "learning_rate")}
 
 
@@ -144,12 +143,12 @@ def _of_rollouts(settings: LabSettings, variant: Variant, truth: Truth | None, b
     }
 
 
-def measured_before(row: Mapping, folder: Path) -> dict:
+def measured_before(row: Mapping, file: Path) -> dict:
     """Return the entries that need rollouts from an earlier row of the same rule, which may have other seeds.
 
     Returns {} without such a row.
     """
-    for earlier in read_rows(folder) if folder.is_dir() else []:
+    for earlier in read_rows(file):
         if earlier["correlation"] and all(earlier[name] == row[name] for name in (*_SHARED, "knobs")):
             made = {name: earlier[name] for name in ("commit", "command", "machine", "versions")}
             return {"measured": made} | {name: earlier[name] for name in _OF_ROLLOUTS if name in earlier}
@@ -166,30 +165,30 @@ def _cost(runs: Iterable[LabRun]) -> float | None:
     return median(shares) if shares and max(shares) > 0 else None
 
 
-def write_row(row: Mapping, folder: Path) -> Path:
-    """Write a row to its file, over an earlier row of the same rule, task, version, start, setting and rates.
+def write_row(row: Mapping, file: Path) -> None:
+    """Write a row to a file of JSON lines, over an earlier row of the same rule, task, version, start and setting.
 
-    Seeds that judge and seeds that do not (`is_tried`) have a row each.
+    Rates are part of the setting here. Seeds that judge and seeds that do not (`is_tried`) have a row each.
     """
-    decides = [row[name] for name in (*_SHARED, "learning_rate")] + [name for name in ("tried",) if is_tried(row)]
-    if row["baseline_learning_rate"] != row["learning_rate"]:
-        decides.append(row["baseline_learning_rate"])
-    name = re.sub(r"[^\w.=-]+", "+", row["rule"])
-    path = folder / f"{row['task']}-{row['version']}" / f"{name}-{digest(decides)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(row, indent=1) + "\n")
-    return path
+    rows = {_key(each): each for each in [*read_rows(file), row]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, "".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
 
 
-def read_rows(folder: Path) -> list[dict]:
-    """Return the rows below a folder; ValueError for a file that holds none."""
-    rows = []
-    for path in sorted(folder.glob("*/*.json")):
-        row = json.loads(path.read_text(encoding="utf-8"))
+def read_rows(file: Path) -> list[dict]:
+    """Return a file's rows, [] if there is no file; ValueError for a line that is no row."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    for number, row in enumerate(rows, 1):
         if not {"rule", "task", "version", "setting"} <= set(row):
-            raise ValueError(f"{path} is no row of the credit bench; remove it from {folder}")
-        rows.append(row)
+            raise ValueError(f"{file}, line {number}, is no row of the credit bench; remove it")
     return rows
+
+
+def _key(row: Mapping) -> str:
+    """Return what no two rows of a file share."""
+    names = ("task", "version", "rule", "start", "setting", "learning_rate", "baseline_learning_rate")
+    return json.dumps([row[name] for name in names] + [is_tried(row)], sort_keys=True)
 
 
 def is_tried(row: Mapping) -> bool:

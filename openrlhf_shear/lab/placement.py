@@ -7,7 +7,7 @@ measured.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +62,8 @@ class Known:
 
 
 def start_models(settings: LabSettings, start: Path) -> Models:
-    """Return the start policy's models, on the CPU: the same rollouts and values for runs of any device."""
-    policy = Policy(start, replace(settings, device="cpu"))
+    """Return the start policy's models."""
+    policy = Policy(start, settings)
     return Models(policy, policy, task_of(settings))
 
 

@@ -16,9 +16,7 @@ import torch
 from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, response_states
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
-from openrlhf_shear.lab.engine import Asked
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
-from openrlhf_shear.lab.side_by_side import Together
 from openrlhf_shear.lab.tasks import Task, task_of
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 
@@ -44,32 +42,22 @@ class Policy:
     and the copy's gradients update them, as DeepSpeed trains in bfloat16.
     """
 
-    def __init__(self, folder: Path, settings: LabSettings, together: Together | None = None):
-        """
-        Args:
-            together: the runs that draw their tokens together; None on the CPU, where each draws its own.
-
-        Raises:
-            ValueError: the folder holds no such policy.
-        """
+    def __init__(self, folder: Path, settings: LabSettings):
+        """Load a policy; ValueError if the folder holds none."""
         multiply_in_float32()
         loaded, self.tokenizer = load_policy(folder)
-        self._device, self._together = torch.device(settings.device), together
-        loaded.to(self._device)
         self._weights = [weight.detach().clone() for weight in loaded.parameters()]
         for parameter in loaded.parameters():  # not `.to`, which would round the rotary frequencies too
             parameter.data = parameter.data.to(getattr(torch, settings.precision))
         self.model = loaded  # it has no dropout
         self._optimizer = torch.optim.AdamW(self._weights, lr=settings.learning_rate, betas=BETAS, weight_decay=0.0)
         self._max_grad_norm = settings.max_grad_norm
-        self._long = task_of(settings).long_responses and self._device.type == "cpu"
-        if self._device.type != "cpu" and hasattr(loaded, "set_attn_implementation"):
-            loaded.set_attn_implementation("sdpa")
+        self._long = task_of(settings).long_responses
 
     def read(
         self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False, source_states: bool = False
     ) -> Reading:
-        """Run a forward pass. The states stay on the policy's device; all else is returned on the CPU.
+        """Run a forward pass.
 
         Args:
             sequences: (B, S) int64, padded on the right, where causal attention never looks.
@@ -77,16 +65,21 @@ class Policy:
             states, source_states: whether to return the hidden states, and those from which tokens were drawn.
         """
         with captured_lm_head_input(self.model) as captured, self._attending():
-            logits = self.model(input_ids=sequences.to(self._device), use_cache=False).logits[:, :-1].float()
+            logits = self.model(input_ids=sequences, use_cache=False).logits[:, :-1].float()
         log_all = logits.log_softmax(-1)
         with torch.no_grad():
             entropies = -(log_all.exp() * log_all).sum(-1)
 
-        def kept(asked: bool, tokens: torch.Tensor) -> list[torch.Tensor] | None:
-            return response_states(captured[0], torch.ones_like(sequences), tokens, packed=False) if asked else None
+        def states_of(tokens: torch.Tensor) -> list[torch.Tensor]:
+            return response_states(captured[0], torch.ones_like(sequences), tokens, packed=False)
 
-        log_probs = log_all.gather(-1, sequences[:, 1:, None].to(self._device)).squeeze(-1)
-        return Reading(log_probs.cpu(), entropies.cpu(), kept(states, mask), kept(source_states, one_earlier(mask)))
+        log_probs = log_all.gather(-1, sequences[:, 1:, None]).squeeze(-1)
+        return Reading(
+            log_probs,
+            entropies,
+            states_of(mask) if states else None,
+            states_of(one_earlier(mask)) if source_states else None,
+        )
 
     @property
     def lm_head(self) -> LMHead:
@@ -99,28 +92,13 @@ class Policy:
 
         return attending_in_blocks(self.model)
 
-    def generate(self, **asked: object) -> torch.Tensor:
-        """Generate as the model does, or together with other runs: then torch's random state gives the draws' seed."""
-        if self._together:
-            return self._generated_together(**asked)
+    def generate(self, **options: object) -> torch.Tensor:
+        """Generate as the model does, (B, S + T) int64; torch's random state decides the draws."""
         if not self._long:
-            return self.model.generate(**asked)
+            return self.model.generate(**options)
         from openrlhf_shear.tasks.arithmetic.attention import generate_long
 
-        return generate_long(self.model, **asked)
-
-    def _generated_together(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        max_new_tokens: int,
-        temperature: float,
-        **_: object,
-    ) -> torch.Tensor:
-        seed = int(torch.randint(2**62, ()))
-        asked = Asked(self.model, input_ids, attention_mask, max_new_tokens, temperature, seed)
-        drawn = self._together.draw(asked, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)
-        return torch.cat([input_ids, drawn], 1)
+        return generate_long(self.model, **options)
 
     def update(self, loss: torch.Tensor) -> float:
         """Take one optimiser step on the loss; return the norm of its gradient before clipping."""

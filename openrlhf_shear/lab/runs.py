@@ -1,12 +1,9 @@
-"""The lab's runs on disk: a call trains the runs that are missing, on all cores or a GPU, and reads the others.
+"""The lab's runs on disk: a call trains the runs that are missing, on all cores, and reads the others.
 
 A run is OUTPUT/runs/<settings and start policy>/<rule>/seed000.json. The folders' names end in a digest of everything
 that decides the numbers. So one OUTPUT holds many settings, and an edited rule of yours is trained again.
 """
 
-from __future__ import annotations
-
-import functools
 import hashlib
 import itertools
 import json
@@ -14,11 +11,11 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -29,13 +26,9 @@ from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.provenance import commit, provenance
 
-if TYPE_CHECKING:
-    from openrlhf_shear.lab.side_by_side import Together
-
 VERSION = 1  # of a run's computation; runs of other versions are not read
-SIDE_BY_SIDE = 16  # most runs of a process at a time, on a GPU
 _POLL_SECONDS = 0.5
-_steps_done: multiprocessing.Queue | None = None  # set in a worker
+_steps_done: Queue | None = None  # set in a worker
 
 
 @dataclass(frozen=True)
@@ -81,9 +74,8 @@ def finished(wanted: Sequence[LabJob]) -> list[LabRun]:
 def run_all(wanted: Sequence[LabJob], workers: int) -> list[LabRun]:
     """Return all runs; train the missing ones in `workers` processes of one thread each.
 
-    On a GPU each process trains up to `SIDE_BY_SIDE` runs at a time. Finished runs are kept. If one fails, or on an
-    interrupt, unfinished ones are stopped at once. Raises RuntimeError where a run failed: the message names the run,
-    and the exception's cause is the error.
+    Finished runs are kept. If one fails, or on an interrupt, unfinished ones are stopped at once. Raises RuntimeError
+    where a run failed: the message names the run, and the exception's cause is the error.
     """
     missing = {job.path: job for job in wanted if not job.path.is_file()}  # a rule may have two names
     if missing:
@@ -95,7 +87,7 @@ def _train(missing: Sequence[LabJob], workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     steps = context.Queue()
     total = sum(job.settings.steps for job in missing)
-    left, running = list(reversed(batches(missing, workers))), set()
+    left, running = list(reversed(missing)), set()
     with (
         tqdm(total=total, desc=f"{len(missing)} runs", unit="step", smoothing=0.02) as bar,
         ProcessPoolExecutor(min(workers, len(left)), context, _begin_worker, (steps,)) as pool,
@@ -103,7 +95,7 @@ def _train(missing: Sequence[LabJob], workers: int) -> None:
         try:
             while left or running:
                 while left and len(running) < workers:  # no more at a time: a submitted job cannot be withdrawn
-                    running.add(pool.submit(_run_batch, left.pop()))
+                    running.add(pool.submit(_run, left.pop()))
                 done, running = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
                 bar.update(_count(steps))
                 for future in done:
@@ -117,18 +109,11 @@ def _train(missing: Sequence[LabJob], workers: int) -> None:
             raise
 
 
-def batches(missing: Sequence[LabJob], workers: int) -> list[Sequence[LabJob]]:
-    """Return the jobs in batches, each for a worker: one job on the CPU, up to `SIDE_BY_SIDE` on a GPU."""
-    size = 1 if missing[0].settings.device == "cpu" else min(SIDE_BY_SIDE, -(-len(missing) // workers))
-    return [missing[at : at + size] for at in range(0, len(missing), size)]
-
-
-def _begin_worker(steps: multiprocessing.Queue) -> None:
+def _begin_worker(steps: Queue) -> None:
     global _steps_done
     _steps_done = steps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the workers
     os.environ["NUMBA_NUM_THREADS"] = "1"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products with the same result each time
     import torch
 
     torch.set_num_threads(1)
@@ -141,42 +126,50 @@ def _step_done() -> None:
     _steps_done.put(1)
 
 
-def _run_batch(batch: Sequence[LabJob]) -> None:
-    if batch[0].settings.device == "cpu":
-        return _run(batch[0])
-    import torch
-
-    from openrlhf_shear.lab.side_by_side import train_together
-
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    train_together([functools.partial(_run, job) for job in batch])
-
-
-def _run(job: LabJob, together: Together | None = None) -> None:
+def _run(job: LabJob) -> None:
+    from openrlhf_shear.lab.policy import fingerprint
     from openrlhf_shear.lab.trainer import train
 
     try:
-        run = train(job.settings, job.variant, job.seed, job.start, _step_done, together)
+        run = train(job.settings, job.variant, job.seed, job.start, _step_done)
     except Exception as error:
         raise RuntimeError(f"{job.variant.name}, seed {job.seed}: {error}") from error
-    facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings), "made": provenance()}
-    kept = {name: value for name, value in asdict(run).items() if name != "made"} | {"of": facts}
+    write_run(job, replace(run, made=provenance()), fingerprint(job.start))
+
+
+def write_run(job: LabJob, run: LabRun, start: str) -> None:
+    """Write a run's file, with all that `jobs` places it by; `start` is the fingerprint of the start policy."""
+    content = asdict(run) | {"settings": job.settings.changed(), "start": start}
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(job.path, json.dumps(kept) + "\n")
+    write_text(job.path, json.dumps(content) + "\n")
+
+
+def run_of(content: Mapping, name: str) -> LabRun:
+    """Return the run of a file's `content`, under this name of its rule; ValueError for anything else."""
+    try:
+        metrics = {metric: tuple(values) for metric, values in content["metrics"].items()}
+        lists = {measure: tuple(content[measure]) for measure in ("accuracy", "evaluations")}
+        return LabRun(
+            name,
+            content["seed"],
+            final=content["final"],
+            metrics=metrics,
+            seconds=content["seconds"],
+            made=content["made"],
+            **lists,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it lacks {error}") from error
 
 
 def _read(path: Path, variant: Variant) -> LabRun:
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        metrics = {name: tuple(values) for name, values in kept["metrics"].items()}
-        numbers = kept["seed"], tuple(kept["accuracy"]), kept["final"], metrics, kept["seconds"]
-        evaluations = tuple(kept.get("evaluations", ()))  # runs of version 0.1 have none
-        return LabRun(variant.name, *numbers, made=kept.get("of", {}).get("made"), evaluations=evaluations)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return run_of(json.loads(path.read_text(encoding="utf-8")), variant.name)
+    except ValueError as error:
         raise ValueError(f"{path} is no run of the lab ({error}); delete it and start again") from error
 
 
-def _count(steps: multiprocessing.Queue) -> int:
+def _count(steps: Queue) -> int:
     number = 0
     while True:
         try:
@@ -186,13 +179,9 @@ def _count(steps: multiprocessing.Queue) -> int:
 
 
 def _place(folder: Path, variant: Variant, settings: LabSettings) -> Path:
-    """Return the folder of a variant's runs: that of version 0.1 if it has runs and the newer folder has none."""
+    """Return the folder of a variant's runs."""
     readable = "+".join(filter(None, (variant.estimator.replace(":", "."), variant.control))).replace("/", "+")
-    place, earlier = (
-        folder / f"{readable}-{digest(identity)}"
-        for identity in (variant.identity(settings), variant.earlier_identity(settings))
-    )
-    return earlier if earlier.is_dir() and not place.is_dir() else place
+    return folder / f"{readable}-{digest(variant.identity(settings))}"
 
 
 def digest(content: object) -> str:

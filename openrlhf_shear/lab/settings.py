@@ -1,7 +1,7 @@
 """All settings of the lab's task and of its trainer."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, Range, knob
 from openrlhf_shear.config.refusal import Refusal
@@ -9,9 +9,6 @@ from openrlhf_shear.config.refusal import Refusal
 SHIPPED = "shipped"
 TRIED = 900  # seeds from here on tune learning rates and try new rules; they judge nothing
 TASKS = ("arithmetic", "bookkeeping", "bookkeeping-paraphrased", "word_problems")
-_OLD_NAMES = {"ledger": "bookkeeping"}  # of tasks, in older command lines and in runs
-# newer settings, at the values that older runs had
-_NEW = {("task", "arithmetic"), ("eval_samples", 1), ("eval_every", 0), ("eval_temperature", 1.0), ("device", "cpu")}
 # These do not decide a run without its rule: the first three are knobs of rules, the last is of the placement.
 _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
@@ -29,7 +26,7 @@ class LabSettings(Knobs, section="lab"):
         TASKS[0],
         "The policy's task: chain arithmetic, keeping the books of a story in one wording or in many, or word problems "
         "(for a pretrained model).",
-        (*TASKS, *_OLD_NAMES),
+        TASKS,
     )
     operations: int = knob(7, "Arithmetic steps of a problem; the shipped start policy knows 7.", Range(1, 12))
     fillers: int = knob(2, "Most random characters before a step of the warm-up's solutions.", Range(0, 8))
@@ -63,20 +60,10 @@ class LabSettings(Knobs, section="lab"):
         "Precision of the policy's passes; its weights are updated in float32, as by DeepSpeed.",
         ("bfloat16", "float32"),
     )
-    device: str = knob(
-        "cpu",
-        "Where policies run. On cuda each worker trains up to 16 runs side by side; rules stay on the CPU. Runs of the "
-        "two devices differ in their random numbers, and are kept apart.",
-        ("cpu", "cuda"),
-    )
     window: int = knob(16, "Span length, in tokens, of rules that measure distances and name no length.", COUNT)
     stride: int = knob(4, "Distance between the starts of their spans, in tokens.", COUNT)
     epsilon_rel: float = knob(0.03, "Their entropic regularisation, in units of the mean hidden-state norm.", POSITIVE)
     placement_prompts: int = knob(64, "Problems whose rollouts by the start policy show where the credit goes.", COUNT)
-
-    def __post_init__(self):
-        object.__setattr__(self, "task", _OLD_NAMES.get(self.task, self.task))
-        super().__post_init__()
 
     def conflicts(self) -> Iterator[Refusal]:
         rollouts = self.prompts * self.samples_per_prompt
@@ -84,17 +71,10 @@ class LabSettings(Knobs, section="lab"):
             yield self.refusal("eval_every", f"must be 0 to {self.steps}, the steps", "e.g. 5")
         if rollouts % self.mini_batches:
             yield self.refusal("mini_batches", f"must divide {rollouts} rollouts", "e.g. 2")
-        if (self.device, self.task) == ("cuda", "word_problems"):
-            yield self.refusal("device", "must be cpu for word problems", "cpu")
 
     def of_a_run(self) -> dict:
-        """Return, by name, the settings that decide a run apart from its rule; `start` is a name, not the content.
+        """Return the changed settings that decide a run apart from its rule; `start` is a name, not the content.
 
-        Tasks have their old names here, as runs are told apart by these settings.
+        A new setting does not change the identity of runs at its default. If a default changes, raise `runs.VERSION`.
         """
-        old = {new: name for name, new in _OLD_NAMES.items()}
-        return {
-            name: value
-            for name, value in (asdict(self) | {"task": old.get(self.task, self.task)}).items()
-            if name not in _NOT_OF_A_RUN and (name, value) not in _NEW
-        }
+        return {name: value for name, value in self.changed().items() if name not in _NOT_OF_A_RUN}

@@ -16,7 +16,6 @@ from openrlhf_shear.lab.inputs import Models, further_inputs
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.side_by_side import Together
 from openrlhf_shear.lab.tasks import Problem, task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
@@ -66,7 +65,6 @@ def train(
     seed: int,
     start: Path,
     step_done: Callable[[], None] = lambda: None,
-    together: Together | None = None,
 ) -> LabRun:
     """Train one run.
 
@@ -79,14 +77,13 @@ def train(
     Args:
         start: folder of the start policy.
         step_done: called after every step.
-        together: the runs of which this is one; None for a run that draws its own tokens.
 
     Raises:
         CreditRuleError: the rule failed.
     """
     started = time.perf_counter()
     rule, task = variant.rule(settings), task_of(settings)
-    policy = Policy(start, settings, together)
+    policy = Policy(start, settings)
     models = Models(policy, Policy(start, settings) if "ref_log_probs" in rule.needs else None, task)
     problems = task.problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed)
     heldout = task.problems(settings.eval_problems, HELDOUT_SEED, "heldout")

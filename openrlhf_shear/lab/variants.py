@@ -26,19 +26,6 @@ from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ORACLES)
 _SHARED = ("window", "stride", "epsilon_rel")  # of SHEAR, which the lab's settings supply unless a name sets them
-# newer knobs, at the values that change nothing: leaving them out keeps the identity of older runs
-_NEW = {("max_spans", 0), ("tail", "one"), ("epsilon_spread", None)}
-# rules of examples/rules, by the first part of their code's digest: the digest of their bytes in version 0.1, which
-# names the folders of the runs in benchmarks/results
-_BY_BYTES = {
-    "60cb343faa1a46cd": "82c56d4183a7563f86aca061adee7e68835a5a2fd25d8c534402c840441832ef",  # change
-    "d97cf84e336e58cd": "77daa05af1b64c162194aa18255c48aa7f3949e9e70a00fbf07c05a8a655cbb2",  # contrast
-    "5a28d06e91c3faa2": "05a9da07c298259a4c50759ff30ba8552a23a6ad6eac0dc64e2fca3236d9ac11",  # discriminant
-    "df7f3d20c59e813a": "f6aba849a639ab65c4c538d3f4a1f558d9866ce72bae3caa87941cde0e892471",  # excess
-    "a72e517eccaa31c3": "972bf7c62ac31929038bdba08e4467609816e0256696acbb6431eadd28983487",  # number_lines
-    "f08bc2894a840bf1": "d7f8a15b8d419c38fafe60a11d173bebeb006d59b042e4c121179fc71f3c9998",  # onset
-    "b3609b46b55083fd": "fb20f0d9dc91f651ad6ee59cd003db3119566a39f08d86921d76b31424097495",  # surprise
-}
 _GIVEN = {*NEEDS, *UPDATE_NEEDS, "first_errors"} - {"prm_scores"}
 
 
@@ -78,24 +65,18 @@ class Variant:
     def identity(self, settings: LabSettings) -> dict:
         """Return all that decides the variant's numbers; runs are stored by it. How the search runs decides nothing.
 
-        A rule of yours is identified by the code of the files of its class and of the class's bases, without
+        Only knobs that differ from their defaults are in it, so a new knob does not change it. A rule of yours is
+        identified by its knobs as written, and by the code of the files of its class and of the class's bases, without
         docstrings and comments.
         """
         identity = {"estimator": self.estimator, "control": self.control}
         if is_outside(self.estimator):
-            source = _digest(repr([canonical(ast.parse(text)) for text in self._files(settings)]).encode())
-            return identity | dict(self.knobs) | {"source": _BY_BYTES.get(source[:16], source)}
+            code = repr([canonical(ast.parse(text)) for text in self._files(settings)])
+            return identity | dict(self.knobs) | {"source": hashlib.sha256(code.encode()).hexdigest()}
         if self.estimator in ORACLES:
-            return identity | self._rule_name.arguments()
-        spec = self._spec(settings)
-        knobs = asdict(spec.config) if spec.config else {}
-        knobs |= asdict(spec.outcome) if self.estimator == "shear" else {}
-        return identity | {name: value for name, value in knobs.items() if (name, value) not in _NEW}
-
-    def earlier_identity(self, settings: LabSettings) -> dict:
-        """Return the identity of version 0.1, which had the bytes of a rule's files instead of their code."""
-        identity = self.identity(settings)
-        return identity | {"source": _digest(b"".join(self._files(settings)))} if "source" in identity else identity
+            return identity | _changed_arguments(ORACLES[self.estimator], self._rule_name.arguments())
+        config = self._spec(settings).config
+        return identity | (config.changed() if config else {})
 
     def _files(self, settings: LabSettings) -> list[bytes]:
         """Return the files of the rule's class and of its bases outside this package and the standard library."""
@@ -162,5 +143,8 @@ def _parse(text: str) -> Variant:
     return Variant(text, estimator, tuple(name.knobs.items()), "/".join(controls) or None)
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _changed_arguments(rule: type, arguments: dict[str, object]) -> dict[str, object]:
+    """Return the arguments that differ from the rule's defaults; integers become floats where the default is one."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(rule).parameters.items()}
+    read = {name: float(value) if isinstance(defaults[name], float) else value for name, value in arguments.items()}
+    return {name: value for name, value in read.items() if value != defaults[name]}

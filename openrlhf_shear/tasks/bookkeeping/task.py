@@ -14,7 +14,6 @@ from openrlhf_shear.tasks.situation import Situation
 _HERE = Path(__file__).parent
 POLICY_DIR = _HERE / "shipped_policy"
 _POLICIES = {PLAIN.name: POLICY_DIR, "paraphrased": _HERE / "paraphrased_policy"}
-_PLACES = {PLAIN.name: "ledger"}  # as in the folders of older runs
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class BookkeepingTask:
 
     @property
     def place(self) -> str:
-        return _PLACES.get(self.form.name, f"bookkeeping-{self.form.name}")
+        return "bookkeeping" if self.form == PLAIN else f"bookkeeping-{self.form.name}"
 
     policy_place = place
 

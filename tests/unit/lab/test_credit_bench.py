@@ -27,7 +27,7 @@ from openrlhf_shear.tasks.arithmetic import task as arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 DOCS = Path(__file__).parents[3] / "docs"
-ROWS = Path(__file__).parents[3] / "benchmarks/results/credit_bench"
+ROWS = Path(__file__).parents[3] / "benchmarks/results/credit_bench.jsonl"
 SMALL = {"steps": 2, "samples_per_prompt": 4, "eval_problems": 2, "placement_prompts": 2, "precision": "float32"}
 TRACK = LabSettings(**SMALL, window=8)
 RULES = "uniform,oracle_first_wrong,entropy_adv"
@@ -47,8 +47,8 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
         line = ["run", "--rules", RULES, "--tasks", "arithmetic", "--seeds", "0", "--continuations", "3"]
-        main([*line, "--output", str(folder / "runs"), "--rows", str(folder / "rows")])
-    return {row["rule"]: row for row in bench.read_rows(folder / "rows")}, folder
+        main([*line, "--output", str(folder / "runs"), "--rows", str(folder / "rows.jsonl")])
+    return {row["rule"]: row for row in bench.read_rows(folder / "rows.jsonl")}, folder
 
 
 def test_a_row_has_its_differences_to_uniform_over_paired_seeds(made):
@@ -69,8 +69,7 @@ def test_a_row_says_where_its_numbers_come_from(made):
     assert row["knobs"]["estimator"] == "entropy_adv" and row["task"] == "arithmetic"
     assert row["version"] == task_version(TRACK, POLICY_DIR) and row["start"] == fingerprint(POLICY_DIR)[:12]
     assert row["setting"]["steps"] == 2 and "learning_rate" not in row["setting"]
-    files = [path.name for path in (folder / "rows").glob("*/*.json")]
-    assert len(files) == 3 and any(name.startswith("oracle_first_wrong-") for name in files)
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 3
 
 
 def test_placement_and_correlation_are_of_the_rule(made):
@@ -84,20 +83,21 @@ def test_placement_and_correlation_are_of_the_rule(made):
 
 def test_the_same_rule_in_the_same_setting_has_one_row(made, tmp_path):
     row = made[0]["entropy_adv"]
-    first, again = (bench.write_row(row | {"score": score}, tmp_path) for score in (0.1, 0.2))
-    other = bench.write_row(row | {"learning_rate": 2e-4}, tmp_path)
-    assert first == again != other and json.loads(first.read_text())["score"] == 0.2
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x/y.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"y\.json is no row of the credit bench; remove it"):
-        bench.read_rows(tmp_path)
+    file, others = tmp_path / "x/y.jsonl", ({"learning_rate": 2e-4}, {"baseline_learning_rate": 2e-4}, {"seeds": [900]})
+    for changes in ({"score": 0.1}, *others, {"score": 0.2}):
+        bench.write_row(row | changes, file)
+    rows = bench.read_rows(file)
+    assert len(rows) == 4 and sum(each["score"] == 0.2 for each in rows) == 1 and row | {"score": 0.1} not in rows
+    file.write_text(f"{json.dumps(row)}\n{{}}\n")
+    with pytest.raises(ValueError, match=r"y\.jsonl, line 2, is no row of the credit bench; remove it"):
+        bench.read_rows(file)
 
 
 def test_a_row_without_rollouts_has_its_gain_alone(made, tmp_path, monkeypatch):
     monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
     line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
-    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path)])
-    rows = {row["rule"]: row for row in bench.read_rows(tmp_path)}
+    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path / "rows.jsonl")])
+    rows = {row["rule"]: row for row in bench.read_rows(tmp_path / "rows.jsonl")}
     assert rows.keys() == {"uniform", "oracle_first_wrong"}
     for rule, row in rows.items():
         whole = made[0][rule]
@@ -110,10 +110,11 @@ def test_a_row_without_rollouts_has_its_gain_alone(made, tmp_path, monkeypatch):
 def test_a_row_made_without_rollouts_keeps_what_an_earlier_row_measured(made, tmp_path, monkeypatch):
     monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
     earlier = made[0]["oracle_first_wrong"]
-    bench.write_row(earlier | {"commit": "c0ffee", "learning_rate": 2e-4, "measured": None}, tmp_path)
+    file = tmp_path / "rows.jsonl"
+    bench.write_row(earlier | {"commit": "c0ffee", "learning_rate": 2e-4, "measured": None}, file)
     line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
-    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path)])
-    rows = [row for row in bench.read_rows(tmp_path) if row["learning_rate"] == 1e-4]
+    main([*line, "--output", str(made[1] / "runs"), "--rows", str(file)])
+    rows = [row for row in bench.read_rows(file) if row["learning_rate"] == 1e-4]
     row = next(row for row in rows if row["rule"] == "oracle_first_wrong")
     assert {name: row[name] for name in ("correlation", "largest", "exact")} == {
         name: earlier[name] for name in ("correlation", "largest", "exact")
@@ -122,16 +123,10 @@ def test_a_row_made_without_rollouts_keeps_what_an_earlier_row_measured(made, tm
 
 
 def test_a_row_of_an_edited_rule_keeps_nothing_of_the_rule_before(made):
-    earlier, folder = made[0]["oracle_first_wrong"], made[1] / "edited"
-    bench.write_row(earlier, folder)
-    assert bench.measured_before(earlier, folder)
-    assert not bench.measured_before(earlier | {"knobs": {"source": "another"}}, folder)
-
-
-def test_rows_over_a_baseline_at_another_rate_are_others(made, tmp_path):
-    row = made[0]["oracle_first_wrong"]
-    other = row | {"baseline_learning_rate": 2 * row["baseline_learning_rate"]}
-    assert len({bench.write_row(each, tmp_path) for each in (row, other)}) == 2
+    earlier, file = made[0]["oracle_first_wrong"], made[1] / "edited.jsonl"
+    bench.write_row(earlier, file)
+    assert bench.measured_before(earlier, file)
+    assert not bench.measured_before(earlier | {"knobs": {"source": "another"}}, file)
 
 
 # ── Versions ──
@@ -177,13 +172,12 @@ def test_only_equal_versions_starts_settings_and_baselines_share_a_board(made):
     assert len(board_of([*rows, rows[0] | {"learning_rate": 2e-4}])) == 1, "a rule may have been tuned"
 
 
-def test_rows_of_seeds_that_judge_nothing_have_a_board_and_a_file_of_their_own(made, tmp_path):
+def test_rows_of_seeds_that_judge_nothing_have_a_board_of_their_own(made):
     rows = [*made[0].values()]
     tried = rows[0] | {"seeds": [900, 901]}
     first, second = board_of([*rows, tried])
     assert len(first.rows) == 3 and [row["seeds"] for row in second.rows] == [[900, 901]]
     assert second.title == f"{first.title}; seeds from 900 on, which judge nothing"
-    assert bench.write_row(rows[0], tmp_path) != bench.write_row(tried, tmp_path)
 
 
 def test_a_rule_at_two_rates_counts_once_and_at_its_better_one(made):
@@ -236,7 +230,15 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
     page = tmp_path / "docs/page.md"
     page.parent.mkdir()
     page.write_text(f"{BEGIN}\n{END}\n")
-    line = ["table", "--rows", str(made[1] / "rows"), "--page", str(page), "--sorted", str(tmp_path / "board.html")]
+    line = [
+        "table",
+        "--rows",
+        str(made[1] / "rows.jsonl"),
+        "--page",
+        str(page),
+        "--sorted",
+        str(tmp_path / "board.html"),
+    ]
     main(line)
     assert "oracle_first_wrong" in page.read_text() and "oracle_first_wrong" in (tmp_path / "board.html").read_text()
     assert (tmp_path / "docs/images/credit_bench_arithmetic.png").is_file()

@@ -1,13 +1,12 @@
 """Runs in files, one of them trained in a worker process; and the policy that they start from."""
 
-import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,8 +59,8 @@ def test_a_failed_run_is_named_and_finished_runs_stay(trained):
     assert str(error).startswith("lab_failing_rule:Fails, seed 7: ") and "no credit today" in str(error)
     assert uniform.path.is_file() and not failing.path.exists()
     written = json.loads(uniform.path.read_text())
-    assert written["of"].pop("made").keys() == {"commit", "command", "machine", "versions"}
-    assert written["of"] == {"rule": uniform.variant.identity(SETTINGS), "settings": asdict(SETTINGS)}
+    assert written["made"].keys() == {"commit", "command", "machine", "versions"}
+    assert LabSettings(**written["settings"]) == SETTINGS and written["start"] == fingerprint(POLICY_DIR)
     files = [path for path in uniform.path.parents[2].rglob("*") if path.is_file()]
     assert files == [uniform.path], "nothing half-written stays"
 
@@ -73,7 +72,7 @@ def test_what_is_there_is_read_and_not_trained_again(trained, monkeypatch):
     (run,) = run_all([uniform], workers=1)
     assert (run.rule, run.seed, len(run.accuracy)) == ("uniform", 7, 2) and 8 * run.final in range(9)
     assert [len(values) for values in run.metrics.values()] == [2] * len(run.metrics)
-    made = json.loads(uniform.path.read_text())["of"]["made"]
+    made = json.loads(uniform.path.read_text())["made"]
     assert made["versions"]["torch"] and made["machine"] and made["command"].startswith("python") and "commit" in made
     assert run.made == made
     assert finished([uniform]) == [run] and uniform.path.stat().st_mtime_ns == before
@@ -137,7 +136,7 @@ def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
         ("uniform", {"operations": 5}, False),
         ("uniform", {"eval_problems": 3}, False),
         ("uniform", {"eval_samples": 3}, False),
-        ("uniform", {"task": "ledger"}, False),
+        ("uniform", {"task": "bookkeeping"}, False),
         ("uniform", {"precision": "bfloat16"}, False),
         ("uniform", {"window": 4, "stride": 2, "epsilon_rel": 0.1, "placement_prompts": 3}, True),
         ("uniform", {"start": "0.2"}, True),  # the policy's digest stands for it
@@ -152,37 +151,10 @@ def test_other_settings_are_other_folders(tmp_path, rule, changes, same):
     assert first.path != other.path
 
 
-def test_settings_of_later_name_no_other_run():
-    """Folders of runs have the names from before the lab had a second task and several samples."""
-    named = {
-        "operations7-steps60-77462d83d0c6": {},
-        "operations5-steps60-b49a664a96e4": {"operations": 5, "start": "0.2"},
-    }
-    for folder, changes in named.items():
-        (job,) = jobs(
-            LabSettings(eval_samples=1, **changes), parse_rules("uniform"), [0], Path("p"), "start", Path("o")
-        )
-        assert job.path.parents[1].name == folder
-    (other,) = jobs(LabSettings(task="ledger"), parse_rules("uniform"), [0], Path("p"), "start", Path("o"))
-    assert other.path.parents[1].name.startswith("ledger-steps60-")
-
-
-def test_runs_of_version_0_1_are_read_where_they_are(tmp_path, monkeypatch):
-    """They are in a folder that is named by the bytes of the rule's file."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "lab_older_rule.py").write_text(FAILING)
-    rule = "lab_older_rule:Fails"
-    (newer,) = wanted(rule, [0], tmp_path)
-    identity = {"control": None, "estimator": rule, "source": hashlib.sha256(FAILING.encode()).hexdigest()}
-    name = f"lab_older_rule.Fails-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}"
-    older = replace(newer, path=newer.path.parents[1] / name / "seed000.json")
-    assert newer.path != older.path
-    write_run(older)
-    first, second = wanted(rule, [0, 1], tmp_path)
-    assert first.path == older.path and second.path.parent == older.path.parent
-    assert [run.seed for run in finished([second])] == [0]
-    write_run(newer)
-    assert wanted(rule, [0], tmp_path)[0].path == newer.path
+def test_a_setting_at_its_default_is_in_no_identity():
+    assert LabSettings().of_a_run() == {}, "so that a new setting does not move the runs that are there"
+    changed = LabSettings(window=4, steps=9, task="bookkeeping")
+    assert changed.of_a_run() == {"task": "bookkeeping", "steps": 9} and LabSettings(**changed.changed()) == changed
 
 
 def test_two_names_of_a_rule_are_trained_once_and_both_read(tmp_path, monkeypatch):
@@ -209,7 +181,7 @@ def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):
     assert (run.rule, run.seed, run.final) == ("shear/window=16", 2, 0.5)
 
 
-GOOD = {"seed": 0, "accuracy": [0.5], "final": 0.5, "metrics": {}, "seconds": 1.0}
+GOOD = {"seed": 0, "accuracy": [0.5], "final": 0.5, "metrics": {}, "seconds": 1.0, "made": None, "evaluations": []}
 
 
 @pytest.mark.parametrize(

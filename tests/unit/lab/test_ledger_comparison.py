@@ -2,20 +2,20 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
+import credit_questions
 import ledger_comparison
+import ledger_gates
 import numpy as np
 import pytest
+import run_tables
 from lab_cases import write_run
-from ledger_comparison import SETTINGS, Asked, Kept, compared, differences
+from ledger_comparison import LARGE, SETTINGS, Asked, Kept, compared, differences
 
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.report.provenance import distinct
-
-RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 
 
 def write(folder, rule, accuracy, large=None, **changes):
@@ -26,13 +26,13 @@ def write(folder, rule, accuracy, large=None, **changes):
         write_run(job, accuracy[job.seed])
         kept = json.loads(job.path.read_text()) | {"final": accuracy[job.seed] / 2}
         made = {"commit": "c0ffee", "machine": "a CPU", "versions": {"torch": "2"}}
-        job.path.write_text(json.dumps(kept | {"of": {"made": made}}))
+        job.path.write_text(json.dumps(kept | {"made": made}))
 
 
 def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
     write(tmp_path, "uniform", {0: 0.5, 1: 0.6, 3: 0.5, 99: 0.1})
     write(tmp_path, "shear", {0: 0.6, 1: 0.5, 2: 0.9, 99: 0.9})
-    kept = Kept(tmp_path, None)
+    kept = Kept(tmp_path)
     found = differences(kept, Asked("primary", "shear", "uniform"))
     assert found["mean"] == pytest.approx([0.1, -0.1]) and found["final"] == pytest.approx([0.05, -0.05])
     assert [made["commit"] for made in distinct(kept.made)] == ["c0ffee"]
@@ -42,22 +42,68 @@ def test_runs_of_the_larger_policy_are_recognised_by_its_weights(tmp_path):
     asked = Asked("5.1M", "shear", "uniform", large=True)
     for rule, accuracy in {"uniform": 0.4, "shear": 0.6}.items():
         write(tmp_path, rule, {0: 0.5})
-        write(tmp_path, rule, {0: accuracy}, large="a digest", start="runs/ledger/large")
-    assert differences(Kept(tmp_path, "a digest"), asked)["mean"] == pytest.approx([0.2])
-    for large in (None, "", "another one"):
-        assert differences(Kept(tmp_path, large), asked) == {"mean": [], "final": []}
+        write(tmp_path, rule, {0: accuracy}, large=LARGE, start="runs/ledger/large")
+    assert differences(Kept(tmp_path), asked)["mean"] == pytest.approx([0.2])
 
 
-def test_the_published_differences_are_those_of_the_runs_beside_them():
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """The folders of the studies' runs, unpacked, by study."""
+    folders = {study: tmp_path_factory.mktemp(study) for study in run_tables.STUDIES}
+    for study, folder in folders.items():
+        run_tables.unpack(run_tables.table_of(study), folder)
+    return folders
+
+
+def published(name):
+    return json.loads((run_tables.RESULTS / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "study", "earlier"),
+    [
+        ("ledger_comparison", "bookkeeping_runs", None),
+        ("ledger_again", "bookkeeping_again_runs", "bookkeeping_runs"),
+    ],
+)
+def test_the_published_differences_are_those_of_the_table(tables, name, study, earlier):
     """Every run is found, also of rules whose files were edited since."""
-    large = (RESULTS / "ledger/lab/large.sha256").read_text().strip()
-    published = json.loads((RESULTS / "ledger_comparison.json").read_text())["differences"]
-    found = compared(Kept(RESULTS / "ledger/lab", large))
+    found = compared(Kept(tables[study]), Kept(tables[earlier]) if earlier else None)
+    rows = published(name)["differences"]
     assert [(row["rule"], row["over"], row["seeds"]) for row in found] == [
-        (row["rule"], row["over"], row["seeds"]) for row in published
+        (row["rule"], row["over"], row["seeds"]) for row in rows
     ]
-    for row, of in zip(found, published, strict=True):
+    for row, of in zip(found, rows, strict=True):
         assert row["mean"] == pytest.approx(of["mean"]) and row["final"] == pytest.approx(of["final"])
+
+
+def test_the_published_gates_are_those_of_the_table(tables):
+    settings = replace(SETTINGS, steps=40, eval_problems=64)
+    start = start_policy(settings, tables["bookkeeping_gates_runs"], print)
+    found = ledger_gates.worth_gates(settings, start, tables["bookkeeping_gates_runs"], 20)
+    worth = published("ledger_gates")["worth"]
+    assert found.keys() == worth.keys() and all(found[gate] == pytest.approx(worth[gate]) for gate in worth)
+
+
+@pytest.mark.parametrize("number", credit_questions.QUESTIONS)
+def test_the_published_answers_are_those_of_the_table(tables, number):
+    found = credit_questions.asked(credit_questions.QUESTIONS[number], tables["credit_questions_runs"])
+    answer = published("credit_questions")["questions"][str(number)]
+    assert found["conclusion"] == answer["conclusion"] and found["means"] == pytest.approx(answer["means"])
+    for measure in credit_questions.MEASURES:
+        assert found["difference"][measure] == pytest.approx(answer["difference"][measure])
+
+
+def test_a_folder_of_runs_and_its_table_hold_the_same(tables, tmp_path):
+    study = "bookkeeping_gates_runs"
+    table, folder = tmp_path / "t.jsonl.xz", tmp_path / "lab"
+    rows = run_tables.read(run_tables.table_of(study))
+    run_tables.write(table, rows[:7])
+    assert run_tables.unpack(table, folder) == 7 and run_tables.unpack(table, folder) == 0, "none is written over"
+    assert run_tables.pack(table, tables[study]) == len(rows) == 30
+    assert run_tables.read(table) == rows and table.read_bytes() == run_tables.table_of(study).read_bytes()
+    made = {name for row in rows for name in row["made"]}
+    assert {"commit", "command", "machine"} <= made
 
 
 def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
@@ -65,7 +111,7 @@ def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
     for folder, shear in ((now, 0.9), (then, 0.6)):
         write(folder, "uniform", {0: 0.5, 1: 0.5})
         write(folder, "shear", {0: shear, 1: shear**2})
-    rows = compared(Kept(now, None), Kept(then, None))
+    rows = compared(Kept(now), Kept(then))
     found = {(row["part"], row["rule"], row["over"]): row["mean"]["mean"] for row in rows}
     assert found[("primary", "shear", "uniform")] == pytest.approx((0.9 + 0.81) / 2 - 0.5)
     assert found[("again", "shear", "shear")] == pytest.approx((0.9 + 0.81 - 0.6 - 0.36) / 2)
@@ -75,7 +121,7 @@ def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
 def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):
     write(tmp_path, "uniform", {0: 0.5})
     write(tmp_path, "uniform", {0: 0.8}, learning_rate=2e-4)
-    found = differences(Kept(tmp_path, None), Asked("learning rate", "uniform", "uniform", learning_rate=2e-4))
+    found = differences(Kept(tmp_path), Asked("learning rate", "uniform", "uniform", learning_rate=2e-4))
     assert found["mean"] == pytest.approx([0.3])
 
 
@@ -84,7 +130,7 @@ def test_two_rules_are_compared_at_another_rate(tmp_path):
         write(tmp_path, "uniform", {0: 0.5}, learning_rate=rate)
         write(tmp_path, "shear", {0: shear}, learning_rate=rate)
     asked = Asked("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4)
-    assert differences(Kept(tmp_path, None), asked)["mean"] == pytest.approx([0.4])
+    assert differences(Kept(tmp_path), asked)["mean"] == pytest.approx([0.4])
 
 
 def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):
@@ -93,7 +139,7 @@ def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):
     write(tmp_path, "uniform", {0: 0.5, 1: 0.5, 2: 0.5})
     write(tmp_path, "shear", {0: 0.51, 1: 0.52, 2: 0.53})
     write(tmp_path, "shear/permuted", {0: 0.5, 1: 0.5, 2: 0.5})
-    primary, secondary = compared(Kept(tmp_path, None))
+    primary, secondary = compared(Kept(tmp_path))
     # t = 0.02 / (0.01 / sqrt(3)) with 2 degrees of freedom: P(|T| > t) = 1 - t / sqrt(2 + t^2)
     t = 2 * np.sqrt(3)
     p = 1 - t / np.sqrt(2 + t * t)
