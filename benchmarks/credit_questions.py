@@ -12,18 +12,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 from ledger_comparison import JUDGED, points
 from measure import print_table, script_parser, write_json
 from scipy.stats import ttest_1samp
 
-from openrlhf_shear.cli.tuning import tuned
 from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab.policy import fingerprint, start_policy
-from openrlhf_shear.lab.runs import finished
+from openrlhf_shear.lab.runs import finished, jobs
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.tuning import tuned_jobs
+from openrlhf_shear.lab.trials import Trials
+from openrlhf_shear.lab.tuning import tuned
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.bootstrap import Bootstrap
@@ -36,8 +35,7 @@ TEXT = "examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/eps
 SETTINGS = {"prompts": 8, "window": 32, "stride": 8, "epsilon_rel": 0.015}
 SETTINGS |= {"eval_every": 5, "eval_temperature": 0.1, "eval_problems": 128, "eval_samples": 1}
 SEEDS = range(200, 224)
-RATES = (1e-4, 2e-4, 4e-4)
-TUNING = SimpleNamespace(first_tuning_seed=920, tuning_seeds=3, widen_rates=4, seeds=0, workers=1)
+TRIALS = Trials(seeds=0, learning_rates="1e-4,2e-4,4e-4", first_tuning_seed=920, widen_rates=4)
 POINT = 0.01
 MEASURES: dict[str, Callable[[LabRun], float]] = {
     "evaluated": lambda run: run.evaluated,
@@ -107,9 +105,9 @@ def asked(question: Question, folder: Path) -> dict:
     settings = question.settings
     start = start_policy(settings, folder, print)
     variants = parse_rules(f"{question.baseline},{question.rule}")
-    about = SimpleNamespace(settings=settings, variants=variants, start=start, identity=fingerprint(start))
-    rates = tuned(TUNING, RATES, about, folder)
-    wanted = tuned_jobs(settings, variants, rates, SEEDS, start, about.identity, folder)
+    identity = fingerprint(start)
+    rates = tuned(TRIALS, settings, variants, start, identity, folder)
+    wanted = jobs(settings, variants, SEEDS, start, identity, folder, rates)
     runs = [run for run in finished(wanted) if run.seed in SEEDS]
     by = {variant.name: {run.seed: run for run in runs if run.rule == variant.name} for variant in variants}
     baseline, rule = by

@@ -4,15 +4,12 @@
 """
 
 import argparse
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-from openrlhf_shear.cli.tuning import add_tuning, check_tuning, tuned
 from openrlhf_shear.lab.settings import SHIPPED
-from openrlhf_shear.lab.tracks import BASELINE, QUICK, TRACKS
+from openrlhf_shear.lab.trials import BASELINE, QUICK, TRACKS, QuickTrials
 from openrlhf_shear.line import frame
 
 ROWS = Path("benchmarks/results/credit_bench.jsonl")
@@ -35,13 +32,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--rules", metavar="RULE,...", required=True, help="rules to compare with uniform")
     about = f"tasks, of {', '.join(TRACKS)} (default: %(default)s)"
     run.add_argument("--tasks", metavar="TASK,...", default=",".join(QUICK), help=about)
-    about = "paired training runs a rule; 0 trains nothing and reads the finished runs (default: 5)"
-    run.add_argument("--seeds", type=int, default=5, metavar="N", help=about)
-    run.add_argument("--first-seed", type=int, default=0, metavar="N", help="first seed (default: 0)")
     about = "folder of the runs, to write or to resume in (default: %(default)s)"
     run.add_argument("--output", type=Path, metavar="DIR", default=Path("runs/credit_bench"), help=about)
-    cores = len(os.sched_getaffinity(0))
-    run.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
     about = (
         "continuations for each value that the task does not settle (default: 32). 0 samples nothing. The rank "
         "correlation and the placement are then those of the rule's earlier row, if there is one"
@@ -51,7 +43,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "--start", default=SHIPPED, metavar="POLICY", help="start policy, as for the lab (default: shipped)"
     )
     run.add_argument("--learning-rate", type=float, default=1e-4, metavar="RATE", help="of all rules (default: 1e-4)")
-    add_tuning(run)
+    frame.add_knobs(run.add_argument_group("seeds, and the learning rate of each rule"), QuickTrials)
     table = frame.plainly(actions.add_parser("table", help="make the leaderboard from the rows", description=__doc__))
     about = "page to update (default: %(default)s)"
     table.add_argument("--page", type=Path, metavar="FILE.md", default=PAGE, help=about)
@@ -68,20 +60,19 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    frame.at_least(args, seeds=0, first_seed=0, workers=1, continuations=0)
+    frame.at_least(args, continuations=0)
+    trials = frame.knobs_of(args, QuickTrials)
     tasks = args.tasks.split(",")
     if unknown := [task for task in tasks if task not in TRACKS]:
         raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TRACKS)}")
-    seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
-    rates = check_tuning(args, seeds)
     # Imported late, so that --help is instant.
     import torch
     from tqdm import tqdm
 
     from openrlhf_shear.lab import bench
     from openrlhf_shear.lab.policy import fingerprint, start_policy
-    from openrlhf_shear.lab.runs import finished, run_all
-    from openrlhf_shear.lab.tuning import tuned_jobs
+    from openrlhf_shear.lab.runs import finished, jobs, run_all
+    from openrlhf_shear.lab.tuning import tuned
     from openrlhf_shear.lab.variants import parse_rules
     from openrlhf_shear.report.bootstrap import Bootstrap
 
@@ -96,10 +87,9 @@ def _run(args: argparse.Namespace) -> None:
         start = start_policy(settings, args.output, tqdm.write)
         identity = fingerprint(start)
         version = bench.task_version(settings, start)
-        asked = SimpleNamespace(settings=settings, variants=variants, start=start, identity=identity)
-        best = tuned(args, rates, asked, args.output)
-        wanted = tuned_jobs(settings, variants, best, seeds, start, identity, args.output)
-        runs = run_all(wanted, args.workers) if args.seeds else finished(wanted)
+        best = tuned(trials, settings, variants, start, identity, args.output)
+        wanted = jobs(settings, variants, trials.judging, start, identity, args.output, best)
+        runs = run_all(wanted, trials.workers) if trials.seeds else finished(wanted)
         truth = None
         if args.continuations:
             truth = bench.kept_truth(settings, start, identity, args.continuations, args.output)

@@ -5,16 +5,14 @@ that improves training.
 """
 
 import argparse
-import os
 import sys
 import traceback
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
-from openrlhf_shear.cli.tuning import add_tuning, check_tuning, tuned
 from openrlhf_shear.config import RULES
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.trials import Trials
 from openrlhf_shear.line import frame
 
 EPILOG = """\
@@ -61,19 +59,13 @@ KEPT = "interrupted; finished runs are kept, and the same command resumes"
 def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--rules", metavar="RULE,...", required=True, help="rules to compare; see below")
-    about = "training runs a rule; 0 trains nothing (default: 10)"
-    what.add_argument("--seeds", type=int, default=10, metavar="N", help=about)
-    about = "first of the consecutive seeds (default: 0)"
-    what.add_argument("--first-seed", type=int, default=0, metavar="N", help=about)
     about = "rule that the others are compared with (default: uniform)"
     what.add_argument("--baseline", default="uniform", metavar="RULE", help=about)
     what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to resume in")
-    cores = len(os.sched_getaffinity(0))
-    what.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
-    add_tuning(parser)
+    seeds = parser.add_argument_group("seeds, and the learning rate of each rule")
     task = parser.add_argument_group("task, trainer and rules")
-    for each in fields(LabSettings):
-        frame.add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))
+    for group, config in ((seeds, Trials), (task, LabSettings)):
+        frame.add_knobs(group, config)
 
 
 @frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), KEPT)
@@ -86,10 +78,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _try_rules(args: argparse.Namespace) -> None:
-    frame.at_least(args, seeds=0, first_seed=0, workers=1)
-    settings = LabSettings(**{each.name: getattr(args, each.name) for each in fields(LabSettings)})
-    seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
-    rates = check_tuning(args, seeds)
+    trials, settings = frame.knobs_of(args, Trials), frame.knobs_of(args, LabSettings)
     # Imported late, so that --help is instant.
     import torch
     from tqdm import tqdm
@@ -97,8 +86,8 @@ def _try_rules(args: argparse.Namespace) -> None:
     from openrlhf_shear.lab.findings import find
     from openrlhf_shear.lab.placement import known_rollouts, placement, traces
     from openrlhf_shear.lab.policy import fingerprint, start_policy
-    from openrlhf_shear.lab.runs import finished, run_all
-    from openrlhf_shear.lab.tuning import tuned_jobs
+    from openrlhf_shear.lab.runs import finished, jobs, run_all
+    from openrlhf_shear.lab.tuning import tuned
     from openrlhf_shear.lab.variants import parse_rules
     from openrlhf_shear.report.bootstrap import Bootstrap
     from openrlhf_shear.report.findings import print_findings, write_findings
@@ -120,13 +109,13 @@ def _try_rules(args: argparse.Namespace) -> None:
         for variant in frame.progress(variants, "where the credit goes", unit="rule")
     }
 
-    asked = SimpleNamespace(settings=settings, variants=variants, start=start, identity=fingerprint(start))
-    best = tuned(args, rates, asked, args.output)
-    wanted = tuned_jobs(settings, variants, best, seeds, start, asked.identity, args.output)
-    told = asdict(settings) | ({"learning_rate": best} if rates else {})
-    if args.seeds:  # print placements first, since runs take longer; without notes on pictures that need the runs
+    identity = fingerprint(start)
+    best = tuned(trials, settings, variants, start, identity, args.output)
+    wanted = jobs(settings, variants, trials.judging, start, identity, args.output, best)
+    told = asdict(settings) | ({"learning_rate": best} if trials.rates else {})
+    if trials.seeds:  # print placements first, since runs take longer; without notes on pictures that need the runs
         print_findings(replace(find([], placements, told, baseline.name), omitted=[]))
-    runs = run_all(wanted, args.workers) if args.seeds else finished(wanted)
+    runs = run_all(wanted, trials.workers) if trials.seeds else finished(wanted)
     names = [variant.name for variant in variants]
     runs = sorted(runs, key=lambda run: (names.index(run.rule), run.seed))
     findings = find(runs, placements, told, baseline.name)

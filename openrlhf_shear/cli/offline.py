@@ -3,8 +3,10 @@
 import argparse
 import sys
 import traceback
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from openrlhf_shear.config.knobs import knob
 from openrlhf_shear.line import frame
 
 EPILOG = """\
@@ -34,6 +36,30 @@ USAGE = "{prog} --model MODEL --responses FILE ... --rules RULE,... --output DIR
 KEPT = "interrupted; readings are kept, and the same command resumes"
 
 
+@dataclass(frozen=True)
+class OfflineSettings:
+    """How responses are read and compared. Raises ValueError where a number is too small."""
+
+    limit: int | None = knob(None, "Compare on the first so many problems.")
+    gate_problems: int = knob(64, "Problems of the gate, at most.")
+    dtype: str = knob("float32", "Precision of the model.", ("float32", "bfloat16"))
+    device: str = knob("auto", "Auto: cuda if there is a GPU, else cpu.", ("auto", "cuda", "cpu"))
+    batch_size: int = knob(4, "Responses a pass.")
+    prompt_format: str = knob("chat", "Chat: the model's chat template; plain: the problem's text.", ("chat", "plain"))
+    trust_remote_code: bool = knob(False, "Run Python code that comes with the model.")
+    seed: int = knob(0, "Seed of the changed numbers and of controls.")
+    resamples: int = knob(1000, "Bootstrap resamples.")
+
+    def __post_init__(self):
+        frame.at_least(self, batch_size=1, resamples=1, seed=0, gate_problems=1)
+        if self.limit is not None:
+            frame.at_least(self, limit=1)
+
+    def of_the_numbers(self) -> dict[str, object]:
+        """Return the settings that the numbers depend on, but for rounding."""
+        return {name: value for name, value in asdict(self).items() if name not in ("device", "trust_remote_code")}
+
+
 def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--model", metavar="PATH_OR_ID", required=True, help="a Hugging Face folder or hub id")
@@ -42,22 +68,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     about = "rule that the lifts of the others are compared with (default: the first of --rules)"
     what.add_argument("--baseline", metavar="RULE", help=about)
     what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to resume in")
-    about = "compare on the first N problems (default: all)"
-    what.add_argument("--limit", type=int, metavar="N", help=about)
-    about = "problems of the gate, at most (default: 64)"
-    what.add_argument("--gate-problems", type=int, default=64, metavar="N", help=about)
-    how = parser.add_argument_group("model")
-    how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: float32)")
-    about = "auto: cuda if there is a GPU, else cpu (default: auto)"
-    how.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=about)
-    how.add_argument("--batch-size", type=int, default=4, metavar="N", help="responses a pass (default: 4)")
-    about = "chat: the model's chat template; plain: the problem's text (default: chat)"
-    how.add_argument("--prompt-format", choices=("chat", "plain"), default="chat", help=about)
-    how.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
-    numbers = parser.add_argument_group("numbers")
-    about = "seed of the changed numbers and of controls (default: 0)"
-    numbers.add_argument("--seed", type=int, default=0, help=about)
-    numbers.add_argument("--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)")
+    frame.add_knobs(parser.add_argument_group("how"), OfflineSettings)
 
 
 @frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), KEPT)
@@ -70,9 +81,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _place(args: argparse.Namespace) -> None:
-    frame.at_least(args, batch_size=1, resamples=1, seed=0, gate_problems=1)
-    if args.limit is not None:
-        frame.at_least(args, limit=1)
+    how = frame.knobs_of(args, OfflineSettings)
     # Imported late, so that --help is instant.
     import torch
 
@@ -94,33 +103,21 @@ def _place(args: argparse.Namespace) -> None:
     if baseline not in names:
         raise ValueError(f"--baseline must be one of --rules: got {baseline}; use e.g. {names[0]}")
     every = by_problem(read_responses(args.responses))
-    groups = comparable(every, args.limit)
-    check_model("--model", args.model, args.trust_remote_code)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    asked = PromptFormat(args.prompt_format == "chat")
-    reader = Reader.load(
-        args.model, asked, args.dtype, device, args.trust_remote_code, args.output / "readings", args.batch_size
-    )
+    groups = comparable(every, how.limit)
+    check_model("--model", args.model, how.trust_remote_code)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if how.device == "auto" else how.device
+    prompts, readings = PromptFormat(how.prompt_format == "chat"), args.output / "readings"
+    reader = Reader.load(args.model, prompts, how.dtype, device, how.trust_remote_code, readings, how.batch_size)
 
-    bootstrap = Bootstrap(args.resamples, args.seed)
-    pairs = frame.progress(planted(every, args.seed, args.gate_problems), "gate", unit="response")
-    found = gate(rules, pairs, reader, args.seed, bootstrap)
+    bootstrap = Bootstrap(how.resamples, how.seed)
+    pairs = frame.progress(planted(every, how.seed, how.gate_problems), "gate", unit="response")
+    found = gate(rules, pairs, reader, how.seed, bootstrap)
     print(gate_verdict(found), end="\n\n")
     print_tables([gate_table(found)], lines=True)
-    compared = compare(rules, frame.progress(groups, "comparison", unit="problem"), reader, args.seed, bootstrap)
+    compared = compare(rules, frame.progress(groups, "comparison", unit="problem"), reader, how.seed, bootstrap)
 
-    flags = (
-        "model",
-        "responses",
-        "limit",
-        "gate_problems",
-        "dtype",
-        "batch_size",
-        "prompt_format",
-        "seed",
-        "resamples",
-    )
-    findings = find({name: getattr(args, name) for name in flags}, found, groups, compared, baseline)
+    settings = {"model": args.model, "responses": args.responses} | how.of_the_numbers()
+    findings = find(settings, found, groups, compared, baseline)
     for path in write_findings(findings, args.output):
         print(path, file=sys.stderr)
     print_findings(findings)

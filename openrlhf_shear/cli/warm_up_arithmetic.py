@@ -2,10 +2,11 @@
 
 import argparse
 
+import torch
+
 from openrlhf_shear.cli import warming
 from openrlhf_shear.line import frame
-
-TASK = ("operations", "fillers")
+from openrlhf_shear.tasks.arithmetic import warm_up
 
 EPILOG = """\
 A 0.64M-parameter Qwen2 model learns to write out seven steps (or --operations) of arithmetic modulo 100, a character
@@ -34,25 +35,11 @@ Sampled at temperature 1 on {result.accuracy.problems} held-out problems, after 
 """
 
 
-def _flags(parser: argparse.ArgumentParser) -> None:
-    warming.add_flags(parser, accuracy=0.4, most=4000)
-    about = "operations a problem, 1-12; the task's data and reward have 7, other numbers are for studies (default: 7)"
-    parser.add_argument("--operations", type=int, default=7, metavar="N", help=about)
-    about = "most random filler characters before each written step, 0-8 (default: 2)"
-    parser.add_argument("--fillers", type=int, default=2, metavar="N", help=about)
-
-
-@frame.command(_flags, __doc__, EPILOG)
+@frame.command(warming.flags(warm_up.WarmUpSettings), __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
-    import torch  # late, so that --help is instant
-
-    from openrlhf_shear.tasks.arithmetic import warm_up
-
-    settings = warm_up.WarmUpSettings(**{name: getattr(args, name) for name in (*warming.ASKED, *TASK)})
+    settings = frame.knobs_of(args, warm_up.WarmUpSettings)
     torch.set_num_threads(args.threads)
-    defaults = warm_up.WarmUpSettings()
-    others = [name for name in TASK if getattr(args, name) != getattr(defaults, name)]
-    warming.keep(args, warm_up.warm_up(settings), README, __spec__.name, others)
+    warming.write(args, warm_up.warm_up(settings), warm_up.WarmUpSettings, README, __spec__.name)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Warm up a small policy of the bookkeeping task and save it as a Hugging Face folder."""
 
 import argparse
-from pathlib import Path
+
+import torch
 
 from openrlhf_shear.cli import warming
 from openrlhf_shear.line import frame
+from openrlhf_shear.tasks.bookkeeping import warm_up
 
 EPILOG = """\
 A Qwen2 model of 1.9M parameters (--size large: 5.1M) learns to keep the books of stories of eight transfers, a word a
@@ -31,38 +33,13 @@ Sampled at temperature 1 on held-out problems, after rounding to bfloat16: **{re
 """
 
 
-OWN = ("form", "size", "start", "batch_size", "learning_rate", "decay_steps")
-
-
-def _flags(parser: argparse.ArgumentParser) -> None:
-    warming.add_flags(
-        parser, accuracy=0.34, most=10_000, also="; of the generated entries 0.365 are right (paraphrased: 0.49)"
-    )
-    about = "plain, or paraphrased: eight templates, sixteen phrases, six transfers (default: plain)"
-    parser.add_argument("--form", choices=("plain", "paraphrased"), default="plain", help=about)
-    about = "small: 1.9M parameters, large: 5.1M (default: small)"
-    parser.add_argument("--size", choices=("small", "large"), default="small", help=about)
-    about = "folder of a policy of that size to start from; words it lacks are added (default: random weights)"
-    parser.add_argument("--start", type=Path, help=about)
-    about = "stories of full length a step, or shorter stories with as many tokens (default: 12)"
-    parser.add_argument("--batch-size", type=int, default=12, help=about)
-    about = "learning rate while stories grow (default: 1e-3)"
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help=about)
-    about = "steps on full-length stories in which the rate falls; then its responses are checked (default: 3000)"
-    parser.add_argument("--decay-steps", type=int, default=3000, help=about)
-
-
-@frame.command(_flags, __doc__, EPILOG)
+@frame.command(warming.flags(warm_up.WarmUpSettings), __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
-    import torch  # late, so that --help is instant
-
-    from openrlhf_shear.tasks.bookkeeping import warm_up
-
-    settings = warm_up.WarmUpSettings(**{name: getattr(args, name) for name in (*warming.ASKED, *OWN)})
+    settings = frame.knobs_of(args, warm_up.WarmUpSettings)
     torch.set_num_threads(args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     result = warm_up.warm_up(settings, state=args.out.with_name(args.out.name + ".state"))
-    warming.keep(args, result, README, __spec__.name, [name for name in OWN if getattr(args, name) is not None])
+    warming.write(args, result, warm_up.WarmUpSettings, README, __spec__.name)
 
 
 if __name__ == "__main__":

@@ -1,39 +1,42 @@
 """Shared parts of the warm-ups of the built-in policies: flags, and the output folder with its README."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 from openrlhf_shear.line import frame
 
-ASKED = ("seed", "target_accuracy", "max_steps")  # fields of both `WarmUpSettings`
+SHOWN = ("seed", "target_accuracy")  # settings that the README's command always has
 
 
-def add_flags(parser: argparse.ArgumentParser, accuracy: float, most: int, also: str = "") -> None:
-    """Add the common flags. `accuracy` and `most` are defaults; `also` extends the help of --target-accuracy."""
-    parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of initial weights and training problems (default: 0)"
-    )
-    about = f"stop when this share of responses sampled at temperature 1 is right{also} (default: {accuracy})"
-    parser.add_argument("--target-accuracy", type=float, default=accuracy, help=about)
-    parser.add_argument("--max-steps", type=int, default=most, help=f"give up after this many steps (default: {most})")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default: 1)")
+def flags(settings: type) -> Callable[[argparse.ArgumentParser], None]:
+    """Return a function that adds the flags of a warm-up, with one for each knob of its `settings`."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        about = "folder to write (config, tokenizer, bf16 weights)"
+        parser.add_argument("--out", type=Path, required=True, help=about)
+        frame.add_knobs(parser, settings)
+        about = "CPU threads; changes the rounding (default: 1)"
+        parser.add_argument("--threads", type=int, default=1, help=about)
+
+    return add
 
 
-def keep(args: argparse.Namespace, result, readme: str, module: str, others: Iterable[str] = ()) -> None:
+def write(args: argparse.Namespace, result, settings: type, readme: str, module: str) -> None:
     """Save the policy with its README, and print a summary.
 
-    The README template gets `args`, `result`, `parameters`, `minutes` and `command`. `others` names the flags to show
-    in `command` besides the common flags.
+    The README template gets `args`, `result`, `parameters`, `minutes` and `command`.
 
     Raises Shortfall: the target was not reached.
     """
     from openrlhf_shear.tasks.arithmetic.policy import save
 
     out = save(result.model, result.tokenizer, args.out)
-    told = ("seed", "target_accuracy", "threads", *others)
-    words = (f"--{name.replace('_', '-')} {getattr(args, name)}" for name in told)
+    knobs = [each for each in fields(settings) if each.metadata]
+    changed = [each.name for each in knobs if getattr(args, each.name) != each.default]
+    names = dict.fromkeys((*SHOWN, "threads", *changed))
+    words = (f"--{name.replace('_', '-')} {getattr(args, name)}" for name in names)
     command = f"python -m {module} --out DIR {' '.join(words)}"
     facts = {"parameters": result.model.num_parameters(), "command": command, "minutes": result.seconds / 60}
     (out / "README.md").write_text(readme.format(args=args, result=result, **facts), encoding="utf-8")

@@ -19,7 +19,7 @@ from openrlhf_shear.lab.placement import placement, start_models, traces
 from openrlhf_shear.lab.runs import digest
 from openrlhf_shear.lab.settings import TRIED, LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.lab.tracks import BASELINE
+from openrlhf_shear.lab.trials import BASELINE
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of
 from openrlhf_shear.report.bootstrap import Bootstrap

@@ -8,7 +8,7 @@ from openrlhf_shear.lab.alignment import VINE, prediction
 from openrlhf_shear.lab.bench import is_tried
 from openrlhf_shear.lab.pictures import prediction_picture
 from openrlhf_shear.lab.settings import TRIED, LabSettings
-from openrlhf_shear.lab.tracks import BASELINE
+from openrlhf_shear.lab.trials import BASELINE
 from openrlhf_shear.lab.worth import EVALUATED
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.estimates import Estimate, Form, Paired

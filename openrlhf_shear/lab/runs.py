@@ -43,17 +43,24 @@ class LabJob:
 
 
 def jobs(
-    settings: LabSettings, variants: Sequence[Variant], seeds: Sequence[int], start: Path, identity: str, output: Path
+    settings: LabSettings,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    start: Path,
+    identity: str,
+    output: Path,
+    rates: Mapping[str, float] = {},
 ) -> list[LabJob]:
     """Return a job for every seed of every variant, seed by seed, so that an interrupted call leaves pairs.
 
-    `identity` is that of the start policy (`policy.fingerprint`).
+    Args:
+        identity: of the start policy (`policy.fingerprint`).
+        rates: learning rates by the variant's name; that of the settings for all others.
     """
-    decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
-    folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{digest(decides)}"
-    places = {variant: _place(folder, variant, settings) for variant in variants}
+    own = {each: replace(settings, learning_rate=rates.get(each.name, settings.learning_rate)) for each in variants}
+    places = {variant: output / "runs" / _place(variant, own[variant], identity) for variant in variants}
     return [
-        LabJob(settings, variant, seed, start, places[variant] / f"seed{seed:03d}.json")
+        LabJob(own[variant], variant, seed, start, places[variant] / f"seed{seed:03d}.json")
         for seed in seeds
         for variant in variants
     ]
@@ -178,10 +185,14 @@ def _count(steps: Queue) -> int:
             return number
 
 
-def _place(folder: Path, variant: Variant, settings: LabSettings) -> Path:
-    """Return the folder of a variant's runs."""
+def _place(variant: Variant, settings: LabSettings, identity: str) -> Path:
+    """Return the folder of a variant's runs, below that of all runs."""
+    decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
     readable = "+".join(filter(None, (variant.estimator.replace(":", "."), variant.control))).replace("/", "+")
-    return folder / f"{readable}-{digest(variant.identity(settings))}"
+    return (
+        Path(f"{task_of(settings).place}-steps{settings.steps}-{digest(decides)}")
+        / f"{readable}-{digest(variant.identity(settings))}"
+    )
 
 
 def digest(content: object) -> str:

@@ -1,92 +1,60 @@
 """The best learning rate of each rule, from seeds that judge nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from openrlhf_shear.lab.runs import LabJob, jobs
+from openrlhf_shear.lab.runs import LabJob, jobs, run_all
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.trials import Trials, widened
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
 
 
-def parse_rates(text: str) -> list[float]:
-    """Return the learning rates of a comma-separated list, ascending.
+def tuned(
+    trials: Trials, settings: LabSettings, variants: Sequence[Variant], start: Path, identity: str, output: Path
+) -> dict[str, float]:
+    """Train what is missing of the tuning, print its scores, and return each rule's best rate by its name.
 
-    >>> parse_rates("2e-4,1e-4")
-    [0.0001, 0.0002]
+    Without rates to try, that is the rate of `settings`. Other arguments are as for `runs.jobs`.
 
-    Raises ValueError: a part is no positive number, or is there twice.
+    Raises ValueError: runs are missing, and `trials` trains nothing.
     """
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        rates = sorted(map(float, parts))
-    except ValueError:
-        rates = []
-    if not rates or not 0 < rates[0] <= rates[-1] < float("inf") or len(set(rates)) < len(rates):
-        raise ValueError(f"--learning-rates must be different positive numbers: got {text!r}; use e.g. 5e-5,1e-4,2e-4")
-    return rates
+    if not trials.rates:
+        return {variant.name: settings.learning_rate for variant in variants}
+    ranges = {variant.name: trials.rates for variant in variants}
+    for widenings_left in reversed(range(trials.widen_rates + 1)):
+        wanted = [
+            job
+            for variant in variants
+            for rate in ranges[variant.name]
+            for job in jobs(replace(settings, learning_rate=rate), [variant], trials.tuning, start, identity, output)
+        ]
+        missing = sum(not job.path.is_file() for job in wanted)
+        if missing and not trials.seeds:
+            raise ValueError(f"the tuning lacks {missing} runs, which --seeds 0 does not train; use --seeds 1 or more")
+        best = best_rates(wanted, run_all(wanted, trials.workers))
+        wider = {name: widened(ranges[name], rate) for name, rate in best.items()}
+        if not widenings_left or wider == ranges:
+            break
+        ranges = wider
+    for name, rate in best.items():
+        tried = ",".join(f"{each:g}" for each in ranges[name])
+        print(f"{name}: learning rate {rate:g}, the best of {tried} on {trials.tuning_seeds} seeds")
+    return best
 
 
-def tuning_jobs(
-    settings: LabSettings,
-    variants: Sequence[Variant],
-    rates: Mapping[str, Sequence[float]],
-    seeds: Sequence[int],
-    start: Path,
-    identity: str,
-    output: Path,
-) -> list[LabJob]:
-    """Return a job for every rule, each of its rates, and every seed; other arguments as for `runs.jobs`.
-
-    Args:
-        rates: to try, by the rule's name.
-    """
-    return [
-        job
-        for variant in variants
-        for rate in rates[variant.name]
-        for job in jobs(replace(settings, learning_rate=rate), [variant], seeds, start, identity, output)
-    ]
-
-
-def widened(rates: Sequence[float], best: float) -> list[float]:
-    """Return the rates with one more, by a factor of two, beyond an end that is the best.
-
-    >>> widened([1e-4, 2e-4], 2e-4), widened([1, 2, 4], 1), widened([1, 2, 4], 2)
-    ([0.0001, 0.0002, 0.0004], [0.5, 1, 2, 4], [1, 2, 4])
-    """
-    return [*([best / 2] if best == rates[0] else []), *rates, *([best * 2] if best == rates[-1] else [])]
-
-
-def best_rates(tuned: Sequence[LabJob], runs: Iterable[LabRun]) -> dict[str, float]:
+def best_rates(wanted: Sequence[LabJob], runs: Iterable[LabRun]) -> dict[str, float]:
     """Return each rule's best rate by its name: that of the largest mean score over the seeds; a tie takes the lower.
 
     A run's score is the mean of its evaluations or, without evaluations, its mean accuracy over the steps.
 
     Args:
-        tuned: of `tuning_jobs`; `runs` are their results, in the same order.
+        wanted: the jobs; `runs` are their results, in the same order.
     """
     scores: dict[str, dict[float, list[float]]] = {}
-    for job, run in zip(tuned, runs, strict=True):
+    for job, run in zip(wanted, runs, strict=True):
         score = run.mean if run.evaluated is None else run.evaluated
         scores.setdefault(job.variant.name, {}).setdefault(job.settings.learning_rate, []).append(score)
     return {name: max(sorted(by), key=lambda rate, by=by: fmean(by[rate])) for name, by in scores.items()}
-
-
-def tuned_jobs(
-    settings: LabSettings,
-    variants: Sequence[Variant],
-    rates: Mapping[str, float],
-    seeds: Sequence[int],
-    start: Path,
-    identity: str,
-    output: Path,
-) -> list[LabJob]:
-    """Return the jobs of `runs.jobs`, seed by seed, each rule at its own rate."""
-    made = [
-        jobs(replace(settings, learning_rate=rates[variant.name]), [variant], seeds, start, identity, output)
-        for variant in variants
-    ]
-    return [job for of_a_seed in zip(*made, strict=True) for job in of_a_seed]

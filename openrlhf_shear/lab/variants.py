@@ -9,7 +9,7 @@
 import ast
 import hashlib
 import inspect
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 

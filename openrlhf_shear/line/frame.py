@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import Field
+from dataclasses import Field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn, get_args, get_type_hints
@@ -217,6 +217,18 @@ def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: st
         group.add_argument(flag, type=kind, default=knob.default, choices=knob.metadata["choices"], help=about)
 
 
+def add_knobs(group: argparse._ArgumentGroup, config: type) -> None:
+    """Add a flag for each knob of the dataclass `config`; `knobs_of` makes the object of parsed flags."""
+    for each in fields(config):
+        if each.metadata:
+            add_knob(group, config, each, "--" + each.name.replace("_", "-"))
+
+
+def knobs_of(args: argparse.Namespace, config: type):
+    """Return the dataclass `config` with the flags of `add_knobs`; raises what its checks raise."""
+    return config(**{each.name: getattr(args, each.name) for each in fields(config) if each.metadata})
+
+
 def progress(items: Iterable, doing: str, total: int | None = None, unit: str = "it") -> Iterable:
     """Iterate over `items`, with a progress bar if stderr is a terminal."""
     from tqdm import tqdm
@@ -231,8 +243,8 @@ def write_json(path: Path, content: object) -> None:
     print(f"{path}: written")
 
 
-def at_least(args: argparse.Namespace, **least: int) -> None:
-    """Raise ValueError if an argument is below its minimum."""
+def at_least(args: object, **least: int) -> None:
+    """Raise ValueError if an argument, an attribute of `args`, is below its minimum."""
     for name, low in least.items():
         if getattr(args, name) < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from openrlhf_shear.config.knobs import knob
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer
 from openrlhf_shear.tasks.arithmetic.problems import STEPS, Problem, check_knobs, different_problems, make_problems
@@ -21,6 +22,10 @@ from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_accuracy
 from openrlhf_shear.tasks.arithmetic.solutions import max_response_tokens, write_solution
 
 MAX_FILLERS = 8
+# of knobs that every warm-up has
+SEED = "Seed of initial weights and training problems."
+TARGET = "Stop when this share of responses sampled at temperature 1 is right."
+MOST_STEPS = "Give up after this many steps."
 IGNORED = -100  # the label that the cross-entropy ignores
 MAYBE_RIGHT = 0.4  # nats a token; at a higher loss hardly any response is right, and sampling costs seconds
 
@@ -33,16 +38,18 @@ class WarmUpSettings:
     in a sharp minimum, from which reinforcement learning hardly moves it.
     """
 
-    seed: int = 0
-    target_accuracy: float = 0.4
+    seed: int = knob(0, SEED)
+    target_accuracy: float = knob(0.4, TARGET)
+    max_steps: int = knob(4000, MOST_STEPS)
+    operations: int = knob(
+        STEPS, "Operations a problem, 1-12; the task's data and reward have 7, other numbers are for studies."
+    )
+    fillers: int = knob(2, "Most random filler characters before each written step, 0-8.")
     batch_size: int = 48
     learning_rate: float = 1.5e-3
-    max_steps: int = 4000
     evaluate_every: int = 20
     evaluation_problems: int = 512
     final_problems: int = 1024
-    operations: int = STEPS
-    fillers: int = 2
 
     def __post_init__(self):
         check_knobs(self.operations)

@@ -57,5 +57,5 @@ class BookkeepingTask:
     def warm_up(self, accuracy: float, report: Callable[[str], None]):
         from openrlhf_shear.tasks.bookkeeping.warm_up import WarmUpSettings, warm_up
 
-        start = None if self.form == PLAIN else POLICY_DIR
+        start = None if self.form == PLAIN else str(POLICY_DIR)
         return warm_up(WarmUpSettings(form=self.form.name, target_accuracy=accuracy, start=start), report)

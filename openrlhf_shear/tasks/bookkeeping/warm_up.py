@@ -20,11 +20,12 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from openrlhf_shear.config.knobs import knob
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sample_ids
-from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, WarmUpResult, learn
+from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MOST_STEPS, SEED, TARGET, WarmUpResult, learn
 from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, response_words, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PLAIN, Form
 from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer, take_over
@@ -45,16 +46,21 @@ class WarmUpSettings:
     Only after its fall are responses sampled, and compared with the target.
     """
 
-    seed: int = 0
-    form: str = PLAIN.name
-    size: str = "small"
-    target_accuracy: float = 0.34
-    # policy to start from, of this form or of the plain form, with stories of full length at once; None: random weights
-    start: Path | None = None
-    batch_size: int = 12  # stories of full length, or shorter stories with as many tokens
-    learning_rate: float = 1e-3
-    decay_steps: int = 3000  # steps over which the learning rate falls linearly
-    max_steps: int = 10_000
+    seed: int = knob(0, SEED)
+    target_accuracy: float = knob(0.34, f"{TARGET} Of the generated entries 0.365 are right (paraphrased: 0.49).")
+    max_steps: int = knob(10_000, MOST_STEPS)
+    form: str = knob(
+        PLAIN.name, "Plain, or paraphrased: eight templates, sixteen phrases, six transfers.", tuple(FORMS)
+    )
+    size: str = knob("small", "Small: 1.9M parameters; large: 5.1M.", tuple(SIZES))
+    start: str | None = knob(
+        None,
+        "Folder of a policy of that size to start from, with stories of full length at once. Words that it lacks are "
+        "added. Unset: random weights.",
+    )
+    batch_size: int = knob(12, "Stories of full length a step, or shorter stories with as many tokens.")
+    learning_rate: float = knob(1e-3, "Learning rate while stories grow.")
+    decay_steps: int = knob(3000, "Steps on full-length stories in which the rate falls; then responses are checked.")
     evaluate_every: int = 100
     evaluation_problems: int = 256
     final_problems: int = 1024
@@ -64,7 +70,7 @@ class WarmUpSettings:
             raise ValueError(f"form must be one of {', '.join(FORMS)}: got {self.form!r}")
         if self.size not in SIZES:
             raise ValueError(f"size must be one of {', '.join(SIZES)}: got {self.size!r}")
-        if self.start and not (self.start / "config.json").is_file():
+        if self.start and not (Path(self.start) / "config.json").is_file():
             raise ValueError(f"start must be the folder of a policy: {self.start} has no config.json")
         if not 0 < self.target_accuracy < 1:
             raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.34")
@@ -111,7 +117,7 @@ def warm_up(
     tokenizer = build_tokenizer(form)
     model = build_model(tokenizer, settings.seed, settings.size)
     if settings.start:
-        take_over(model, tokenizer, *load_policy(settings.start), form)
+        take_over(model, tokenizer, *load_policy(Path(settings.start)), form)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1, transfers=form.transfers)
     grows = GROWS + form.choice_nats - PLAIN.choice_nats

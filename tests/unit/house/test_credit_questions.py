@@ -8,8 +8,18 @@ from pathlib import Path
 import credit_questions
 import numpy as np
 import pytest
-from credit_questions import JUDGED, QUESTIONS, RATES, SEEDS, SETTINGS, TEXT, _shown, asked, first_answer, second_answer
-from credit_questions import TUNING as TUNED
+from credit_questions import (
+    JUDGED,
+    QUESTIONS,
+    SEEDS,
+    SETTINGS,
+    TEXT,
+    TRIALS,
+    _shown,
+    asked,
+    first_answer,
+    second_answer,
+)
 from lab_cases import write_run
 
 from openrlhf_shear.lab.policy import fingerprint, start_policy
@@ -139,9 +149,8 @@ def test_the_plan_and_the_script_that_trains_name_the_same_settings():
     for flag, value in SETTINGS.items():
         assert f"--{flag.replace('_', '-')} {value} " in script
     assert f"--seeds {len(SEEDS)} --first-seed {SEEDS[0]} " in script
-    assert f"--learning-rates {','.join(f'{rate:.0e}'.replace('e-0', 'e-') for rate in RATES)} " in script
-    for name in ("first_tuning_seed", "widen_rates"):
-        assert f"--{name.replace('_', '-')} {getattr(TUNED, name)} " in script
+    for name in ("learning_rates", "first_tuning_seed", "widen_rates"):
+        assert f"--{name.replace('_', '-')} {getattr(TRIALS, name)} " in script
     assert f"TEXT={TEXT}\n" in script and f"JUDGED={JUDGED}\n" in script
     for question in QUESTIONS.values():
         assert f"question {question.steps} {question.task} " in script

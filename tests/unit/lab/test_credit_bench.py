@@ -19,7 +19,7 @@ from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.lab.tracks import TRACKS
+from openrlhf_shear.lab.trials import TRACKS
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.estimates import Estimate

@@ -4,19 +4,19 @@ import json
 from collections import Counter
 from dataclasses import asdict, replace
 from math import log
-from types import SimpleNamespace
 
 import pytest
 import torch
 from lab_cases import SETTINGS
 
 from openrlhf_shear.cli import lab as command
-from openrlhf_shear.lab import trainer
+from openrlhf_shear.lab import trainer, tuning
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import sample
 from openrlhf_shear.lab.runs import finished, jobs
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.tuning import best_rates, parse_rates, tuned_jobs, tuning_jobs
+from openrlhf_shear.lab.trials import Trials, parse_rates
+from openrlhf_shear.lab.tuning import best_rates, tuned
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import LabRun, worths
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_plain, load_policy
@@ -52,16 +52,6 @@ def test_the_last_evaluation_is_the_final_accuracy(monkeypatch):
     run = trainer.train(replace(EVALUATED, eval_every=1, steps=2), UNIFORM, 3, POLICY_DIR)
     assert len(run.evaluations) == 2 and run.final == run.evaluations[-1]
     assert calls == {4: 2, 2: 2}, "it is not sampled twice"
-
-
-def test_settings_without_evaluations_are_those_of_older_runs(tmp_path):
-    older = LabSettings().of_a_run()
-    assert not {"eval_every", "eval_temperature"} & older.keys()
-    for changes in ({"eval_every": 5}, {"eval_temperature": 0.1}):
-        settings = LabSettings(**changes)
-        assert settings.of_a_run() == older | changes
-        both = [jobs(each, [UNIFORM], [0], tmp_path, "start", tmp_path)[0].path for each in (LabSettings(), settings)]
-        assert both[0] != both[1]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +138,8 @@ def scored(job, score, evaluations=()):
 
 def test_each_rule_has_the_rate_of_its_best_mean(tmp_path):
     variants = parse_rules("uniform,shear")
-    wanted = tuning_jobs(
-        SETTINGS, variants, {"uniform": [1e-4, 2e-4], "shear": [1e-4, 2e-4]}, [900, 901], tmp_path, "start", tmp_path
-    )
+    at = [replace(SETTINGS, learning_rate=rate) for rate in (1e-4, 2e-4)]
+    wanted = [job for each in at for job in jobs(each, variants, [900, 901], tmp_path, "start", tmp_path)]
     assert len(wanted) == len({job.path for job in wanted}) == 8
     scores = {("uniform", 1e-4): (0.4, 0.6), ("uniform", 2e-4): (0.9, 0.0)}
     scores |= {("shear", 1e-4): (0.3, 0.1), ("shear", 2e-4): (0.2, 0.3)}
@@ -163,7 +152,7 @@ def test_each_rule_has_the_rate_of_its_best_mean(tmp_path):
 
 def test_rules_are_judged_each_at_its_rate_seed_by_seed(tmp_path):
     variants, rates = parse_rules("uniform,shear"), {"uniform": 1e-4, "shear": 2e-4}
-    wanted = tuned_jobs(SETTINGS, variants, rates, [0, 1], tmp_path, "start", tmp_path)
+    wanted = jobs(SETTINGS, variants, [0, 1], tmp_path, "start", tmp_path, rates)
     assert [(job.seed, job.variant.name, job.settings.learning_rate) for job in wanted] == [
         (seed, name, rates[name]) for seed in (0, 1) for name in ("uniform", "shear")
     ]
@@ -204,7 +193,7 @@ def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
     assert not list(tmp_path.iterdir()), "nothing was sampled"
 
 
-TUNING = SimpleNamespace(tuning_seeds=2, first_tuning_seed=900, widen_rates=0, seeds=0, workers=1)
+TUNING = {"tuning_seeds": 2, "seeds": 0, "workers": 1}
 
 
 @pytest.mark.parametrize(
@@ -221,9 +210,6 @@ TUNING = SimpleNamespace(tuning_seeds=2, first_tuning_seed=900, widen_rates=0, s
 )
 def test_a_range_grows_until_its_best_rate_is_no_end(tmp_path, monkeypatch, widen, best, tried):
     """The best rates are 8e-4 and 2.5e-5; each rule's range grows apart."""
-    from openrlhf_shear.cli.tuning import tuned
-    from openrlhf_shear.lab import runs
-
     peak, seen = {"uniform": 8e-4, "shear": 2.5e-5}, {"uniform": set(), "shear": set()}
 
     def trained(wanted, workers):
@@ -231,18 +217,15 @@ def test_a_range_grows_until_its_best_rate_is_no_end(tmp_path, monkeypatch, wide
             seen[job.variant.name].add(job.settings.learning_rate)
         return [scored(job, 1 / (1 + abs(log(job.settings.learning_rate / peak[job.variant.name])))) for job in wanted]
 
-    monkeypatch.setattr(runs, "run_all", trained)
-    args = SimpleNamespace(**vars(TUNING) | {"widen_rates": widen, "seeds": 1})
-    asked = SimpleNamespace(settings=SETTINGS, variants=parse_rules("uniform,shear"), start=tmp_path, identity="start")
-    assert tuned(args, [1e-4, 2e-4, 4e-4], asked, tmp_path) == pytest.approx(best)
+    monkeypatch.setattr(tuning, "run_all", trained)
+    trials = Trials(**TUNING | {"learning_rates": "1e-4,2e-4,4e-4", "widen_rates": widen, "seeds": 1})
+    found = tuned(trials, SETTINGS, parse_rules("uniform,shear"), tmp_path, "start", tmp_path)
+    assert found == pytest.approx(best)
     assert {name: sorted(rates) for name, rates in seen.items()} == {n: pytest.approx(r) for n, r in tried.items()}
 
 
 def test_the_tuning_of_a_call_that_trains_nothing_must_be_there(tmp_path):
-    from openrlhf_shear.cli.tuning import tuned
-
-    args = TUNING
-    asked = SimpleNamespace(settings=SETTINGS, variants=[UNIFORM], start=tmp_path, identity="start")
+    line = SETTINGS, [UNIFORM], tmp_path, "start", tmp_path
     with pytest.raises(ValueError, match="the tuning lacks 2 runs, which --seeds 0 does not train"):
-        tuned(args, [1e-4], asked, tmp_path)
-    assert tuned(args, [], asked, tmp_path) == {"uniform": SETTINGS.learning_rate}
+        tuned(Trials(**TUNING, learning_rates="1e-4"), *line)
+    assert tuned(Trials(seeds=0), *line) == {"uniform": SETTINGS.learning_rate}

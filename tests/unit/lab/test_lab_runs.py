@@ -136,6 +136,8 @@ def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
         ("uniform", {"operations": 5}, False),
         ("uniform", {"eval_problems": 3}, False),
         ("uniform", {"eval_samples": 3}, False),
+        ("uniform", {"eval_every": 1}, False),
+        ("uniform", {"eval_temperature": 0.1}, False),
         ("uniform", {"task": "bookkeeping"}, False),
         ("uniform", {"precision": "bfloat16"}, False),
         ("uniform", {"window": 4, "stride": 2, "epsilon_rel": 0.1, "placement_prompts": 3}, True),

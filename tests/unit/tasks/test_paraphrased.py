@@ -362,7 +362,7 @@ def test_an_unknown_form_is_refused():
 def test_the_lab_has_both_forms():
     task, plain = (task_of(LabSettings(task=name)) for name in ("bookkeeping-paraphrased", "bookkeeping"))
     assert (task.budget, plain.budget) == (259, 257)
-    assert (task.place, plain.place, plain.policy_place) == ("bookkeeping-paraphrased", "ledger", "ledger")
+    assert (task.place, plain.place, plain.policy_place) == ("bookkeeping-paraphrased", "bookkeeping", "bookkeeping")
     asked = task.problems(2, 0, "heldout")
     assert {len(problem.transfers) for problem in asked} == {6}
     tokenizer = build_tokenizer(PARAPHRASED)

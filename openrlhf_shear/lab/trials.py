@@ -1,0 +1,114 @@
+"""Which seeds train, which tune each rule's learning rate, and the quick tracks of the credit bench."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from openrlhf_shear.config.knobs import knob
+from openrlhf_shear.lab.settings import TRIED, LabSettings
+
+BASELINE = "uniform"
+_BOOKKEEPING = LabSettings(  # as in docs/bookkeeping.md
+    task="bookkeeping",
+    prompts=8,
+    steps=20,
+    eval_problems=256,
+    window=32,
+    stride=8,
+    epsilon_rel=0.015,
+    placement_prompts=16,
+)
+TRACKS = {
+    "arithmetic": LabSettings(steps=30, eval_problems=384, placement_prompts=16),
+    "bookkeeping": _BOOKKEEPING,
+    "bookkeeping-paraphrased": replace(_BOOKKEEPING, task="bookkeeping-paraphrased"),
+}
+QUICK = ("arithmetic", "bookkeeping")  # the tasks of a row unless others are asked for
+_SEEDS = "Training runs a rule; 0 trains nothing and reads the finished runs."
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Seeds of a comparison, and how each rule's learning rate is tuned.
+
+    Raises ValueError where a number is too small, or a seed would tune and judge.
+    """
+
+    seeds: int = knob(10, _SEEDS)
+    first_seed: int = knob(0, "First of the consecutive seeds.")
+    workers: int = knob(len(os.sched_getaffinity(0)), "Parallel runs, by default one a core.")
+    learning_rates: str | None = knob(
+        None, "Rates to try for every rule, e.g. 5e-5,1e-4,2e-4; each then trains at its best."
+    )
+    tuning_seeds: int = knob(3, "Seeds of the tuning, which judge nothing.")
+    first_tuning_seed: int = knob(TRIED, "First of the tuning's consecutive seeds.")
+    widen_rates: int = knob(0, "Times that a rule's rates grow by a factor of two where its best is an end of them.")
+
+    def __post_init__(self):
+        self._at_least(seeds=0, first_seed=0, workers=1)
+        defaults = {"tuning_seeds": 3, "first_tuning_seed": TRIED, "widen_rates": 0}
+        for name, default in defaults.items() if self.learning_rates is None else ():
+            if getattr(self, name) != default:
+                raise ValueError(f"--{name.replace('_', '-')} needs --learning-rates, the rates to try")
+        if not self.rates:
+            return
+        self._at_least(tuning_seeds=1, widen_rates=0)
+        both, free = sorted({*self.tuning} & {*self.judging}), max(TRIED, self.judging[-1] + 1)
+        if both:
+            raise ValueError(f"--first-tuning-seed: seed {both[0]} would tune and judge; use e.g. {free}")
+        if self.first_tuning_seed < TRIED:  # later calls would judge it
+            problem = f"must be at least {TRIED}, as smaller seeds judge: got {self.first_tuning_seed}"
+            raise ValueError(f"--first-tuning-seed {problem}; use e.g. {free}")
+
+    def _at_least(self, **least: int) -> None:
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(self, name)}")
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates to try; [] without tuning."""
+        return [] if self.learning_rates is None else parse_rates(self.learning_rates)
+
+    @property
+    def judging(self) -> range:
+        """The seeds that judge; the first one if nothing is trained."""
+        return range(self.first_seed, self.first_seed + max(self.seeds, 1))
+
+    @property
+    def tuning(self) -> range:
+        return range(self.first_tuning_seed, self.first_tuning_seed + self.tuning_seeds)
+
+
+@dataclass(frozen=True)
+class QuickTrials(Trials):
+    """`Trials` of the credit bench."""
+
+    seeds: int = knob(5, _SEEDS)
+
+
+def parse_rates(text: str) -> list[float]:
+    """Return the learning rates of a comma-separated list, ascending.
+
+    >>> parse_rates("2e-4,1e-4")
+    [0.0001, 0.0002]
+
+    Raises ValueError: a part is no positive number, or is there twice.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        rates = sorted(map(float, parts))
+    except ValueError:
+        rates = []
+    if not rates or not 0 < rates[0] <= rates[-1] < float("inf") or len(set(rates)) < len(rates):
+        raise ValueError(f"--learning-rates must be different positive numbers: got {text!r}; use e.g. 5e-5,1e-4,2e-4")
+    return rates
+
+
+def widened(rates: Sequence[float], best: float) -> list[float]:
+    """Return the rates with one more, by a factor of two, beyond an end that is the best.
+
+    >>> widened([1e-4, 2e-4], 2e-4), widened([1, 2, 4], 1), widened([1, 2, 4], 2)
+    ([0.0001, 0.0002, 0.0004], [0.5, 1, 2, 4], [1, 2, 4])
+    """
+    return [*([best / 2] if best == rates[0] else []), *rates, *([best * 2] if best == rates[-1] else [])]
