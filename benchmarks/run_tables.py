@@ -4,9 +4,9 @@
     PYTHONPATH=. python benchmarks/run_tables.py pack bookkeeping_runs runs/ledger/lab      # adds the folder's runs
     python -c 'import pandas; print(pandas.read_json("benchmarks/results/bookkeeping_runs.jsonl.xz", lines=True))'
 
-A row is a run's file: rule, seed, accuracies, metrics by step, the settings that differ from the lab's defaults, the
-SHA-256 of the start policy's weights, and in `made` the commit, command, machine and versions. Runs are unpacked to
-where today's lab looks for runs of their rule and settings, even if the rule's file has changed since their commit.
+A row is a run's file. It has the rule, the seed, accuracies, and metrics by step. `settings` are those that differ from
+the lab's defaults, `start` is the SHA-256 of the start policy's weights, and `made` has the commit, command and machine.
+Runs are unpacked to where today's lab looks for them, even if the rule's file has changed since their commit.
 """
 
 import argparse
