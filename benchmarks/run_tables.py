@@ -5,7 +5,7 @@
     python -c 'import pandas; print(pandas.read_json("benchmarks/results/bookkeeping_runs.jsonl.xz", lines=True))'
 
 A row is a run's file. It has the rule, the seed, accuracies, and metrics by step. `settings` are those that differ from
-the lab's defaults, `start` is the SHA-256 of the start policy's weights, and `made` has the commit, command and machine.
+the lab's defaults, `start` is the SHA-256 of the start policy, and `made` has the commit, command and machine.
 Runs are unpacked to where today's lab looks for them, even if the rule's file has changed since their commit.
 """
 

@@ -6,7 +6,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from openrlhf_shear.config.knobs import knob
+from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, Knobs, knob
 from openrlhf_shear.line import frame
 
 EPILOG = """\
@@ -37,23 +37,18 @@ KEPT = "interrupted; readings are kept, and the same command resumes"
 
 
 @dataclass(frozen=True)
-class OfflineSettings:
-    """How responses are read and compared. Raises ValueError where a number is too small."""
+class OfflineSettings(Knobs, section="offline"):
+    """How responses are read and compared."""
 
-    limit: int | None = knob(None, "Compare on the first so many problems.")
-    gate_problems: int = knob(64, "Problems of the gate, at most.")
+    limit: int | None = knob(None, "Compare on the first so many problems.", COUNT)
+    gate_problems: int = knob(64, "Problems of the gate, at most.", COUNT)
     dtype: str = knob("float32", "Precision of the model.", ("float32", "bfloat16"))
     device: str = knob("auto", "Auto: cuda if there is a GPU, else cpu.", ("auto", "cuda", "cpu"))
-    batch_size: int = knob(4, "Responses a pass.")
+    batch_size: int = knob(4, "Responses a pass.", COUNT)
     prompt_format: str = knob("chat", "Chat: the model's chat template; plain: the problem's text.", ("chat", "plain"))
     trust_remote_code: bool = knob(False, "Run Python code that comes with the model.")
-    seed: int = knob(0, "Seed of the changed numbers and of controls.")
-    resamples: int = knob(1000, "Bootstrap resamples.")
-
-    def __post_init__(self):
-        frame.at_least(self, batch_size=1, resamples=1, seed=0, gate_problems=1)
-        if self.limit is not None:
-            frame.at_least(self, limit=1)
+    seed: int = knob(0, "Seed of the changed numbers and of controls.", NOT_NEGATIVE)
+    resamples: int = knob(1000, "Bootstrap resamples.", COUNT)
 
     def of_the_numbers(self) -> dict[str, object]:
         """Return the settings that the numbers depend on, but for rounding."""

@@ -39,7 +39,7 @@ Sampled at temperature 1 on {result.accuracy.problems} held-out problems, after 
 def main(args: argparse.Namespace) -> None:
     settings = frame.knobs_of(args, warm_up.WarmUpSettings)
     torch.set_num_threads(args.threads)
-    warming.write(args, warm_up.warm_up(settings), warm_up.WarmUpSettings, README, __spec__.name)
+    warming.write(args, warm_up.warm_up(settings), settings, README, __spec__.name)
 
 
 if __name__ == "__main__":

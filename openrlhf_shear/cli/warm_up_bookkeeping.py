@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     result = warm_up.warm_up(settings, state=args.out.with_name(args.out.name + ".state"))
-    warming.write(args, result, warm_up.WarmUpSettings, README, __spec__.name)
+    warming.write(args, result, settings, README, __spec__.name)
 
 
 if __name__ == "__main__":

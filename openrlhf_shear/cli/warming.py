@@ -2,9 +2,9 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
+from openrlhf_shear.config.knobs import Knobs
 from openrlhf_shear.line import frame
 
 SHOWN = ("seed", "target_accuracy")  # settings that the README's command always has
@@ -23,7 +23,7 @@ def flags(settings: type) -> Callable[[argparse.ArgumentParser], None]:
     return add
 
 
-def write(args: argparse.Namespace, result, settings: type, readme: str, module: str) -> None:
+def write(args: argparse.Namespace, result, settings: Knobs, readme: str, module: str) -> None:
     """Save the policy with its README, and print a summary.
 
     The README template gets `args`, `result`, `parameters`, `minutes` and `command`.
@@ -33,9 +33,7 @@ def write(args: argparse.Namespace, result, settings: type, readme: str, module:
     from openrlhf_shear.tasks.arithmetic.policy import save
 
     out = save(result.model, result.tokenizer, args.out)
-    knobs = [each for each in fields(settings) if each.metadata]
-    changed = [each.name for each in knobs if getattr(args, each.name) != each.default]
-    names = dict.fromkeys((*SHOWN, "threads", *changed))
+    names = dict.fromkeys((*SHOWN, "threads", *settings.changed()))
     words = (f"--{name.replace('_', '-')} {getattr(args, name)}" for name in names)
     command = f"python -m {module} --out DIR {' '.join(words)}"
     facts = {"parameters": result.model.num_parameters(), "command": command, "minutes": result.seconds / 60}

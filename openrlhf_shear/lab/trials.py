@@ -1,10 +1,11 @@
 """Which seeds train, which tune each rule's learning rate, and the quick tracks of the credit bench."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from openrlhf_shear.config.knobs import knob
+from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, Knobs, Range, knob
+from openrlhf_shear.config.refusal import Refusal
 from openrlhf_shear.lab.settings import TRIED, LabSettings
 
 BASELINE = "uniform"
@@ -28,42 +29,29 @@ _SEEDS = "Training runs a rule; 0 trains nothing and reads the finished runs."
 
 
 @dataclass(frozen=True)
-class Trials:
-    """Seeds of a comparison, and how each rule's learning rate is tuned.
+class Trials(Knobs, section="lab"):
+    """Seeds of a comparison, and how each rule's learning rate is tuned."""
 
-    Raises ValueError where a number is too small, or a seed would tune and judge.
-    """
-
-    seeds: int = knob(10, _SEEDS)
-    first_seed: int = knob(0, "First of the consecutive seeds.")
-    workers: int = knob(len(os.sched_getaffinity(0)), "Parallel runs, by default one a core.")
+    seeds: int = knob(10, _SEEDS, NOT_NEGATIVE)
+    first_seed: int = knob(0, "First of the consecutive seeds.", NOT_NEGATIVE)
+    workers: int = knob(len(os.sched_getaffinity(0)), "Parallel runs, by default one a core.", COUNT)
     learning_rates: str | None = knob(
         None, "Rates to try for every rule, e.g. 5e-5,1e-4,2e-4; each then trains at its best."
     )
-    tuning_seeds: int = knob(3, "Seeds of the tuning, which judge nothing.")
-    first_tuning_seed: int = knob(TRIED, "First of the tuning's consecutive seeds.")
-    widen_rates: int = knob(0, "Times that a rule's rates grow by a factor of two where its best is an end of them.")
+    tuning_seeds: int = knob(3, "Seeds of the tuning, which judge nothing.", COUNT)
+    first_tuning_seed: int = knob(TRIED, "First of the tuning's consecutive seeds; smaller seeds judge.", Range(TRIED))
+    widen_rates: int = knob(
+        0, "Times that a rule's rates grow by a factor of two where its best is an end of them.", NOT_NEGATIVE
+    )
 
-    def __post_init__(self):
-        self._at_least(seeds=0, first_seed=0, workers=1)
-        defaults = {"tuning_seeds": 3, "first_tuning_seed": TRIED, "widen_rates": 0}
-        for name, default in defaults.items() if self.learning_rates is None else ():
-            if getattr(self, name) != default:
-                raise ValueError(f"--{name.replace('_', '-')} needs --learning-rates, the rates to try")
-        if not self.rates:
-            return
-        self._at_least(tuning_seeds=1, widen_rates=0)
-        both, free = sorted({*self.tuning} & {*self.judging}), max(TRIED, self.judging[-1] + 1)
-        if both:
-            raise ValueError(f"--first-tuning-seed: seed {both[0]} would tune and judge; use e.g. {free}")
-        if self.first_tuning_seed < TRIED:  # later calls would judge it
-            problem = f"must be at least {TRIED}, as smaller seeds judge: got {self.first_tuning_seed}"
-            raise ValueError(f"--first-tuning-seed {problem}; use e.g. {free}")
-
-    def _at_least(self, **least: int) -> None:
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(self, name)}")
+    def conflicts(self) -> Iterator[Refusal]:
+        """Yield what is wrong between the knobs; ValueError for rates that are no positive numbers."""
+        if self.learning_rates is None:
+            for name in {*self.changed()} & {"tuning_seeds", "first_tuning_seed", "widen_rates"}:
+                yield self.refusal(name, "needs --learning-rates, the rates to try", "e.g. --learning-rates 1e-4,2e-4")
+        elif self.rates and {*self.tuning} & {*self.judging}:
+            first = max(TRIED, self.judging[-1] + 1)
+            yield self.refusal("first_tuning_seed", "makes a seed tune and judge", f"e.g. {first}")
 
     @property
     def rates(self) -> list[float]:
@@ -84,7 +72,7 @@ class Trials:
 class QuickTrials(Trials):
     """`Trials` of the credit bench."""
 
-    seeds: int = knob(5, _SEEDS)
+    seeds: int = knob(5, _SEEDS, NOT_NEGATIVE)
 
 
 def parse_rates(text: str) -> list[float]:

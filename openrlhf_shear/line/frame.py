@@ -220,13 +220,12 @@ def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: st
 def add_knobs(group: argparse._ArgumentGroup, config: type) -> None:
     """Add a flag for each knob of the dataclass `config`; `knobs_of` makes the object of parsed flags."""
     for each in fields(config):
-        if each.metadata:
-            add_knob(group, config, each, "--" + each.name.replace("_", "-"))
+        add_knob(group, config, each, "--" + each.name.replace("_", "-"))
 
 
 def knobs_of(args: argparse.Namespace, config: type):
     """Return the dataclass `config` with the flags of `add_knobs`; raises what its checks raise."""
-    return config(**{each.name: getattr(args, each.name) for each in fields(config) if each.metadata})
+    return config(**{each.name: getattr(args, each.name) for each in fields(config)})
 
 
 def progress(items: Iterable, doing: str, total: int | None = None, unit: str = "it") -> Iterable:

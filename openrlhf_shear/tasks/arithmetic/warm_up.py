@@ -14,10 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from openrlhf_shear.config.knobs import knob
+from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, Range, knob
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer
-from openrlhf_shear.tasks.arithmetic.problems import STEPS, Problem, check_knobs, different_problems, make_problems
+from openrlhf_shear.tasks.arithmetic.problems import LETTERS, STEPS, Problem, different_problems, make_problems
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_accuracy
 from openrlhf_shear.tasks.arithmetic.solutions import max_response_tokens, write_solution
 
@@ -26,12 +26,13 @@ MAX_FILLERS = 8
 SEED = "Seed of initial weights and training problems."
 TARGET = "Stop when this share of responses sampled at temperature 1 is right."
 MOST_STEPS = "Give up after this many steps."
+OPEN_SHARE = Range(0, 1, open_least=True, open_most=True)
 IGNORED = -100  # the label that the cross-entropy ignores
 MAYBE_RIGHT = 0.4  # nats a token; at a higher loss hardly any response is right, and sampling costs seconds
 
 
 @dataclass(frozen=True)
-class WarmUpSettings:
+class WarmUpSettings(Knobs, section="warm_up"):
     """Settings of the warm-up, on problems with `operations` and at most `fillers` before each step.
 
     The learning rate rises over the first 50 steps and then stays constant. A policy cooled down at a lower rate sits
@@ -39,27 +40,19 @@ class WarmUpSettings:
     """
 
     seed: int = knob(0, SEED)
-    target_accuracy: float = knob(0.4, TARGET)
-    max_steps: int = knob(4000, MOST_STEPS)
+    target_accuracy: float = knob(0.4, TARGET, OPEN_SHARE)
+    max_steps: int = knob(4000, MOST_STEPS, COUNT)
     operations: int = knob(
-        STEPS, "Operations a problem, 1-12; the task's data and reward have 7, other numbers are for studies."
+        STEPS,
+        "Operations a problem; the task's data and reward have 7, other numbers are for studies.",
+        Range(1, len(LETTERS)),
     )
-    fillers: int = knob(2, "Most random filler characters before each written step, 0-8.")
-    batch_size: int = 48
-    learning_rate: float = 1.5e-3
-    evaluate_every: int = 20
-    evaluation_problems: int = 512
-    final_problems: int = 1024
-
-    def __post_init__(self):
-        check_knobs(self.operations)
-        if not 0 <= self.fillers <= MAX_FILLERS:
-            raise ValueError(f"fillers must be between 0 and {MAX_FILLERS}: got {self.fillers}; use e.g. 2")
-        if not 0 < self.target_accuracy < 1:
-            raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.4")
-        sizes = (self.batch_size, self.max_steps, self.evaluation_problems, self.final_problems)
-        if min(sizes) < 1 or self.evaluate_every < 4:
-            raise ValueError(f"sizes and step counts must be at least 1, evaluate_every at least 4: got {self}")
+    fillers: int = knob(2, "Most random filler characters before each written step.", Range(0, MAX_FILLERS))
+    batch_size: int = knob(48, "Problems a step.", COUNT)
+    learning_rate: float = knob(1.5e-3, "Learning rate after the first 50 steps.", POSITIVE)
+    evaluate_every: int = knob(20, "Steps between two looks at the sampled accuracy.", Range(4))
+    evaluation_problems: int = knob(512, "Problems of such a look.", COUNT)
+    final_problems: int = knob(1024, "Held-out problems of the accuracy at the end.", COUNT)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Legend: B stories a batch, L tokens of the prompt, the response and <eos>.
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,13 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from openrlhf_shear.config.knobs import knob
+from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, knob
+from openrlhf_shear.config.refusal import Refusal
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sample_ids
-from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MOST_STEPS, SEED, TARGET, WarmUpResult, learn
+from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MOST_STEPS, OPEN_SHARE, SEED, TARGET, WarmUpResult, learn
 from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, response_words, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PLAIN, Form
 from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer, take_over
@@ -39,7 +40,7 @@ MEMORY = 20  # steps
 
 
 @dataclass(frozen=True)
-class WarmUpSettings:
+class WarmUpSettings(Knobs, section="warm_up"):
     """Settings of the warm-up.
 
     The learning rate stays high until stories have their full length, and then falls: with a high rate, slips remain.
@@ -47,8 +48,10 @@ class WarmUpSettings:
     """
 
     seed: int = knob(0, SEED)
-    target_accuracy: float = knob(0.34, f"{TARGET} Of the generated entries 0.365 are right (paraphrased: 0.49).")
-    max_steps: int = knob(10_000, MOST_STEPS)
+    target_accuracy: float = knob(
+        0.34, f"{TARGET} Of the generated entries 0.365 are right (paraphrased: 0.49).", OPEN_SHARE
+    )
+    max_steps: int = knob(10_000, MOST_STEPS, COUNT)
     form: str = knob(
         PLAIN.name, "Plain, or paraphrased: eight templates, sixteen phrases, six transfers.", tuple(FORMS)
     )
@@ -58,24 +61,18 @@ class WarmUpSettings:
         "Folder of a policy of that size to start from, with stories of full length at once. Words that it lacks are "
         "added. Unset: random weights.",
     )
-    batch_size: int = knob(12, "Stories of full length a step, or shorter stories with as many tokens.")
-    learning_rate: float = knob(1e-3, "Learning rate while stories grow.")
-    decay_steps: int = knob(3000, "Steps on full-length stories in which the rate falls; then responses are checked.")
-    evaluate_every: int = 100
-    evaluation_problems: int = 256
-    final_problems: int = 1024
+    batch_size: int = knob(12, "Stories of full length a step, or shorter stories with as many tokens.", COUNT)
+    learning_rate: float = knob(1e-3, "Learning rate while stories grow.", POSITIVE)
+    decay_steps: int = knob(
+        3000, "Steps on full-length stories in which the rate falls; then responses are checked.", COUNT
+    )
+    evaluate_every: int = knob(100, "Steps between two looks at the policy.", COUNT)
+    evaluation_problems: int = knob(256, "Problems of such a look.", COUNT)
+    final_problems: int = knob(1024, "Held-out problems of the accuracy at the end.", COUNT)
 
-    def __post_init__(self):
-        if self.form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}: got {self.form!r}")
-        if self.size not in SIZES:
-            raise ValueError(f"size must be one of {', '.join(SIZES)}: got {self.size!r}")
+    def conflicts(self) -> Iterator[Refusal]:
         if self.start and not (Path(self.start) / "config.json").is_file():
-            raise ValueError(f"start must be the folder of a policy: {self.start} has no config.json")
-        if not 0 < self.target_accuracy < 1:
-            raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.34")
-        if min(self.batch_size, self.max_steps, self.decay_steps, self.evaluation_problems, self.final_problems) < 1:
-            raise ValueError(f"sizes and step counts must be at least 1: got {self}")
+            yield self.refusal("start", "must be the folder of a policy, with config.json", "a warm-up's --out")
 
 
 @dataclass(frozen=True)

@@ -178,10 +178,10 @@ def test_rates_are_different_positive_numbers(text):
 def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
     line = ["--rules", "uniform", "--output", str(tmp_path), "--seeds", "2", "--learning-rates", "1e-4,2e-4"]
     for more, told in (
-        (["--first-tuning-seed", "1"], "--first-tuning-seed: seed 1 would tune and judge; use e.g. 900"),
-        (["--first-tuning-seed", "10"], "--first-tuning-seed must be at least 900, as smaller seeds judge: got 10"),
-        (["--tuning-seeds", "0"], "--tuning-seeds must be at least 1: got 0"),
-        (["--widen-rates", "-1"], "--widen-rates must be at least 0: got -1"),
+        (["--first-seed", "899"], "lab.first_tuning_seed makes a seed tune and judge: got 900; use e.g. 901"),
+        (["--first-tuning-seed", "10"], "lab.first_tuning_seed must be at least 900: got 10"),
+        (["--tuning-seeds", "0"], "lab.tuning_seeds must be at least 1: got 0"),
+        (["--widen-rates", "-1"], "lab.widen_rates must be at least 0: got -1"),
     ):
         with pytest.raises(SystemExit):
             command.main([*line, *more])
@@ -189,7 +189,7 @@ def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
     for more in (["--tuning-seeds", "2"], ["--widen-rates", "4"], ["--first-tuning-seed", "950"]):
         with pytest.raises(SystemExit):
             command.main([*line[:-2], *more])
-        assert f"{more[0]} needs --learning-rates, the rates to try" in capsys.readouterr().err
+        assert f"{more[0][2:].replace('-', '_')} needs --learning-rates, the rates to try" in capsys.readouterr().err
     assert not list(tmp_path.iterdir()), "nothing was sampled"
 
 

@@ -206,9 +206,9 @@ def test_labels_are_on_responses():
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="size must be one of small, large: got 'huge'"):
+    with pytest.raises(ValueError, match="size is not known: got 'huge'; use one of small, large"):
         WarmUpSettings(size="huge")
-    with pytest.raises(ValueError, match="target_accuracy must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"target_accuracy must be in \(0, 1\)"):
         WarmUpSettings(target_accuracy=1.0)
 
 

@@ -355,7 +355,7 @@ def test_a_step_of_the_warm_up_learns_the_form():
 
 
 def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="form must be one of plain, paraphrased: got 'rhymed'"):
+    with pytest.raises(ValueError, match="form is not known: got 'rhymed'; use one of plain, paraphrased"):
         WarmUpSettings(form="rhymed")
 
 

@@ -168,9 +168,9 @@ def test_a_warm_up_longer_than_its_problems_meets_them_again(monkeypatch):
 
 
 def test_bad_settings_are_errors_that_name_the_value():
-    cases = [({"operations": n}, f"operations must be between 1 and 12: got {n}") for n in (0, 13)]
-    cases += [({"fillers": n}, f"fillers must be between 0 and 8: got {n}") for n in (-1, 9)]
-    for settings, message in [*cases, ({"target_accuracy": 1.5}, "target_accuracy"), ({"max_steps": 0}, "step counts")]:
+    cases = [({"operations": n}, f"operations must be from 1 to 12: got {n}") for n in (0, 13)]
+    cases += [({"fillers": n}, f"fillers must be from 0 to 8: got {n}") for n in (-1, 9)]
+    for settings, message in [*cases, ({"target_accuracy": 1.5}, "target_accuracy"), ({"max_steps": 0}, "max_steps")]:
         with pytest.raises(ValueError, match=message):
             WarmUpSettings(**settings)
     with pytest.raises(ValueError, match="operations must be"):
