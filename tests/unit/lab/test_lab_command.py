@@ -48,7 +48,7 @@ def test_help_is_quick_and_lists_every_setting():
         choices = setting.metadata["choices"]
         value = f"{{{','.join(choices)}}}" if choices else setting.name.upper()
         _, _, entry = text.partition(f" --{setting.name.replace('_', '-')} {value} ")
-        assert entry.partition("(default: ")[2].startswith(f"{setting.default})"), setting.name
+        assert entry.partition("default: ")[2].startswith(f"{setting.default})"), setting.name
     assert "RULE/matched" in text and "python -m openrlhf_shear.cli.lab --rules my_module:MyRule" in text
 
 
