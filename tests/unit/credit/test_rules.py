@@ -16,7 +16,6 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_met
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup, StepScores
-from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
 from openrlhf_shear.credit.rules.prm_reshape import PrmReshapeRule
 from openrlhf_shear.credit.rules.pure import PureRule
 
@@ -150,15 +149,6 @@ def test_metrics_of_a_rule_are_means_over_groups():
     metrics = step_metrics(rule, [credit, through(rule)], seconds=0.0)
     assert metrics["told/spread"] == 2.0 and metrics["told/extra"] == 7.0
     assert (metrics["told/weight_min"], metrics["told/weight_max"]) == (0.0, 2.0)
-
-
-def test_entropy_adv_at_its_defaults_and_its_metrics():
-    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, 0.0, 5.0]])
-    entropies = torch.tensor([[0.5, 9.0, 0.5, 9.0, 9.0, 1.0]])
-    mask = torch.tensor([[True, True, True, True, True, False]])
-    shaped, metrics = EntropyAdvRule().advantages(advantages, entropies, mask)
-    assert shaped[0, :5].tolist() == pytest.approx([1.2, 1.5, -0.8, -0.5, 0.0])
-    assert metrics == pytest.approx({"entropy": 28 / 5, "bonus": (0.2 + 0.5) * 2 / 4, "capped": 0.5})
 
 
 class Actor(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""`error_odds` and the rules of `examples/rules` that blame less than the whole rollout, against slow float64 loops."""
+"""The rules of `examples/rules`, which blame less than the whole rollout, against slow float64 loops."""
 
 import math
 from dataclasses import replace
@@ -13,15 +13,10 @@ from examples.rules.discriminant_rule import DiscriminantRule
 from examples.rules.excess_rule import ExcessRule
 from examples.rules.number_lines_rule import NumberLinesRule
 from examples.rules.onset_rule import OnsetRule
-from openrlhf_shear.config import SearchConfig
-from openrlhf_shear.config.names import parse_rule
-from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit import RolloutGroup, shear_weights
 from openrlhf_shear.credit.checks import checked_credits
-from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rules.error_odds import ErrorOddsRule
 
-RULES = (ExcessRule, OnsetRule, ErrorOddsRule, ChangeRule)
+RULES = (ExcessRule, OnsetRule, ChangeRule)
 NEEDED = ("hidden_states", "log_probs", "entropies")
 NOISE = 1e-5  # float32 sums of at most 40 numbers near 1, and exp of odds up to 20
 
@@ -72,15 +67,6 @@ def onset(group, i, rule):
     return scaled([rise(weights, t, 8, 4) * min(-p, 3) for t, p in enumerate(log_probs)])
 
 
-def error_odds(group, i, rule):
-    weights, of = omega(group, rule)[i], rule.config
-    odds = [
-        max(-p, 1e-3) ** of.surprisal * math.exp(of.rise * rise(weights, t, of.reach, of.reach) - of.entropy * h)
-        for t, (p, h) in enumerate(zip(group.log_probs[i].tolist(), group.entropies[i].tolist(), strict=True))
-    ]
-    return [value / sum(odds) for value in odds]
-
-
 def change(group, i, rule):
     return changed(omega(group, rule)[i], group.log_probs[i].tolist(), rule)
 
@@ -94,7 +80,7 @@ def changed(signal, log_probs, rule):
     return [value / sum(odds) for value in odds]
 
 
-@pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, error_odds, change), strict=True))
+@pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, change), strict=True))
 def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind, oracle):
     rule = kind()
     weights = checked_credits(rule, [group])[0].weights
@@ -112,27 +98,6 @@ def test_any_outcomes_give_finite_weights_and_an_empty_rollout_none(group, kind,
         weights = checked_credits(kind(), [replace(group, correct=outcomes, **changes)])[0].weights
         for weight, outcome in zip(weights, outcomes, strict=True):
             assert outcome is False or (weight == 1).all()
-
-
-OTHER = "surprisal=1.5/entropy=0.5/rise=3.0/reach=5/window=6/stride=2/epsilon_rel=0.1"
-
-
-@pytest.mark.parametrize("knobs", [OTHER, "rise=0", "surprisal=0.0/entropy=0.0"])
-def test_the_odds_with_other_knobs(group, knobs):
-    rule = load_rule(credit_spec(parse_rule(f"error_odds/{knobs}"), {}, SearchConfig(backend="torch")))
-    assert rule.search.backend == "torch"
-    if knobs == OTHER:
-        assert (rule.config.window, rule.config.stride, rule.config.epsilon_rel) == (6, 2, 0.1)
-    credit = checked_credits(rule, [group if rule.config.rise else replace(group, hidden_states=None)])[0]
-    assert ("hidden_states" in rule.needs) == (rule.config.rise > 0)
-    for i, correct in enumerate(group.correct):
-        if not correct:
-            assert credit.weights[i].tolist() == pytest.approx(error_odds(group, i, rule), abs=NOISE)
-    largest = [max(error_odds(group, i, rule)) for i in (1, 2, 3)]
-    assert credit.metrics["largest_weight"] == pytest.approx(mean(largest), abs=NOISE)
-    searched = {"opposed": 1.0, "unconverged_fraction": 0.0} if rule.config.rise else {}
-    assert (credit.metrics.pop("cost_spread", 0.0) > 0) == (rule.config.rise > 0)
-    assert {name: value for name, value in credit.metrics.items() if name != "largest_weight"} == searched
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""`fipo` against loops over pairs of positions, in float64 from the paper's formulas; U is float32's roundoff.
+"""Rules in the update, `entropy_adv` and `fipo`, against loops in float64; U is float32's roundoff.
 
-The rule computes factors in float64 and rounds the advantages to float32. So they differ by U |A'| and by float64's
+`fipo` computes factors in float64 and rounds the advantages to float32. So they differ by U |A'| and by float64's
 noise, for which 1e-9 is ample.
 """
 
@@ -10,13 +10,48 @@ import numpy as np
 import pytest
 import torch
 
+from openrlhf_shear.config import EntropyAdvConfig
 from openrlhf_shear.config.rules import FipoConfig
 from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
 from openrlhf_shear.credit.rules.fipo import FipoRule, future_sums
 
 U = 2**-24
+SEEDS = (1, 2, 7, 23, 37)  # each of the first three catches every break of the formulas that was tried
 AUTHORS = {"half_life": 32.0, "clip_low": 0.0, "clip_high": 0.2, "outlier": 10.0, "safety": 10.0}
 KNOBS = [{}, {"half_life": 2.0, "clip_low": 0.2}, {"clip_low": 0.5, "clip_high": 3.0, "safety": 4.0, "outlier": 0.0}]
+
+
+def numpy_shaped(a, h, alpha, kappa):
+    a, h = a.astype(np.float64), h.astype(np.float64)
+    return a + np.minimum(alpha * h, np.abs(a) / kappa)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("config", [EntropyAdvConfig(), EntropyAdvConfig(alpha=1.3, kappa=1.1)])
+def test_entropy_adv_of_random_batches(config, seed):
+    rng = np.random.default_rng(seed)
+    shape = (rng.integers(1, 6), rng.integers(1, 50))
+    a = (rng.normal(size=shape) * rng.integers(0, 2, shape)).astype(np.float32)
+    h = (rng.exponential(size=shape) * rng.integers(0, 2, shape)).astype(np.float32)
+    mask = torch.from_numpy(rng.random(shape) < 0.7)
+    shaped, _ = checked_advantages(EntropyAdvRule(config), torch.from_numpy(a), mask, torch.from_numpy(h))
+    expected = numpy_shaped(a, h, config.alpha, config.kappa)
+    # at most two roundings of the bonus and one of the sum, which is up to twice as large as A
+    assert np.all(np.abs(shaped.double().numpy() - expected) <= 4 * U * (np.abs(a).max() + config.alpha * h.max()))
+    ends = np.sort([a, a + np.abs(a) / config.kappa], axis=0)
+    slack = 4 * U * np.abs(a)
+    assert np.all(ends[0] - slack <= shaped.numpy()) and np.all(shaped.numpy() <= ends[1] + slack)
+    assert not shaped[torch.from_numpy(a == 0)].any()
+
+
+def test_entropy_adv_at_its_defaults_and_its_metrics():
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, 0.0, 5.0]])
+    entropies = torch.tensor([[0.5, 9.0, 0.5, 9.0, 9.0, 1.0]])
+    mask = torch.tensor([[True, True, True, True, True, False]])
+    shaped, metrics = EntropyAdvRule().advantages(advantages, entropies, mask)
+    assert shaped[0, :5].tolist() == pytest.approx([1.2, 1.5, -0.8, -0.5, 0.0])
+    assert metrics == pytest.approx({"entropy": 28 / 5, "bonus": (0.2 + 0.5) * 2 / 4, "capped": 0.5})
 
 
 def batch(seed, size=40):
