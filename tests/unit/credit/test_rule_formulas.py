@@ -1,6 +1,6 @@
 """Every rule that acts on groups against its paper's formula: slow loops over tokens and rollouts, in float64.
 
-`shear` and `text` have files of their own, and rules in the update `test_update_rules.py`. `NOISE` is above the largest
+`shear`, `text` and the rules in the update (`test_update_rules.py`) have other files. `NOISE` is above the largest
 difference over these seeds, most of it float32's rounding of advantages of some units.
 """
 
@@ -339,7 +339,7 @@ def test_knobs_change_the_formulas_by_more_than_their_noise(rule):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_praise_has_weights_of_its_own(seed):
+def test_praise_has_other_weights(seed):
     """The formulas above are those of blame."""
     group = random_group(seed)
     filled_ = [filled(scores, n) or [1.0] * n for scores, n in zip(group.prm_scores, group.lengths, strict=True)]
