@@ -26,7 +26,7 @@ HEADER = (
     *("Rule", "Seeds", f"Over {BASELINE}", f"Final over {BASELINE}", "IQM", "Improves", "Rank correlation"),
     *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
 )
-SHORT = ("Rule", "Seeds", f"Over {BASELINE}", "Rank correlation", "Share", "Cost")  # columns of the Markdown page
+SHORT = ("Rule", "Seeds", f"Over {BASELINE}", "Rank correlation", "Cost")  # columns of the Markdown page
 OTHER = "another version of the task: compare with nothing above"
 TRIALS = f"seeds from {TRIED} on, which judge nothing"
 FORMS = {"improvement": ".2f", "correlation": ".3f", "largest": ".1%", "share": ".1%"}
@@ -62,9 +62,10 @@ class Board:
 
     @property
     def short_table(self) -> Table:
-        """The columns of the Markdown page; the HTML page has all of them."""
+        """The trained rules and the columns of the Markdown page; the HTML page has all of them."""
         places = [HEADER.index(title) for title in SHORT]
-        return Table(self.title, SHORT, [[cells[place] for place in places] for cells in self.cells])
+        trained = [_cells(row) for row in self.rows if row["seeds"]]
+        return Table(self.title, SHORT, [[cells[place] for place in places] for cells in trained])
 
     @property
     def notes(self) -> list[str]:
@@ -132,7 +133,7 @@ def _place(row: Mapping) -> tuple[bool, float, str]:
 
 
 def markdown(made: Sequence[Board], page: str) -> str:
-    """Return the page with the tables of the boards in place of what stands between `BEGIN` and `END`.
+    """Return the page with the tables of the boards between `BEGIN` and `END`, without seeds that judge nothing.
 
     Raises ValueError: the page lacks these two lines.
     """
@@ -143,6 +144,7 @@ def markdown(made: Sequence[Board], page: str) -> str:
     parts = [
         "\n\n".join([f"### {board.title}", PRINTED, board.short_table.to_markdown(), *board.notes]) + "\n"
         for board in made
+        if not is_tried(board.rows[0])
     ]
     return before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after
 
