@@ -6,16 +6,14 @@ from itertools import accumulate
 import regex as re
 
 from openrlhf_shear.credit.evidence import CONTROLS, SpanEvidence
+from openrlhf_shear.rewards.maths.answers import answer_place
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.record import Heatmap
 
 _UNKNOWN = "\ufffd"  # the text of bytes that make no complete character
 _LONGEST = 32  # after so many tokens that end in no character, their text is taken unfinished
-_MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
 _LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
 _NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
-_NOT_ANSWER = " \t\n$*_\\({["
-_ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
 # A task's function of a prompt and a decoded response: the first wrong character; None if nothing is wrong, or if the
 # prompt is of another task. A correct beginning that was cut off errs just beyond its end.
 FirstError = Callable[[str, str], int | None]
@@ -64,38 +62,20 @@ def answer_start(tokens: Sequence[str]) -> int | None:
     r"""Return the token in which the final answer begins, so that no window of a diagnosis contains it; None without
     an answer. `tokens` are the (T,) texts; joined, they are the response.
 
-    The search follows the graders. In this order, it takes:
-
-    1. the content of the last `\boxed{}`,
-    2. the text after the last `####`,
-    3. the text after the last "answer is" or "answer:",
-    4. a `#` and a number at the very end,
-    5. the last number, behind any fenced program.
-
-    A marked answer begins at the *first* mark of any kind with the same answer: from there on it can be read off.
+    A marked answer begins where the maths grader can first read it off (`answer_place`). Else it is a `#` and a number
+    at the very end, or the last number behind any fenced program.
     """
-    at = _character(answer_of("".join(tokens), ""))
+    response = answer_of("".join(tokens), "")
+    at = answer_place(response)
+    at = _unmarked(response) if at is None else at
     return None if at is None else token_at(tokens, at)
 
 
-def _character(response: str) -> int | None:
-    marked = [[(match.start(), _given(response, match.end())) for match in mark.finditer(response)] for mark in _MARKS]
-    final = next((marks[-1][1] for marks in marked if marks), None)
-    if final is not None:
-        return min(start for marks in marked for start, given in marks if given == final)
-    lone = _LONE_HASH.search(response)
-    if lone:
+def _unmarked(response: str) -> int | None:
+    if lone := _LONE_HASH.search(response):
         return lone.start()
-    program = response.rfind("```") + 1
-    numbers = list(_NUMBER.finditer(response, program))
-    return numbers[-1].start() if numbers else None
-
-
-def _given(response: str, at: int) -> str:
-    """Return the beginning of the text behind a mark, up to the end of its line, box or sentence."""
-    text = response[at : at + 200].lstrip(_NOT_ANSWER)
-    end = _ENDS.search(text)
-    return (text[: end.start()] if end else text).strip()
+    *_, last = [None, *_NUMBER.finditer(response, response.rfind("```") + 1)]
+    return last and last.start()
 
 
 def token_columns(tokenizer, prompt: str, ids: Sequence[int], first_error: FirstError | None = None) -> dict:

@@ -13,7 +13,10 @@ _BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|o
 _LISTS = re.compile(r"[,;]|and|or")
 _MOST_BOXES = 16
 _DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
-_SAID = re.compile(r"(?im)\banswer[*_]*+(?: is|\s*:)\s*:?|\b(?:final |(?<=^[#*_ \t]*))answer[*_ \t]*+(?=\n)")
+_ANSWER_IS = r"\banswer[*_]*+(?: is|\s*:)\s*:?|\b(?:final |(?<=^[#*_ \t]*))answer[*_ \t]*+(?=\n)"
+_SAID = re.compile(f"(?im){_ANSWER_IS}")
+_MARK = re.compile(rf"(?im)\\f?box|####|<answer>|{_ANSWER_IS}")
+_MOST_MARKS = 64
 _TAIL = 4000
 _NOT_SAID = "*_ \t"
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
@@ -48,6 +51,24 @@ def final_answer(response: str, formats: tuple[str, ...] = ("boxed",)) -> tuple[
     if len(text) > MAX_ANSWER:
         return text[:MAX_ANSWER], Reason.TOO_LONG
     return text.strip(), None
+
+
+def answer_place(response: str) -> int | None:
+    r"""Return the character at which the final answer can first be read off; None without a marked answer.
+
+    This is the first mark, of any kind, up to which the response ends on the same answer.
+
+    >>> answer_place(r"The answer is 4. Check. Hence \boxed{4}."), answer_place("It is 9. The answer is 9")
+    (4, 13)
+    """
+    formats = ("boxed", "tags")
+    answer, _ = final_answer(response, formats)
+    if answer is None:
+        return None
+    marks = [mark.start() for mark in _MARK.finditer(response)][-_MOST_MARKS:]
+    ends = (*marks[1:], len(response))
+    read = (start for start, end in zip(marks, ends, strict=True) if final_answer(response[:end], formats)[0] == answer)
+    return next(read, None)
 
 
 def _boxed(response: str) -> str | None:

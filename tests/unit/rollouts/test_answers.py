@@ -35,6 +35,8 @@ from openrlhf_shear.tasks.arithmetic.solutions import check, write_solution
         ("```python\nprint(3)\n```\n```output\n3\n```\nSo 3 are left.", "3 are left."),
         (r"The answer is 42. Check: fine. Hence \boxed{42}.", r"answer is 42. Check: fine. Hence \boxed{42}."),
         ("```python\nprint(3)\n```\nThe answer is 3", "answer is 3"),
+        ("12 - 5 = 7\n#### 7\nThe answer is 9", "answer is 9"),  # as the grader, which takes the later of the two
+        ("So it is <answer>4</answer>", "<answer>4</answer>"),
         ("no number", None),
         ("", None),
     ],
