@@ -1,14 +1,12 @@
-"""Policy actor: weighs tokens where the hidden states are, watches its updates, saves complete checkpoints."""
+"""Policy actor: weighs tokens where the hidden states are, and watches its updates."""
 
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import ray
 import torch
 import transformers
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
-from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
 from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector
@@ -16,23 +14,18 @@ from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
-from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
 from openrlhf_shear.rollouts.columns import token_texts
-from openrlhf_shear.train.carriers import RunState, Save
-from openrlhf_shear.train.checkpoints import folders
-from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC
-from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable, sizes, without_adapters
+from openrlhf_shear.train.checkpoints.saveable import refuse_unsaveable, without_adapters
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
 from openrlhf_shear.train.screen.outcome import NotFiniteError, RefusedError
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
+from openrlhf_shear.train.update.policy_files import SavesPolicy, load_average
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
-logger = init_logger(__name__)
 
-
-class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
+class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
     """Policy actor of OpenRLHF whose forward pass can collect the inputs of a credit rule."""
 
     @property
@@ -58,12 +51,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         self._trained = 0
         strategy.arrival = Arrival(self.actor.model, "policy")
         self._refuse_broken_weights("as it was loaded")
-        self._load_ema()
-        ckpt = strategy.args.ckpt
-        if torch.distributed.get_rank() == 0 and ckpt.save_steps > 0:
-            first = Save(ckpt.save_steps, checkpoint=not ckpt.disable_ds, model=ckpt.save_hf)
-            if problem := self.disk_problem(first):
-                raise RefusedError(f"--ckpt.path {ckpt.path}: {problem}; free some, or use another path")
+        if self.ema_model and self.checkpoint_states:
+            load_average(self.ema_model.model.module, self.actor.model.module, strategy)
+        self.refuse_small_disk()
 
     def forward(
         self,
@@ -170,93 +160,6 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 
     def _send_weights(self) -> None:
         super().broadcast_to_vllm()
-
-    # ── Checkpoints ──
-
-    def save_model(self) -> None:
-        """Save the trained model as upstream does. Raises ModelNotWrittenError: the disk refuses it."""
-        with model_written(self.strategy.args.ckpt):
-            super().save_model()
-
-    def save_checkpoint(self, what: Save, client_states: RunState, metric_value=None, metric_key=None) -> None:
-        """Save the parts of a checkpoint, each complete or not at all, with the moving average of the weights.
-
-        Raises NotSavedError: the disk refuses one of them. The model is saved first.
-        """
-        ckpt = self.strategy.args.ckpt
-        if what.model:
-            self.strategy.save_hf(self.ema_model or self.actor, self.tokenizer, Path(ckpt.path, f"{what.tag}_hf"))
-        if what.checkpoint:
-            options = (ckpt.max_num, ckpt.max_mem, client_states, not what.best, metric_value, metric_key)
-            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), what.tag, *options, extra=self._save_ema)
-        torch.distributed.barrier()
-
-    def discard_checkpoint(self, tag: str) -> None:
-        """Delete what the parts of a checkpoint have written, of which the disk refused one."""
-        for folder in (Path(self._folder(ACTOR)), Path(self._folder(CRITIC))):
-            folders.discard(folder, tag)
-        folders.discard(Path(self.strategy.args.ckpt.path), f"{tag}_hf")
-
-    def prune_checkpoints(self, what: Save) -> None:
-        """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `what`.
-
-        If that is a best checkpoint, also delete the former best ones.
-        """
-        ckpt = self.strategy.args.ckpt
-        both = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
-        for folder in both:
-            if not folder.is_dir():
-                continue
-            if what.best:
-                folders.prune_best(folder, what.tag)
-            for name in folders.prune(folder, ckpt.max_num, ckpt.max_mem):
-                logger.info(f"checkpoint {folder / name} deleted")
-        if what.best:
-            folders.prune_best(Path(ckpt.path), what.tag)
-        only = ckpt.max_num if ckpt.disable_ds else None
-        folders.prune_hf(Path(ckpt.path), folders.names(both[0]), only)
-
-    def disk_problem(self, what: Save, of_critic: int = 0) -> str:
-        """Return why `what`, with `of_critic` bytes more, does not fit on the disk; "" if it does."""
-        ckpt = self.strategy.args.ckpt
-        count, frozen = sizes(self.actor.model.module, self.strategy)
-        full = checkpoint_bytes(count, frozen, bool(self.ema_model))
-        needed = full * what.checkpoint + model_bytes(count) * what.model + of_critic
-        return folders.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
-
-    def _folder(self, model: str) -> str:
-        return str(Path(self.strategy.args.ckpt.path, model))
-
-    def _save_ema(self, folder: Path) -> None:
-        if self.ema_model:
-            named = self.ema_model.model.module.named_parameters()
-            tensors = {name: getattr(parameter, "ds_tensor", parameter.data) for name, parameter in named}
-            parts = {name: tensor.cpu().clone() for name, tensor in tensors.items()}  # without DeepSpeed's attributes
-            if self._ema_is_shared_out or torch.distributed.get_rank() == 0:
-                state = {"weights": parts, "steps": self.strategy.time_steps["ema"]}
-                torch.save(state, folder / self._ema_file())
-
-    def _load_ema(self) -> None:
-        """Restore the moving average. It begins at the loaded policy if the checkpoint is of a run without one."""
-        if not (self.ema_model and self.checkpoint_states):
-            return
-        file = self.strategy.loaded / self._ema_file()
-        if file.is_file():
-            state = torch.load(file, weights_only=True)
-            self.strategy.time_steps["ema"], weights = state["steps"], state["weights"]
-        else:
-            logger.warning(f"{self.strategy.loaded} has no moving average: it begins at the checkpoint's weights")
-            named = self.actor.model.module.named_parameters()
-            weights = {name: getattr(parameter, "ds_tensor", parameter).data for name, parameter in named}
-        for name, parameter in self.ema_model.model.module.named_parameters():
-            getattr(parameter, "ds_tensor", parameter).data.copy_(weights[name])
-
-    def _ema_file(self) -> str:
-        return f"ema_rank{torch.distributed.get_rank() if self._ema_is_shared_out else 0}.pt"
-
-    @property
-    def _ema_is_shared_out(self) -> bool:
-        return self.strategy.stage == 3 or self.strategy.ds_tensor_parallel_size > 1
 
     # ── Credit ──
 

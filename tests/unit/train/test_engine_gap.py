@@ -183,9 +183,10 @@ def test_rollouts_that_waited_are_of_older_weights():
 
 def made(monkeypatch, level, samples, judge=None):
     """The experience of samples whose forward passes are done."""
-    maker = object.__new__(GradedExperienceMaker)
-    maker.args = SimpleNamespace(algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level=level)))
-    maker.broken, maker.gap, maker.judge_gap = {}, None, judge or (lambda *_: None)
+    advantage = SimpleNamespace(is_correction_level=level, estimator="group_norm")
+    strategy = SimpleNamespace(args=SimpleNamespace(algo=SimpleNamespace(advantage=advantage)))
+    maker = GradedExperienceMaker(*[None] * 5, strategy, None)
+    maker.judge_gap = judge or maker.judge_gap
     monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, samples: samples)
     return maker, maker.make_experience(samples)
 

@@ -22,7 +22,6 @@ SIZE, KL = 4, 0.05  # rollouts a prompt; the KL coefficient
 
 
 def maker(kind, estimator: str, clip=None, kl_coef: float = 0.0):
-    made = object.__new__(kind)
     advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False, is_correction_level="off")
     shape = {"overlong_buffer_len": None, "stop_properly_penalty_coef": None, "clip_range": clip}
     args = SimpleNamespace(
@@ -30,9 +29,8 @@ def maker(kind, estimator: str, clip=None, kl_coef: float = 0.0):
         reward=SimpleNamespace(**shape),
         rollout=SimpleNamespace(n_samples_per_prompt=SIZE),
     )
-    made.args, made.strategy, made.advantage_estimator = args, SimpleNamespace(args=args), estimator
-    made.kl_ctl = SimpleNamespace(value=kl_coef)
-    return made
+    rule = {"rule": UniformRule()} if kind is CreditExperienceMaker else {}
+    return kind(*[None] * 4, SimpleNamespace(value=kl_coef), SimpleNamespace(args=args), None, **rule)
 
 
 def batches(rewards: list[float], with_kl: bool = False, lengths=None, failed=()) -> list[Experience]:
@@ -127,13 +125,26 @@ def test_the_return_is_of_response_tokens_alone(estimator):
             assert experience.info["return"][row].item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("tokens", [1, 5, 700])
+def test_sums_of_rewards_from_each_token_on_are_upstream_s_bit_for_bit(tokens, gamma, dtype):
+    generator = torch.Generator().manual_seed(tokens)
+    rewards = torch.randn(3, tokens, generator=generator).to(dtype)
+    some = torch.rand(3, tokens, generator=generator) < 0.8
+    makers = maker(GradedExperienceMaker, "group_norm"), maker(RemoteExperienceMaker, "group_norm")
+    for mask in (some, None):
+        mine, other = (each.get_cumulative_returns(rewards.clone(), mask, gamma) for each in makers)
+        assert mine.dtype == other.dtype and torch.equal(mine, other)
+
+
 # ── Weights ──
 
 
 def weighed(experiences, weights: dict[int, list[float]], kl_coef=KL, negative=None) -> list[Experience]:
     """Return the experiences of the credit experience maker for a step whose rule gave these weights."""
     ours = maker(CreditExperienceMaker, "group_norm", None, kl_coef)
-    ours.rule, ours._step = UniformRule(), Step()
+    ours._step = Step()
     for start in range(0, len(weights), SIZE):
         members = tuple(range(start, start + SIZE))
         made = {"weights": tuple(torch.tensor(weights[i]) for i in members)}
@@ -147,7 +158,7 @@ def weighed(experiences, weights: dict[int, list[float]], kl_coef=KL, negative=N
 def test_correctness_and_the_rule_s_rewards_follow_the_score_before_any_shaping(scored):
     ours = maker(CreditExperienceMaker, "group_norm")
     ours.args.credit = SimpleNamespace(outcome=SimpleNamespace(correct_threshold=0.5))
-    ours._schedule, ours.training_step, ours.shows = SimpleNamespace(owners=[0]), 3, False
+    ours._schedule, ours.training_step = SimpleNamespace(owners=[0]), 3
     ours._step = Step(samples=batches([0.9, 0.2, -1.0, 0.5], failed=(2,)))
     first, second = ours._step.samples
     if scored:

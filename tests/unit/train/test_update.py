@@ -15,6 +15,7 @@ from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.actor import ShearPolicyActor
 from openrlhf_shear.train.update.arrival import arrivals
 from openrlhf_shear.train.update.meter import Meter
+from openrlhf_shear.train.update.policy_files import load_average
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 
 
@@ -327,14 +328,11 @@ def test_the_first_weight_that_is_not_finite_is_named(value):
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_moving_average_begins_at_the_checkpoint_where_that_has_none(tmp_path, kept):
     policy, average = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    made = object.__new__(ShearPolicyActor)
-    made.actor, made.ema_model = (SimpleNamespace(model=SimpleNamespace(module=m)) for m in (policy, average))
-    made.strategy = SimpleNamespace(loaded=tmp_path, stage=2, ds_tensor_parallel_size=1, time_steps={"ema": 0})
-    made.checkpoint_states = {"global_step": 3}
+    strategy = SimpleNamespace(loaded=tmp_path, stage=2, ds_tensor_parallel_size=1, time_steps={"ema": 0})
     of_file = {name: torch.full_like(weight, 7.0) for name, weight in policy.state_dict().items()}
     if kept:
         torch.save({"weights": of_file, "steps": 5}, tmp_path / "ema_rank0.pt")
-    made._load_ema()
+    load_average(average, policy, strategy)
     for name, weight in average.state_dict().items():
         assert torch.equal(weight, of_file[name] if kept else policy.state_dict()[name])
-    assert made.strategy.time_steps["ema"] == (5 if kept else 0)
+    assert strategy.time_steps["ema"] == (5 if kept else 0)

@@ -1,0 +1,119 @@
+"""Files of the policy: its checkpoints, which are complete or absent, its models, and the average of its weights."""
+
+from pathlib import Path
+
+import torch
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
+from openrlhf_shear.train.carriers import RunState, Save
+from openrlhf_shear.train.checkpoints import folders
+from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC
+from openrlhf_shear.train.checkpoints.saveable import model_written, sizes
+from openrlhf_shear.train.screen.outcome import RefusedError
+
+logger = init_logger(__name__)
+
+
+class SavesPolicy:
+    """Mixin for OpenRLHF's policy actor."""
+
+    def save_model(self) -> None:
+        """Save the trained model as upstream does. Raises ModelNotWrittenError: the disk refuses it."""
+        with model_written(self.strategy.args.ckpt):
+            super().save_model()
+
+    def save_checkpoint(self, what: Save, client_states: RunState, metric_value=None, metric_key=None) -> None:
+        """Save the parts of a checkpoint, each complete or not at all, with the moving average of the weights.
+
+        Raises NotSavedError: the disk refuses one of them. The model is saved first.
+        """
+        ckpt = self.strategy.args.ckpt
+        if what.model:
+            self.strategy.save_hf(self.ema_model or self.actor, self.tokenizer, Path(ckpt.path, f"{what.tag}_hf"))
+        if what.checkpoint:
+            options = (ckpt.max_num, ckpt.max_mem, client_states, not what.best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), what.tag, *options, extra=self._save_average)
+        torch.distributed.barrier()
+
+    def discard_checkpoint(self, tag: str) -> None:
+        """Delete what the parts of a checkpoint have written, of which the disk refused one."""
+        for folder in (Path(self._folder(ACTOR)), Path(self._folder(CRITIC))):
+            folders.discard(folder, tag)
+        folders.discard(Path(self.strategy.args.ckpt.path), f"{tag}_hf")
+
+    def prune_checkpoints(self, what: Save) -> None:
+        """Delete old checkpoints by --ckpt.max_num and --ckpt.max_mem, once every model has saved `what`.
+
+        If that is a best checkpoint, also delete the former best ones.
+        """
+        ckpt = self.strategy.args.ckpt
+        both = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
+        for folder in both:
+            if not folder.is_dir():
+                continue
+            if what.best:
+                folders.prune_best(folder, what.tag)
+            for name in folders.prune(folder, ckpt.max_num, ckpt.max_mem):
+                logger.info(f"checkpoint {folder / name} deleted")
+        if what.best:
+            folders.prune_best(Path(ckpt.path), what.tag)
+        only = ckpt.max_num if ckpt.disable_ds else None
+        folders.prune_hf(Path(ckpt.path), folders.names(both[0]), only)
+
+    def disk_problem(self, what: Save, of_critic: int = 0) -> str:
+        """Return why `what`, with `of_critic` bytes more, does not fit on the disk; "" if it does."""
+        ckpt = self.strategy.args.ckpt
+        count, frozen = sizes(self.actor.model.module, self.strategy)
+        full = checkpoint_bytes(count, frozen, bool(self.ema_model))
+        needed = full * what.checkpoint + model_bytes(count) * what.model + of_critic
+        return folders.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
+
+    def refuse_small_disk(self) -> None:
+        """Refuse to train, on the first rank, if not one checkpoint fits on the disk. Raises RefusedError."""
+        ckpt = self.strategy.args.ckpt
+        if torch.distributed.get_rank() == 0 and ckpt.save_steps > 0:
+            first = Save(ckpt.save_steps, checkpoint=not ckpt.disable_ds, model=ckpt.save_hf)
+            if problem := self.disk_problem(first):
+                raise RefusedError(f"--ckpt.path {ckpt.path}: {problem}; free some, or use another path")
+
+    def _folder(self, model: str) -> str:
+        return str(Path(self.strategy.args.ckpt.path, model))
+
+    def _save_average(self, folder: Path) -> None:
+        if self.ema_model:
+            save_average(self.ema_model.model.module, self.strategy, folder)
+
+
+def save_average(average: torch.nn.Module, strategy, folder: Path) -> None:
+    """Save the moving average of the weights, which upstream's checkpoint lacks; each rank its own part, if parted."""
+    if _is_parted(strategy) or torch.distributed.get_rank() == 0:
+        # A clone has none of DeepSpeed's attributes.
+        parts = {name: _own_part(weight).cpu().clone() for name, weight in average.named_parameters()}
+        torch.save({"weights": parts, "steps": strategy.time_steps["ema"]}, folder / _average_file(strategy))
+
+
+def load_average(average: torch.nn.Module, policy: torch.nn.Module, strategy) -> None:
+    """Load the moving average of a checkpoint; it begins at the loaded policy if the saved run had none."""
+    file = strategy.loaded / _average_file(strategy)
+    if file.is_file():
+        state = torch.load(file, weights_only=True)
+        strategy.time_steps["ema"], weights = state["steps"], state["weights"]
+    else:
+        logger.warning(f"{strategy.loaded} has no moving average: it begins at the checkpoint's weights")
+        weights = {name: _own_part(weight) for name, weight in policy.named_parameters()}
+    for name, weight in average.named_parameters():
+        _own_part(weight).copy_(weights[name])
+
+
+def _own_part(weight: torch.nn.Parameter) -> torch.Tensor:
+    """Return this rank's part of a weight under ZeRO-3, else the weight."""
+    return getattr(weight, "ds_tensor", weight).data
+
+
+def _average_file(strategy) -> str:
+    return f"ema_rank{torch.distributed.get_rank() if _is_parted(strategy) else 0}.pt"
+
+
+def _is_parted(strategy) -> bool:
+    return strategy.stage == 3 or strategy.ds_tensor_parallel_size > 1
