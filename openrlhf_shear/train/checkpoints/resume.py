@@ -1,15 +1,18 @@
 """Comparison of a run with the checkpoint that it resumes from: its states, its layout and its weights."""
 
 from argparse import Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.line.accepted import accepted_topics
-from openrlhf_shear.train.checkpoints import fingerprint
+from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import say
 
+logger = init_logger(__name__)
 FRESH = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
 """States of a run that has not begun; a checkpoint has the same names, and more."""
 _KEPT = ("ledger", "waiting", "waiting_episode", "kl")
@@ -53,6 +56,35 @@ def _compare(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: 
         say(f"episode {saved['episode'] + 1} begins again: {why}")
         saved["total_consumed_prompts"] = saved["episode"] * size
         saved["consumed"] = 0
+
+
+def newest_whole(saved: Sequence[Path], rank: int, ranks: int, gathered: Callable[[object], list]) -> str | None:
+    """Return the newest checkpoint whose files pass their digests, in every folder of `saved`; log those that fail.
+
+    Every rank calls this, and reads a share of the files.
+
+    Args:
+        gathered: returns the values of all ranks.
+    """
+    failed: list[str] = []
+    logged: set[str] = set()
+    while True:
+        tag, flaws = folders.find(saved, failed) if rank == 0 else (None, [])
+        of_first = (tag, contents.shares([folder / tag for folder in saved] if tag else [], ranks))
+        tag, shares = gathered(of_first)[0]
+        changed = [] if tag is None else [line for lines in gathered(contents.changed(shares[rank])) for line in lines]
+        if rank == 0:
+            for line in dict.fromkeys([*flaws, *changed]):
+                if line not in logged:
+                    logger.warning(f"checkpoint passed over: {line}")
+            logged.update(flaws, changed)
+        if not changed:
+            break
+        failed.append(tag)
+    if rank == 0:
+        fresh = f"no complete checkpoint in {saved[0]}: a fresh start"
+        logger.info(f"resuming from {saved[0] / tag}" if tag else fresh)
+    return tag
 
 
 def refuse_another_world(checkpoint: Path, engine) -> None:

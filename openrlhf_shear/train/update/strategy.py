@@ -11,7 +11,6 @@ rotary frequencies with it. In bfloat16 they are off by up to 0.4%, which is sev
 trained policy would then differ from the policy that vLLM samples from.
 """
 
-import itertools
 import json
 import shutil
 import time
@@ -30,7 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders, refused_files
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC, UNIVERSAL
-from openrlhf_shear.train.checkpoints.resume import refuse_another_world
+from openrlhf_shear.train.checkpoints.resume import newest_whole, refuse_another_world
 from openrlhf_shear.train.checkpoints.saveable import repair_generation
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
@@ -209,7 +208,9 @@ class ShearStrategy(DeepspeedStrategy):
         if tag is None and self.use_ds_universal_ckpt:
             tag = folders.named_in(Path(load_dir), UNIVERSAL)
         elif tag is None:
-            tag = self._newest(Path(load_dir))
+            models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (Path(load_dir).name,)
+            both = [Path(load_dir).with_name(name) for name in models]
+            tag = newest_whole(both, self.get_rank(), self.world_size, self._gathered)
             if tag is None:
                 return None, {}
             refuse_another_world(Path(load_dir, tag), model)
@@ -217,35 +218,6 @@ class ShearStrategy(DeepspeedStrategy):
             path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
         self.loaded = path and Path(path).parent
         return path, states
-
-    def _newest(self, folder: Path) -> str | None:
-        """Return the newest checkpoint whose files pass their digests; log those that fail.
-
-        Every rank reads a share of the files.
-        """
-        models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (folder.name,)
-        saved, broken, logged = [folder.with_name(name) for name in models], [], set()
-        while True:
-            choice, lines = [(None, [])], []
-            if self.is_rank_0():
-                tag, lines = folders.find(saved, broken)
-                choice = [(tag, contents.shares([folder / tag for folder in saved] if tag else [], self.world_size))]
-            torch.distributed.broadcast_object_list(choice)
-            ((tag, shares),) = choice
-            changed = [] if tag is None else self._gathered(contents.changed(shares[self.get_rank()]))
-            lines += itertools.chain.from_iterable(changed)
-            if self.is_rank_0():
-                for line in dict.fromkeys(lines):
-                    if line not in logged:
-                        logger.warning(f"checkpoint passed over: {line}")
-                logged.update(lines)
-            if not any(changed):
-                break
-            broken.append(tag)
-        if self.is_rank_0():
-            fresh = f"no complete checkpoint in {folder}: a fresh start"
-            logger.info(f"resuming from {folder / tag}" if tag else fresh)
-        return tag
 
 
 def _made_anew(folder: Path) -> None:

@@ -9,12 +9,9 @@ from types import SimpleNamespace
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
-import torch
 
 from openrlhf_shear.preflight import outputs
-from openrlhf_shear.train.checkpoints import contents, folders
-from openrlhf_shear.train.update import strategy as strategy_module
-from openrlhf_shear.train.update.strategy import ShearStrategy
+from openrlhf_shear.train.checkpoints import contents, folders, resume
 
 
 def write(folder, tag, size=10, metric=None, commit=True, latest=True):
@@ -124,21 +121,17 @@ def test_actor_and_critic_go_back_to_the_same_step(tmp_path):
     assert folders.find([actor, critic])[0] == "global_step1"
 
 
-@pytest.mark.parametrize(("critic", "newest"), [("model", "global_step1"), (None, "global_step2")])
+@pytest.mark.parametrize(("models", "newest"), [(("_actor", "_critic"), "global_step1"), (("_actor",), "global_step2")])
 @pytest.mark.parametrize("broken", ["a flipped byte", "a file of another size"])
-def test_a_resume_passes_over_a_step_whose_critic_is_broken(tmp_path, monkeypatch, critic, newest, broken):
+def test_a_resume_passes_over_a_step_whose_critic_is_broken(tmp_path, monkeypatch, models, newest, broken):
     for folder, step in itertools.product(("_actor", "_critic"), (1, 2)):
         write(tmp_path / folder, f"global_step{step}")
     content = bytes(9) + b"\x01" if broken == "a flipped byte" else bytes(9)
     (tmp_path / "_critic" / "global_step2" / "model.pt").write_bytes(content)
-    told = []
-    monkeypatch.setattr(strategy_module.logger, "warning", told.append)
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda choice: None)
-    made = object.__new__(ShearStrategy)
-    made.args, made.world_size = SimpleNamespace(critic=SimpleNamespace(model_name_or_path=critic)), 1
-    made.is_rank_0, made.get_rank, made._gathered = lambda: True, lambda: 0, lambda value: [value]
-    assert made._newest(tmp_path / "_actor") == newest
-    assert len(told) == bool(critic) and all("_critic/global_step2" in line for line in told)
+    lines = []
+    monkeypatch.setattr(resume.logger, "warning", lines.append)
+    assert resume.newest_whole([tmp_path / name for name in models], 0, 1, lambda value: [value]) == newest
+    assert len(lines) == len(models) - 1 and all("_critic/global_step2" in line for line in lines)
 
 
 @pytest.mark.parametrize("out", ["global_step9", "global_step2/model.pt", "global_step2/deep"])
