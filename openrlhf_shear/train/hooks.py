@@ -177,7 +177,7 @@ ON_OBJECTS = (
     ),
 )
 
-# ── The CPU profile ──
+# ── The CPU profile: no option of OpenRLHF, DeepSpeed or torch takes CUDA out of their code ──
 
 # On CPUs without instructions for bfloat16 (kernels.bfloat16).
 
