@@ -23,8 +23,7 @@ from openrlhf_shear.train import upstream
 from openrlhf_shear.train.checkpoints import fingerprint, finished
 from openrlhf_shear.train.nodes import machine
 from openrlhf_shear.train.screen.console import Console
-from openrlhf_shear.train.screen.outcome import RunEndedError
-from openrlhf_shear.train.screen.story import say
+from openrlhf_shear.train.screen.story import ending
 from openrlhf_shear.train.start import attempts, signals
 
 
@@ -220,15 +219,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             line.parser.error(f"the run's folder cannot be written: {error}")
         if restarts or console:
             raise SystemExit(attempts.supervise(command, restarts, console))
-    try:
+    with ending():
         with signals.stopping(vars(args)["train.grace_seconds"]):
             from openrlhf_shear.train.start.launch import launch
 
             launch(args)
         finished.mark(vars(args))
-    except RunEndedError as error:
-        say(f"the run ended: {error}")
-        raise SystemExit(error.code) from None
 
 
 if __name__ == "__main__":

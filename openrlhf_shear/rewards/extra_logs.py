@@ -2,11 +2,12 @@
 
 from openrlhf_shear.config.rules import RULES
 
+# Names without a section: OpenRLHF's, and five of the fork's. Every other metric of the fork has a section.
 NAMES = frozenset(
     (
         # carried by a rollout to the update
         *("reward", "rewards", "score", "scores", "truncated", "response_length", "total_length", "filler"),
-        *("response_clip_ratio", "reward_failed", "reward_verdict", "kl", "logprobs_diff", "return"),
+        *("response_clip_ratio", "reward_failed", "kl", "logprobs_diff", "return"),
         *("group_reward_std", "ppo_kl", "ppo_clip_ratio", "is_filter_ratio"),
         *("engine", "vllm_kl", "vllm_gap", "vllm_gap_max"),
         # reported by updates

@@ -197,10 +197,6 @@ class Verdict:
     def _both(self) -> tuple[float | None, float | None]:
         return self.numbers or (None if self.correct is None else float(self.correct),) * 2
 
-    def as_openrlhf(self) -> dict:
-        """Return the dict that OpenRLHF's executor reads for a query."""
-        return {"rewards": self.reward, "scores": self.score, "extra_logs": dict(self.extra_logs)}
-
 
 def of_numbers(reward: float, score: float, extra_logs: Mapping[str, float] | None = None) -> Verdict:
     """Return the verdict of a user's function. A score below 1 is wrong."""
@@ -231,7 +227,8 @@ def _failure(text: str) -> tuple[Failure, str]:
 
 def as_answer(verdict: Verdict) -> dict:
     """Return the dict that `read_reward` reads as this verdict: the answer of `rewards.server` to one query."""
-    return verdict.as_openrlhf() | {"failed": as_failed([verdict])}
+    numbers = {"rewards": verdict.reward, "scores": verdict.score, "extra_logs": dict(verdict.extra_logs)}
+    return numbers | {"failed": as_failed([verdict])}
 
 
 def as_failed(verdicts: Sequence[Verdict]) -> list[dict]:

@@ -11,7 +11,7 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
     import json
 
     from openrlhf_shear.rewards.pool import RewardSettings
-    from openrlhf_shear.train.sampling.engine import VERDICT, RewardExecutor
+    from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
 
     tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
     samples = {
@@ -27,13 +27,11 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
 
     async def grade(reward):
         executor = RewardExecutor([reward], RewardSettings(reward, cores=2, timeout=5.0))
-        parts = [executor._fetch_rewards_via_func([query], ["Q:"], [label]) for query, label in samples[reward]]
-        return [part for (part,) in await asyncio.gather(*parts)]
+        return await asyncio.gather(*(executor.grade(query, "Q:", label) for query, label in samples[reward]))
 
     for reward in samples:
-        outputs = asyncio.run(grade(reward))
-        assert [output["rewards"] for output in outputs] == [1.0, 0.0, 0.0, None], outputs
-        verdicts = [output["extra_logs"][VERDICT] for output in outputs]
+        verdicts = asyncio.run(grade(reward))
+        assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0, None], verdicts
         assert verdicts[0].extra_logs["reward_timeout"] == 0.0
         assert verdicts[3].why == "grader raised ValueError"
     assert verdicts[2].reason == "timeout" and verdicts[2].extra_logs["reward_timeout"] == 1.0
@@ -48,13 +46,13 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
     from openrlhf_shear.rewards.pool import RewardSettings
     from openrlhf_shear.rewards.server import build_app
     from openrlhf_shear.rewards.verdict import Verdict, of_numbers
-    from openrlhf_shear.train.sampling.engine import VERDICT, RewardExecutor
+    from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
 
     class Pool:
         async def grade(self, query, prompt, label):
             return Verdict(None, failure="timeout") if query == "hang" else of_numbers(0.5, 1.0)
 
-    async def outputs():
+    async def verdicts():
         runner = web.AppRunner(build_app(Pool(), "a-token-of-16-letters"))
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -62,14 +60,14 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
         port = runner.addresses[0][1]
         url = f"http://shear:a-token-of-16-letters@127.0.0.1:{port}/get_reward"
         served = RewardExecutor([url], RewardSettings(url, retries=1))  # the server closes the first connection
-        answers = [await served._fetch_rewards_via_http([query], ["Q"], ["L"]) for query in ("good", "hang")]
+        answers = [await served.grade(query, "Q", "L") for query in ("good", "hang")]
         await runner.cleanup()
-        return [*answers, await served._fetch_rewards_via_http(["good"], ["Q"], ["L"])]
+        return [*answers, await served.grade("good", "Q", "L")]
 
-    (good,), (failed,), (gone,) = asyncio.run(outputs())
-    assert good == {"rewards": 0.5, "scores": 1.0, "extra_logs": {VERDICT: of_numbers(0.5, 1.0)}}
-    assert failed["rewards"] is None and failed["extra_logs"][VERDICT].failure == "timeout"
-    assert gone["rewards"] is None and gone["extra_logs"][VERDICT].failure == "reward server refused"
+    good, failed, gone = asyncio.run(verdicts())
+    assert good == of_numbers(0.5, 1.0)
+    assert (failed.reward, failed.failure) == (None, "timeout")
+    assert (gone.reward, gone.failure) == (None, "reward server refused")
 
 
 KILLS = """
@@ -88,52 +86,17 @@ def test_a_rollout_that_kills_the_pool_fails_alone(cluster, tmp_path):
     import asyncio
 
     from openrlhf_shear.rewards.pool import RewardSettings
-    from openrlhf_shear.train.sampling.engine import RewardExecutor
+    from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
 
     (tmp_path / "kills.py").write_text(KILLS)
     queries = ["kill" if i % 16 == 7 else str(i) for i in range(32)]
 
     async def grade():
         executor = RewardExecutor([], RewardSettings(str(tmp_path / "kills.py"), cores=4, timeout=30.0))
-        return [
-            part
-            for (part,) in await asyncio.gather(*(executor._fetch_rewards_via_func([q], [""], [""]) for q in queries))
-        ]
+        return await asyncio.gather(*(executor.grade(query, "", "") for query in queries))
 
-    outputs = asyncio.run(grade())
-    wrong = [
-        (query, output)
-        for query, output in zip(queries, outputs, strict=True)
-        if output["rewards"] != (None if query == "kill" else float(query))
-    ]
-    assert wrong == []
-
-
-def test_a_grade_that_runs_alone_holds_its_pool_until_its_verdict_has_arrived(cluster, tmp_path):
-    """Otherwise the next grade could kill the pool while the verdict is on its way, and this one would be blamed."""
-    import asyncio
-
-    import ray
-
-    from openrlhf_shear.rewards.pool import RewardSettings
-    from openrlhf_shear.train.sampling.engine import node_pool
-
-    (tmp_path / "grades.py").write_text(KILLS)
-
-    async def grade():
-        node = ray.get_runtime_context().get_node_id()
-        pool = node_pool(RewardSettings(str(tmp_path / "grades.py"), cores=2, timeout=30.0), node)
-        suspect = pool.grade.remote("1", "", "", True)
-        assert await (await anext(suspect)) is None
-        verdict = await (await anext(suspect))
-        begun = asyncio.ensure_future(anext(pool.grade.remote("2", "", "", False)))
-        await asyncio.wait({begun}, timeout=2.0)
-        early = begun.done()
-        await pool.received.remote()
-        await asyncio.wait_for(begun, 60.0)
-        return verdict.reward, early
-
-    assert asyncio.run(grade()) == (1.0, False)
+    rewards = [verdict.reward for verdict in asyncio.run(grade())]
+    assert rewards == [None if query == "kill" else float(query) for query in queries]
 
 
 def last(scalars, name):

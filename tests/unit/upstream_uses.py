@@ -53,7 +53,6 @@ ALSO = {
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.reset_prefix_cache": "called by CpuPolicy",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.sleep": "called by samples and suite",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.wake_up": "called by samples and suite",
-    "openrlhf.utils.agent:SingleTurnAgentExecutor.execute": "calls the _fetch_rewards_... that engine overrides",
     "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_eval_config": "called by prm",
     "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.setup_ring_attn": "calls ring_flash_attn_stand_in",
     "openrlhf.utils.logging_utils:TensorboardLogger.log_eval": "called by curves",

@@ -8,10 +8,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 from torch.utils.data import DataLoader
 
-from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
-from openrlhf_shear.train.run.suite import TrainingSuite
+from openrlhf_shear.train.run.suite import Scores, TrainingSuite
 from openrlhf_shear.train.run.tracking import Tracking, passed_over
-from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator, is_failed
+from openrlhf_shear.train.sampling.rollout_rewards import reward_of
+from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 from openrlhf_shear.train.screen.story import doing
 
 logger = init_logger(__name__)
@@ -48,44 +48,72 @@ class Evaluation:
     def is_due(self, step: int) -> bool:
         return self._exists and step > 0 and self._every > 0 and step % self._every == 0
 
-    def run(self, step: int, undisturbed: AbstractContextManager[None], go_on: bool = False) -> dict[str, float]:
-        """Evaluate the weights of a step, log the metrics and return them.
+    def run(self, step: int, undisturbed: AbstractContextManager[None], go_on: bool = False) -> Scores:
+        """Evaluate the weights of a step, log the metrics and return the scores.
 
         Args:
             undisturbed: a context in which nothing else is sampled.
             go_on: continue an interrupted evaluation of the same weights.
         """
-        metrics: dict[str, float] = {}
+        sets, suite = Scores(), Scores()
         with undisturbed:
+            doing("evaluating")
             if self._prompts is not None:
-                doing("evaluating")
                 samples = self._sampler.generate_eval_samples(step, **self._generate_kwargs)
                 sources = [source for of_batch, *_ in self._prompts for source in of_batch]
-                metrics |= scores_of(samples, sources, self._generate_kwargs["n_samples_per_prompt"])
-                self._tracking.log_eval(step, metrics)
+                sets = scores_of(samples, sources, self._generate_kwargs["n_samples_per_prompt"])
                 if failed := self._sampler.eval_failed:
                     logger.warning(f"evaluation at step {step}: {failed} rewards failed; these rollouts have no score")
             if self._suite is not None:
                 with passed_over(f"the evaluation of step {step}"):
-                    scores = self._suite.evaluate(step, go_on)
-                    self._tracking.log_eval(step, scores)
-                    metrics |= scores
-        return metrics
+                    suite = self._suite.evaluate(step, go_on)
+        scores = Scores(sets.metrics | suite.metrics, sets.sets, suite.suite)
+        self._tracking.log_eval(step, scores.metrics)
+        return scores
 
 
-def scores_of(samples: Sequence[Experience], sources: Sequence[str], size: int) -> dict[str, float]:
-    """Return the metrics of evaluation rollouts.
+def scores_of(samples: Sequence[Experience], sources: Sequence[str], size: int) -> Scores:
+    """Return the scores of evaluation rollouts.
+
+    A prompt belongs to the set of its row, so sets may share prompts, and a set may hold a prompt twice. Rollouts
+    without a reward are left out, and so are prompts without any reward, as in `cli.evaluate`. With rewards of 0 and 1,
+    `passK` is the share of prompts that one of K rollouts answers, and `pass1` is the share of correct rollouts.
+
+    Worked example: sources ["amc", "math"] and rewards 1, 0, 0, 0 give eval_amc_pass2 1.0, eval_amc_pass1 0.5,
+    eval_math_pass2 0.0 and eval_math_pass1 0.0.
 
     Args:
         samples: the rollouts in row order, `size` per row.
         sources: the set of each row.
     """
-    sampled = [
-        Sampled(
-            reward=None if is_failed(sample) else sample.rewards.item(),
-            length=int(sample.response_length),
-            truncated=bool(sample.truncated),
-        )
-        for sample in samples
-    ]
-    return scores_by_set(sources, [sampled[start : start + size] for start in range(0, len(sampled), size)])
+    sets: dict[str, list[Sequence[Experience]]] = {}
+    for row, source in enumerate(sources):
+        sets.setdefault(source, []).append(samples[row * size : (row + 1) * size])
+    scores = Scores()
+    for source, groups in sets.items():
+        passes, sizes = _passes(groups), _sizes([sample for group in groups for sample in group])
+        scores.metrics.update({f"eval_{source}_{name}": value for name, value in (passes | sizes).items()})
+        shown = passes | {"truncated_rate": sizes["truncated_rate"]}
+        scores.sets.update({f"{source}_{name}": value for name, value in shown.items()})
+    if samples:
+        sizes = _sizes(samples)
+        scores.metrics.update({f"eval_{name}": value for name, value in sizes.items()})
+        scores.metrics["eval_num_samples"] = float(len(samples))
+        scores.sets["truncated_rate"] = sizes["truncated_rate"]
+    return scores
+
+
+def _passes(groups: Sequence[Sequence[Experience]]) -> dict[str, float]:
+    """Return a set's passK and pass1; a prompt that lost a reward is in no `passK` of K > 1."""
+    count = len(groups[0])
+    rewards = [[reward for reward in map(reward_of, group) if reward is not None] for group in groups]
+    best = [max(of_prompt) for of_prompt in rewards if len(of_prompt) == count]
+    means = [sum(of_prompt) / len(of_prompt) for of_prompt in rewards if of_prompt]
+    return {f"pass{k}": sum(of) / len(of) for k, of in ((count, best), (1, means)) if of}
+
+
+def _sizes(samples: Sequence[Experience]) -> dict[str, float]:
+    return {
+        "response_length_mean": sum(int(sample.response_length) for sample in samples) / len(samples),
+        "truncated_rate": sum(bool(sample.truncated) for sample in samples) / len(samples),
+    }

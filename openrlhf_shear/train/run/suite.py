@@ -3,9 +3,9 @@
 import filecmp
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from openrlhf.utils.logging_utils import init_logger
@@ -19,6 +19,16 @@ from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
 from openrlhf_shear.train.sampling.engines import Engines
 
 logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of an evaluation: everything that is logged, and what the screen shows."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    sets: dict[str, float] = field(default_factory=dict)  # of --eval.dataset, by metric
+    # Of --eval.suite: name, avg@k (None without a verdict) and problems of a benchmark; then the average of several.
+    suite: list[tuple[str, float | None, int]] = field(default_factory=list)
 
 
 class TrainingSuite:
@@ -39,8 +49,8 @@ class TrainingSuite:
         settings = self._plan.sampling, self._plan.asked, args.data.max_len
         self._sampler = EngineSampler(engines.handles, tokenizer, *settings, check_stop)
 
-    def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
-        """Evaluate the engines' current weights; return `suite/NAME`, avg@k, their `suite/average`, and details.
+    def evaluate(self, step: int, go_on: bool = False) -> Scores:
+        """Evaluate the engines' current weights.
 
         The completions and results.json stay in `CKPT_PATH/evaluations/stepN`.
 
@@ -66,23 +76,32 @@ class TrainingSuite:
             if self._sleeps:
                 self._engines.call("sleep")
         _share(folder / "questions.jsonl", self._folder / "questions.jsonl")
-        rows = results["benchmarks"]
-        scores = {name: row[f"avg@{row['k']}"] for name, row in rows.items()}
-        details = {}
-        for name, row in rows.items():
+        for name, row in results["benchmarks"].items():
             if row["failed"]:
                 logger.warning(f"step {step}: {name} lacks {sum(row['failed'].values())} verdicts: {row['failed']}")
-            for what in ("stderr", "timeouts", "truncated_fraction", "response_tokens_mean"):
-                if row[what] is not None:
-                    details[f"suite_{what}/{name}"] = float(row[what])
-            basis = basis_of(row, None)
-            details[f"suite_problems/{name}"] = float(basis.problems)
-            if basis.no_answer is not None:
-                details[f"suite_no_answer_fraction/{name}"] = basis.no_answer
-        known = {f"suite/{name}": value for name, value in scores.items() if value is not None}
-        if len(known) == len(scores):  # an average of some of them would be another metric
-            known[SUITE_AVERAGE] = sum(scores.values()) / len(scores)
-        return known | details
+        return scores_of_suite(results["benchmarks"])
+
+
+def scores_of_suite(benchmarks: Mapping[str, Mapping]) -> Scores:
+    """Return the scores of the benchmarks of a results.json, by name.
+
+    `suite/NAME` is avg@k of a benchmark, SUITE_AVERAGE their mean; details are `suite_WHAT/NAME`.
+    """
+    scores = Scores()
+    for name, row in benchmarks.items():
+        basis = basis_of(row, None)
+        scores.suite.append((name, row[f"avg@{row['k']}"], basis.problems))
+        details = {what: row[what] for what in ("stderr", "timeouts", "truncated_fraction", "response_tokens_mean")}
+        details |= {"problems": basis.problems, "no_answer_fraction": basis.no_answer}
+        known = {what: float(value) for what, value in details.items() if value is not None}
+        scores.metrics.update({f"suite_{what}/{name}": value for what, value in known.items()})
+    known = {name: score for name, score, _ in scores.suite if score is not None}
+    scores.metrics.update({f"suite/{name}": score for name, score in known.items()})
+    if len(known) == len(scores.suite):  # an average of some of them would be another metric
+        scores.metrics[SUITE_AVERAGE] = sum(known.values()) / len(known)
+        if len(known) > 1:
+            scores.suite.append(("average", scores.metrics[SUITE_AVERAGE], sum(of for *_, of in scores.suite)))
+    return scores
 
 
 def _share(file: Path, common: Path) -> None:

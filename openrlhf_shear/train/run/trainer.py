@@ -3,7 +3,8 @@
 A step, in the order in which it happens:
 
 1. The engines sample a batch, and its rewards are graded: `sampling/batches.py`, `sampling/samples.py`,
-   `sampling/engine.py`. Steps whose rewards failed are counted, and may end the run: `run/books.py`.
+   `sampling/engine.py`, `sampling/reward_executor.py`. Steps whose rewards failed are counted, and may end the run:
+   `run/books.py`.
 2. Whole groups go to the policy's ranks for log-probs: `experience/graded_experience.py`, by the plan of
    `experience/schedule.py`. In that pass `update/actor.py` captures what the credit rule needs.
 3. The ranks weigh their groups (`credit/`), and share the work out: `experience/experience_maker.py`. Only weights
@@ -12,7 +13,7 @@ A step, in the order in which it happens:
    `update/strategy.py` tells DeepSpeed where they end.
 5. The new weights go to the engines: `run/learner.py`, `update/actor.py`, `update/lora.py`.
 6. Every rollout enters the accounts, with its reason if it was not trained on: `run/books.py`.
-7. Metrics go to the screen and the curves: `screen/story.py`, `run/tracking.py`.
+7. Metrics go to the screen and the curves: `screen/events.py`, `run/tracking.py`.
 8. A checkpoint is saved if one is due: `run/saving.py` decides, `update/actor.py` and `checkpoints/` write it.
 9. An evaluation runs if one is due, and may make the best checkpoint: `run/evaluation.py`, `run/suite.py`.
 
@@ -41,9 +42,10 @@ from openrlhf_shear.train.run.saving import Best, Moment, Progress, Saver, what_
 from openrlhf_shear.train.run.tracking import Tracking
 from openrlhf_shear.train.sampling.batches import Batches
 from openrlhf_shear.train.sampling.order import steps_from
-from openrlhf_shear.train.sampling.samples import is_failed, reward_of
+from openrlhf_shear.train.sampling.rollout_rewards import is_failed, reward_of
+from openrlhf_shear.train.screen.events import Checkpoint
 from openrlhf_shear.train.screen.outcome import StoppedError
-from openrlhf_shear.train.screen.story import Story, doing
+from openrlhf_shear.train.screen.story import Story, doing, emit
 
 logger = init_logger(__name__)
 
@@ -229,11 +231,11 @@ class ShearTrainer:
         Args:
             go_on: continue an interrupted evaluation of the same weights.
         """
-        metrics = self._evaluation.run(step, self._batches.undisturbed(), go_on)
-        self.story.evaluated(step, metrics)
+        scores = self._evaluation.run(step, self._batches.undisturbed(), go_on)
+        self.story.evaluated(step, scores.sets, scores.suite)
         if step == 0:
             return
-        now, before = self.best.after(metrics), self.best
+        now, before = self.best.after(scores.metrics), self.best
         if self.books.accounts.trained:
             # A checkpoint that the disk refused is not the best: a later evaluation above `before` is saved.
             saved = self._save(Moment.EVALUATION, best=now) if now.value > before.value else None
@@ -272,6 +274,7 @@ class ShearTrainer:
             return None
         if not is_best:
             self.books.saved = step
+            emit(Checkpoint(step))
         return what
 
 

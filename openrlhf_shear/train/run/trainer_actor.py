@@ -24,13 +24,14 @@ from openrlhf_shear.train.run.suite import TrainingSuite
 from openrlhf_shear.train.run.tracking import Tracking, passed_over
 from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead
-from openrlhf_shear.train.sampling.engine import checked_pools
 from openrlhf_shear.train.sampling.engines import Engines
 from openrlhf_shear.train.sampling.gap_watch import GapWatch
 from openrlhf_shear.train.sampling.order import optimizer_steps, steps_from
 from openrlhf_shear.train.sampling.prompt_data import read_prompts
+from openrlhf_shear.train.sampling.reward_executor import checked_pools
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 from openrlhf_shear.train.screen import relay
+from openrlhf_shear.train.screen.events import Event
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import doing
 
@@ -97,8 +98,8 @@ class TrainerActor:
         self._trainer.stop.why = why
 
     @ray.method(concurrency_group="output")
-    def printed(self, seen: int, patience: float) -> tuple[int, list[str]]:
-        """Return this process's output for the driver to print (`relay.fetch`), while `fit` runs."""
+    def printed(self, seen: int, patience: float) -> tuple[int, list[Event]]:
+        """Return this process's events for the driver to show (`relay.fetch`), while `fit` runs."""
         return relay.fetch(seen, patience)
 
     def _kl_control(self) -> AdaptiveKLController | FixedKLController:

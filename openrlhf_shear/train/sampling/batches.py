@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.train.sampling.accounts import Accounts
-from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator, is_failed
+from openrlhf_shear.train.sampling.rollout_rewards import is_failed
+from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Batches:
             self.accounts = Accounts.resumed(states["ledger"], self.waiting)
         self._place = (states["episode"], states["consumed"])
         self._first_episode = states.get("waiting_episode", states["episode"])  # of the kept rollouts
-        self._stream = self._made(*self._place)
+        self._stream = self._batches(*self._place)
 
     def state(self) -> dict:
         """Return the state for a checkpoint: the place, the accounts, and the waiting rollouts."""
@@ -114,7 +115,7 @@ class Batches:
         self._place, self._kept, self._first_episode = batch.place, batch.kept, batch.first_episode
         self.accounts.add(batch.counts)
 
-    def _made(self, first: int, consumed: int) -> Iterator[Batch]:
+    def _batches(self, first: int, consumed: int) -> Iterator[Batch]:
         generator, oldest = self._generator, self._first_episode
         for episode in range(first, self._episodes):
             generator.start_episode(episode, consumed if episode == first else 0)
@@ -123,8 +124,8 @@ class Batches:
                 oldest = oldest if generator.kept else episode
                 samples, pass_rate, *_ = generator.generate_samples(**self._generate_kwargs)
                 last = episode + 1 >= self._episodes and generator.consumed >= generator.prompts
-                made, place = (generator.take_counts(), time.time() - started), (episode, generator.consumed)
-                yield Batch(samples, pass_rate, *made, place, oldest, list(generator.kept), last)
+                counts, seconds, place = generator.take_counts(), time.time() - started, (episode, generator.consumed)
+                yield Batch(samples, pass_rate, counts, seconds, place, oldest, list(generator.kept), last)
 
 
 class BatchesAhead(Batches):
@@ -200,12 +201,12 @@ class Turns:
 
     def __init__(self):
         self._changed = threading.Condition()
-        self._generates = self._asked = False
+        self._generates = self._is_wanted = False
 
     @contextmanager
     def generation(self) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: not self._asked)
+            self._changed.wait_for(lambda: not self._is_wanted)
             self._generates = True
         try:
             yield
@@ -217,13 +218,13 @@ class Turns:
     @contextmanager
     def trainer(self) -> Iterator[None]:
         with self._changed:
-            self._asked = True
+            self._is_wanted = True
             self._changed.wait_for(lambda: not self._generates)
         try:
             yield
         finally:
             with self._changed:
-                self._asked = False
+                self._is_wanted = False
                 self._changed.notify_all()
 
 

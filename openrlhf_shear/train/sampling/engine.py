@@ -1,40 +1,29 @@
-"""Rollout engine of OpenRLHF with rewards graded outside its process, each rollout separately."""
+"""Rollout engine of OpenRLHF with a seed per rollout and turn, batches that start together, and checks of itself."""
 
 import asyncio
 import contextlib
 import functools
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from copy import copy
 
 import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-from openrlhf.utils.agent import SingleTurnAgentExecutor
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from openrlhf_shear.rewards.client import RewardClient
-from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.settings import RewardSettings
-from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.train.sampling import engine_process
 from openrlhf_shear.train.sampling.engine_gap import EngineFacts
-from openrlhf_shear.train.sampling.engines import last_line
 from openrlhf_shear.train.sampling.order import seed_of
-from openrlhf_shear.train.screen.outcome import RefusedError
+from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
 from openrlhf_shear.train.upstream import plain_class
 
 _POLL_SECONDS = 1.0
-# Attempts, and the pause between them, of a grade whose pool dies before the start: pools restart in that time.
-_POOL_TRIES, _POOL_SECONDS = 600, 1.0
-_RECEIPT_SECONDS = 60.0  # that a pool waits for a caller to receive its verdict
 _GATHER_SECONDS = 0.01  # between checks whether a batch is complete
-VERDICT = "reward_verdict"  # key in a rollout's extra_logs, until the samples generator removes it
-# What training asked of a rollout's generation, in the task of that rollout.
-_asked: ContextVar[SamplingParams | None] = ContextVar("asked", default=None)
+# Training's parameters for a rollout's generation, in the task of that rollout.
+_parameters: ContextVar[SamplingParams | None] = ContextVar("parameters", default=None)
 _prompts: ContextVar[Counter[tuple[int, ...]]] = ContextVar("prompts")  # how often a rollout has continued each
 # Log-probs of a rollout's generations, by the number of tokens before them and their tokens.
 _drawn: ContextVar[dict[tuple[int, tuple[int, ...]], list[float]]] = ContextVar("drawn")
@@ -69,29 +58,28 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             same = (prompt, label, sampling_params, max_length, hf_tokenizer)
             return await super().generate_responses(*same, num_samples=num_samples, images=images)
 
-        async def sampled(number: int):
+        async def sample_of(number: int) -> dict:
             seeded = copy(sampling_params)
             seeded.seed = seed_of(sampling_params.seed, number)
-            _asked.set(seeded)
+            _parameters.set(seeded)
             _prompts.set(Counter())
             _drawn.set({})
-            same = (prompt, label, seeded, max_length, hf_tokenizer)
             try:
-                made = await super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
-                return [_with_log_probs(sample, _drawn.get()) for sample in made]
+                same = (prompt, label, seeded, max_length, hf_tokenizer)
+                (sample,) = await super(RewardRolloutActor, self).generate_responses(*same, images=images)
+                return _with_log_probs(sample, _drawn.get())
             except BaseException:
                 self._failed += 1
                 raise
 
-        samples = await asyncio.gather(*map(sampled, range(num_samples)))
-        return [sample for (sample,) in samples]
+        return await asyncio.gather(*map(sample_of, range(num_samples)))
 
     async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
         """Generate as upstream does, for executors; each turn, and each candidate of a turn, gets a new seed."""
-        asked = _asked.get() or sampling_params
+        wanted = _parameters.get() or sampling_params
         if sampling_params.logprobs is None:  # an agent's own parameters
-            sampling_params.logprobs = asked.logprobs
-        seed = asked.seed if sampling_params.seed is None else sampling_params.seed
+            sampling_params.logprobs = wanted.logprobs
+        seed = wanted.seed if sampling_params.seed is None else sampling_params.seed
         if seed is not None:
             sampling_params = copy(sampling_params)
             earlier, prompt = _prompts.get(Counter()), tuple(prompt_token_ids)
@@ -145,8 +133,8 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Return the log-probs of all tokens but the first, each given the tokens before it."""
-        asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        entries = (await self._generate(token_ids, asked)).prompt_logprobs
+        parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        entries = (await self._generate(token_ids, parameters)).prompt_logprobs
         return [entry[token].logprob for entry, token in zip(entries[1:], token_ids[1:], strict=True)]
 
     async def facts(self) -> EngineFacts:
@@ -209,55 +197,6 @@ class Watched:
             answer.cancel()
 
 
-class RewardExecutor(SingleTurnAgentExecutor):
-    """Single-turn executor that returns a failed reward with its reason, without effect on other rollouts."""
-
-    def __init__(self, urls: str | list[str], settings: RewardSettings):
-        """
-        Args:
-            urls: the reward servers' addresses; unused if a pool on this node grades.
-            settings: the grader's settings.
-        """
-        super().__init__(None)
-        self._pool = self._client = None
-        if settings.is_served:
-            self._client = RewardClient(urls, settings.timeout, settings.retries, settings.token)
-        else:
-            self._pool = node_pool(settings, ray.get_runtime_context().get_node_id())
-        self.reward_endpoints, self.reward_func = [settings.reward], self._pool  # upstream branches on these
-
-    async def _fetch_rewards_via_func(self, queries, prompts, labels) -> list[dict]:
-        return [_response(await self._graded(*sample)) for sample in zip(queries, prompts, labels, strict=True)]
-
-    async def _graded(self, query: str, prompt: str, label: object) -> Verdict:
-        """Return the verdict; if the pool dies meanwhile, Ray restarts it and the grade is retried.
-
-        Only a grade that has started can have killed its pool. Its retry runs alone in the pool, so a second death is
-        the grade's fault.
-        """
-        alone = False
-        for _ in range(_POOL_TRIES):
-            begun = False
-            try:
-                async for ref in self._pool.grade.remote(query, prompt, label, alone):
-                    verdict, begun = await ref, True
-                    if verdict is not None:  # not at the stream's end: another grade may have killed the pool by then
-                        if alone:
-                            self._pool.received.remote()
-                        return verdict
-            except ray.exceptions.RayActorError as error:
-                detail = f"{type(error).__name__}: {error}"[:500]
-            if begun and alone:
-                break
-            alone = alone or begun
-            await asyncio.sleep(_POOL_SECONDS)
-        return Verdict(None, failure=Failure.POOL_DIED, detail=detail)
-
-    async def _fetch_rewards_via_http(self, queries, prompts, labels) -> list[dict]:
-        samples = zip(queries, prompts, labels, strict=True)
-        return [_response(await self._client.grade(*sample)) for sample in samples]
-
-
 def _with_log_probs(sample: dict, drawn: dict[tuple[int, tuple[int, ...]], list[float]]) -> dict:
     """Return an executor's sample with a log-prob for each token, 0 for tokens that the policy did not write.
 
@@ -266,8 +205,8 @@ def _with_log_probs(sample: dict, drawn: dict[tuple[int, tuple[int, ...]], list[
     Raises:
         ValueError: an action has tokens that no generation has drawn.
     """
-    tokens, given = sample["observation_tokens"], sample["rollout_log_probs"]
-    if given is None or len(given) == len(tokens):
+    tokens, log_probs = sample["observation_tokens"], sample["rollout_log_probs"]
+    if log_probs is None or len(log_probs) == len(tokens):
         return sample
     whole = [0.0] * len(tokens)
     for start, end in sample["action_ranges"]:
@@ -276,85 +215,3 @@ def _with_log_probs(sample: dict, drawn: dict[tuple[int, tuple[int, ...]], list[
             raise ValueError(f"the agent returned tokens {start} to {end} as its action, which no generation has drawn")
         whole[start:end] = turn
     return sample | {"rollout_log_probs": whole}
-
-
-def _response(verdict: Verdict) -> dict:
-    return verdict.as_openrlhf() | {"extra_logs": {VERDICT: verdict}}
-
-
-@ray.remote(num_cpus=0, max_restarts=-1)
-class RewardPoolActor:
-    """Actor that holds a node's `RewardPool` in a separate process, shared by the node's engines."""
-
-    def __init__(self, settings: RewardSettings):
-        self._pool, self._budget = RewardPool(settings), settings.budget
-        self._room, self._alone = asyncio.Semaphore(self._budget), asyncio.Lock()
-        self._received = asyncio.Event()  # set when the caller of the grade that runs alone has its verdict
-
-    @ray.method(num_returns="streaming")
-    async def grade(self, query: str, prompt: str, label: object, alone: bool) -> AsyncIterator[Verdict | None]:
-        """Yield None when the grade starts, then the verdict.
-
-        Args:
-            alone: whether no other grade may run at the same time. The next grade then waits for `received` too: if it
-                killed the pool while this verdict is on its way, this grade would be blamed.
-        """
-        async with self._turn(alone):
-            self._received.clear()
-            yield None
-            yield await self._pool.grade(query, prompt, label)
-            if alone:
-                with contextlib.suppress(TimeoutError):  # the caller may have died
-                    await asyncio.wait_for(self._received.wait(), _RECEIPT_SECONDS)
-
-    async def received(self) -> None:
-        """Let other grades run: the verdict of the grade that ran alone has arrived."""
-        self._received.set()
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, alone: bool) -> AsyncIterator[None]:
-        async with (
-            self._alone if alone else contextlib.nullcontext()
-        ):  # the lock: two grades that want all slots would deadlock
-            taken = 0
-            try:
-                for _ in range(self._budget if alone else 1):
-                    await self._room.acquire()
-                    taken += 1
-                yield
-            finally:
-                for _ in range(taken):
-                    self._room.release()
-
-    @ray.method(max_task_retries=2)
-    async def check(self) -> None:
-        """Raise as `RewardPool.check` if this node cannot grade."""
-        await asyncio.to_thread(self._pool.check)
-
-
-def node_pool(settings: RewardSettings, node: str) -> ray.actor.ActorHandle:
-    """Return the pool actor of a node, by the node's id; the first call starts it."""
-    return RewardPoolActor.options(
-        name=f"openrlhf_shear reward pool {settings.reward} {node}",
-        get_if_exists=True,
-        max_concurrency=100_000,  # calls wait in the pool, not in Ray
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(settings)
-
-
-def checked_pools(settings: RewardSettings) -> list[ray.actor.ActorHandle]:
-    """Return the pools of all nodes with GPUs, after a check; a pool lives while a handle to it exists.
-
-    Raises:
-        RefusedError: a node cannot grade.
-    """
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
-    pools = [node_pool(settings, node["NodeID"]) for node in nodes]
-    for node, ref in zip(nodes, [pool.check.remote() for pool in pools], strict=True):
-        try:
-            ray.get(ref)
-        except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or last_line(error)
-            where = node["NodeManagerHostname"]
-            raise RefusedError(f"node {where} cannot grade --reward.remote_url {settings.reward}: {cause}") from None
-    return pools

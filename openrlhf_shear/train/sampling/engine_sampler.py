@@ -34,7 +34,7 @@ class EngineSampler:
         engines: Sequence[ray.actor.ActorHandle],
         tokenizer,
         sampling: Sampling,
-        asked: PromptFormat,
+        prompt_format: PromptFormat,
         room: int,
         check_stop: Callable[[], None] = lambda: None,
     ):
@@ -43,13 +43,13 @@ class EngineSampler:
             engines: the engines' actors.
             tokenizer: the policy's.
             sampling: the sampling parameters.
-            asked: the prompt format.
+            prompt_format: how questions become prompts.
             room: tokens for prompt, prefix and completion together. A completion gets all of the sampling's tokens,
                 or what prompt and prefix leave of the room.
             check_stop: called about once a second; it raises to stop.
         """
         self._engines, self._tokenizer, self._sampling = list(engines), tokenizer, sampling
-        self._asked, self._room, self._check_stop = asked, room, check_stop
+        self._format, self._room, self._check_stop = prompt_format, room, check_stop
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Output | Verdict]]:
         waiting = deque((request, 0) for request in requests)
@@ -59,7 +59,7 @@ class EngineSampler:
             while waiting and load and min(load.values()) < IN_FLIGHT:
                 request, tries = waiting.popleft()
                 prefix = request.question.prefix or []
-                prompt = question_ids(self._tokenizer, request.question, self._asked) + prefix
+                prompt = question_ids(self._tokenizer, request.question, self._format) + prefix
                 left = min(self._room - len(prompt), self._sampling.max_new_tokens)
                 if left < 1:
                     yield request, Verdict(None, failure=Failure.NO_ROOM)

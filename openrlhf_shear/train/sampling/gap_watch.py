@@ -53,14 +53,14 @@ class GapWatch:
     def _forget(self) -> None:
         self._steps = 0  # steps in a row with a large gap
         self._probe: list[int] = []  # tokens that engines and policy score
-        self._asked: torch.Tensor | None = None  # (engines, tokens), the engines' scores of this step
+        self._engine_scores: torch.Tensor | None = None  # (engines, tokens), of this step
         # The scores of the engines and of the policy, for the last two steps.
         self._scores: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def sampled(self) -> None:
         """Get the engines' scores of the probe after a step's rollouts, while the engines are awake."""
         if self._probe:
-            self._asked = torch.tensor(self._engines.call("score", self._probe))
+            self._engine_scores = torch.tensor(self._engines.call("score", self._probe))
 
     def judge(self, gap: Gap, experiences: Sequence[Experience], policy: SyncedPolicy) -> None:
         """Judge a step's gap, before its update.
@@ -77,9 +77,9 @@ class GapWatch:
             self._forget()
             return
         self._steps += 1
-        if self._asked is not None:
-            self._scores = [*self._scores[-1:], (self._asked, policy.score(self._probe))]
-            self._asked = None
+        if self._engine_scores is not None:
+            self._scores = [*self._scores[-1:], (self._engine_scores, policy.score(self._probe))]
+            self._engine_scores = None
         self._probe = self._probe or probe_of(experiences, self._args.data.max_len)
         if self._steps % STEPS:
             return
@@ -104,17 +104,17 @@ class GapWatch:
                 return f"base model under LoRA: engine {gap.worst} is {base:.3f} off the policy without its adapters"
         if stale := self._stale():
             return f"stale weights: engine {stale} scores {len(self._probe)} tokens as a step ago, the policy does not"
-        return self._confessed(self._engines.call("facts"))
+        return self._cause_in(self._engines.call("facts"))
 
-    def _confessed(self, facts: Sequence[EngineFacts]) -> str:
+    def _cause_in(self, facts: Sequence[EngineFacts]) -> str:
         """Return the cause that the engines' facts prove, or ""."""
         wanted = (self._args.rollout.temperature, self._args.rollout.top_p)
         for number, fact in enumerate(facts):
-            if others := sorted(had for had in fact.sampled if had[:2] != wanted or had[2] > 0):
-                had = f"(temperature, top-p, top-k) {others[0]}, not {(*wanted, -1)}"
-                return f"sampling settings: engine {number} sampled with {had}"
-        if kept := _numbers(fact.cache_kept for fact in facts):
-            return f"kept prefix cache: engine {kept} did not drop it at the last weight synchronization"
+            if others := sorted(each for each in fact.sampled if each[:2] != wanted or each[2] > 0):
+                settings = f"(temperature, top-p, top-k) {others[0]}, not {(*wanted, -1)}"
+                return f"sampling settings: engine {number} sampled with {settings}"
+        if keepers := _numbers(fact.cache_kept for fact in facts):
+            return f"kept prefix cache: engine {keepers} did not drop it at the last weight synchronization"
         for number, fact in enumerate(facts):
             if fact.dtype != _DTYPE:
                 return f"another dtype: engine {number} runs in {fact.dtype}, the policy in {_DTYPE}"
@@ -124,10 +124,10 @@ class GapWatch:
         """Return the engines whose scores of the probe did not change since the last step, if the policy's did."""
         if len(self._scores) < 2:
             return ""
-        (asked, wanted), (asked_now, wanted_now) = self._scores
-        if _distance(wanted, wanted_now) < _OTHER:
+        (engines, policy), (engines_now, policy_now) = self._scores
+        if _distance(policy, policy_now) < _OTHER:
             return ""
-        return _numbers(_distance(before, now) <= _SAME for before, now in zip(asked, asked_now, strict=True))
+        return _numbers(_distance(before, now) <= _SAME for before, now in zip(engines, engines_now, strict=True))
 
 
 def _distance(before: torch.Tensor, now: torch.Tensor) -> float:

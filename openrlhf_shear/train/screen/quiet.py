@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from openrlhf_shear.train.screen.console import Console
+from openrlhf_shear.train.screen.events import READER
 
 
 @contextmanager
@@ -27,12 +28,13 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
     screen = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     console = Console(log, sys.argv, screen, bars=True)
     read, write = os.pipe()
-    kept = [os.dup(number) for number in (1, 2)]
+    before = [os.dup(number) for number in (1, 2)]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for number in (1, 2):
         os.dup2(write, number)
     os.close(write)
+    os.environ[READER] = "1"
     talk = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     console.follow(os.fdopen(read, errors="replace"))
     try:
@@ -40,10 +42,11 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
             yield
     finally:
         talk.close()
-        for number, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, number)
-            os.close(before)
-        console.left()
+        del os.environ[READER]
+        for number, stream in zip((1, 2), before, strict=True):
+            os.dup2(stream, number)
+            os.close(stream)
+        console.close()
         screen.close()
 
 

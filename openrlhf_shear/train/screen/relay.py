@@ -1,12 +1,13 @@
-"""Relay of the trainer's output to the driver's screen: the driver fetches it by actor calls.
+"""Relay of the trainer's events to the driver's screen: the driver fetches them by actor calls.
 
 Ray forwards a worker's output too, by a log monitor on every node and through the GCS. If either hangs, the screen
 would stay empty until the run ends. Actor calls go directly from process to process.
 """
 
+import logging
 import os
-import sys
 import threading
+import time
 from collections import deque
 from functools import cache
 
@@ -14,66 +15,67 @@ import ray
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.train.screen import story
+from openrlhf_shear.train.screen.events import Event, Record
 
-MOST = 10_000  # texts kept for the driver
-_PATIENCE_SECONDS = 1.0  # how long a call waits for the next text
+MOST = 10_000  # events that wait for the driver
+_PATIENCE_SECONDS = 1.0  # how long a call waits for the next event
 RETRY_SECONDS = 1.0
 _CLOSING_SECONDS = 10.0
 
 
 class Relay:
-    """Output stream that keeps whole lines until they are fetched."""
+    """Receiver that holds a process's events until they are fetched."""
 
     def __init__(self):
-        self._texts: deque[str] = deque(maxlen=MOST)
-        self._written = 0
+        self._events: deque[Event] = deque(maxlen=MOST)
+        self._count = 0  # events so far
         self._more = threading.Condition()
         self._process = os.getpid()
 
-    def write(self, text: str) -> None:
+    def put(self, event: Event) -> None:
         if os.getpid() != self._process:  # a forked data loader: nobody fetches from it
-            sys.stdout.write(text)
+            story.put(event)
             return
         with self._more:
-            self._texts.append(text)
-            self._written += 1
+            self._events.append(event)
+            self._count += 1
             self._more.notify_all()
 
-    def flush(self) -> None:
-        """Do nothing: written text can be fetched at once."""
+    def log(self, record: logging.LogRecord) -> None:
+        """Put a logger's record."""
+        moment = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        self.put(Record(record.levelname, moment, f"{record.filename}:{record.lineno}", record.getMessage()))
 
-    def fetch(self, seen: int, patience: float) -> tuple[int, list[str]]:
-        """Return the number of texts written so far, and the texts after the first `seen`.
-
-        Drops the first `seen` texts.
+    def fetch(self, seen: int, patience: float) -> tuple[int, list[Event]]:
+        """Return the number of events so far, and those after the first `seen`; drop the first `seen`.
 
         Args:
-            seen: the number of texts that the caller has.
-            patience: seconds to wait for the next text.
+            seen: the number of events that the caller has.
+            patience: seconds to wait for the next event.
         """
         with self._more:
-            self._more.wait_for(lambda: self._written > seen, patience)
-            while len(self._texts) > self._written - seen:
-                self._texts.popleft()
-            return self._written, list(self._texts)
+            self._more.wait_for(lambda: self._count > seen, patience)
+            while len(self._events) > self._count - seen:
+                self._events.popleft()
+            return self._count, list(self._events)
 
 
 @cache
 def diverted() -> Relay:
-    """Return this process's relay; the first call diverts the process's story and log lines to it."""
+    """Return this process's relay; the first call diverts the process's events and log records to it."""
     relay = Relay()
-    story.divert(relay)
-    init_logger(__name__).handlers[0].setStream(relay)  # OpenRLHF's loggers share the handler
+    story.divert(relay.put)
+    init_logger(__name__).handlers[0].emit = relay.log  # OpenRLHF's loggers share the handler
     return relay
 
 
-def fetch(seen: int, patience: float) -> tuple[int, list[str]]:
-    """Fetch this process's texts (`Relay.fetch`), from the first call on."""
+def fetch(seen: int, patience: float) -> tuple[int, list[Event]]:
+    """Fetch this process's events (`Relay.fetch`), from the first call on."""
     return diverted().fetch(seen, patience)
 
 
 class Followed:
-    """Actor class whose actor's output is printed here; a thread fetches it from the method `printed` (see `fetch`)."""
+    """Actor class whose actor's events are put here; a thread fetches them from the method `printed` (see `fetch`)."""
 
     def __init__(self, actor_class):
         self._class = actor_class
@@ -87,7 +89,7 @@ class Followed:
         return actor
 
     def close(self) -> None:
-        """Print the actor's remaining output, and stop following it."""
+        """Put the actor's remaining events, and stop following it."""
         self._over.set()
         if self._thread:
             self._thread.join(_CLOSING_SECONDS)
@@ -97,11 +99,11 @@ class Followed:
         while not over and ray.is_initialized():
             over = self._over.is_set()  # read before the last call, so that it fetches everything up to `close`
             try:
-                seen, texts = ray.get(actor.printed.remote(seen, 0.0 if over else _PATIENCE_SECONDS))
+                seen, events = ray.get(actor.printed.remote(seen, 0.0 if over else _PATIENCE_SECONDS))
             except ray.exceptions.ActorDiedError:
                 return
-            except ray.exceptions.RayError:  # such as a broken connection: unseen texts are still kept
+            except ray.exceptions.RayError:  # such as a broken connection: unseen events still wait
                 self._over.wait(RETRY_SECONDS)
                 continue
-            for text in texts:
-                story.put(text)
+            for event in events:
+                story.put(event)

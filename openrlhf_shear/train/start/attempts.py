@@ -1,6 +1,6 @@
 """Supervisor of a run: starts it as a child process, and restarts it from its last checkpoint when it fails.
 
-`--train.max_restarts` is the number of restarts. The console reads what the child prints.
+`--train.max_restarts` is the number of restarts. The console reads the child's events and other output.
 """
 
 import os
@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 
 from openrlhf_shear.train.sampling.engine_process import die_with_parent
+from openrlhf_shear.train.screen import story
 from openrlhf_shear.train.screen.console import Console
+from openrlhf_shear.train.screen.events import READER, Event, Note, Retry
 from openrlhf_shear.train.screen.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
-from openrlhf_shear.train.screen.story import say
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable: the number of the attempt
 # Exit codes without a retry: another attempt would end the same way, or is not wanted.
@@ -31,57 +32,61 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
     Args:
         console: shows a summary of the output; None shows all output.
     """
-    asked: list[int] = []
+    signals: list[int] = []  # that came
     running: list[subprocess.Popen] = []
 
     def pass_on(number: int, _) -> None:
-        asked.append(number)
+        signals.append(number)
         for process in running:
             process.send_signal(number)
+
+    def tell(event: Event) -> None:
+        story.emit(event) if console is None else console.show(event)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     for attempt in range(max_restarts + 1):
-        code = _run(command, attempt, console, running, asked)
-        if code in _FINAL or asked or attempt == max_restarts:
+        code = _run(command, attempt, console, running, signals)
+        if code in _FINAL or signals or attempt == max_restarts:
             return code
-        left = max_restarts - attempt - 1
-        say(
-            f"the run ended with exit code {code}; it starts again from its last checkpoint "
-            f"({left} more {'try' if left == 1 else 'tries'} after that)"
-        )
-        _pause(asked)
-        if asked:
-            name = signal.Signals(asked[0]).name
-            say(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint")
+        tell(Retry(code, console and console.checkpoint, max_restarts - attempt - 1))
+        _pause(signals)
+        if signals:
+            name = signal.Signals(signals[0]).name
+            tell(Note(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint"))
             return STOPPED
     raise AssertionError("unreachable")
 
 
-def _run(command, attempt: int, console: Console | None, running: list, asked: list) -> int:
+def _run(
+    command: Sequence[str],
+    attempt: int,
+    console: Console | None,
+    running: list[subprocess.Popen],
+    signals: Sequence[int],
+) -> int:
     """Run an attempt to its end; return its exit code as a shell reports it."""
-    printed = {} if console is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     words = [*command, *(["--ckpt.load_enable"] if attempt else [])]
-    environment = os.environ | {ATTEMPT: str(attempt)}
-    process = subprocess.Popen(
-        words, env=environment, preexec_fn=die_with_parent, text=True, errors="replace", **printed
-    )
+    environment, pipes = os.environ | {ATTEMPT: str(attempt)}, {}
+    if console:
+        environment[READER], pipes = "1", {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(words, env=environment, preexec_fn=die_with_parent, text=True, errors="replace", **pipes)
     running[:] = [process]
-    if asked:  # a signal came during the start
-        process.send_signal(asked[-1])
+    if signals:  # one came during the start
+        process.send_signal(signals[-1])
     if console:
         console.follow(process.stdout)
     code = process.wait()
     code = code if code >= 0 else 128 - code
     if console:
-        console.ended(code)
+        console.close(code)
     return code
 
 
-def _pause(asked: Sequence[int]) -> None:
+def _pause(signals: Sequence[int]) -> None:
     """Wait before the next attempt, or until a signal comes. Polls, because a handler does not end `time.sleep`."""
     end = time.monotonic() + PAUSE_SECONDS
-    while not asked and time.monotonic() < end:
+    while not signals and time.monotonic() < end:
         time.sleep(0.05)
 
 
@@ -90,6 +95,6 @@ def is_first() -> bool:
     return ATTEMPT not in os.environ
 
 
-def patience(asked: float) -> float:
-    """Return how many seconds this attempt waits for GPUs: `asked` for the first, at least 600 for later ones."""
-    return max(asked, _NODE_SECONDS) if int(os.environ.get(ATTEMPT, "0")) else asked
+def patience(first: float) -> float:
+    """Return how many seconds this attempt waits for GPUs: `first`, and at least 600 from the second attempt on."""
+    return max(first, _NODE_SECONDS) if int(os.environ.get(ATTEMPT, "0")) else first

@@ -76,12 +76,12 @@ def test_a_signal_reaches_the_run(tmp_path, number):
 PAUSED = """
 import os, signal, sys, threading
 from openrlhf_shear.train.start import attempts
-told = attempts.say
-def say(text):
-    told(text)
-    if "starts again" in text:
+emit = attempts.story.emit
+def interrupted(event):
+    emit(event)
+    if isinstance(event, attempts.Retry):
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-attempts.say, attempts.PAUSE_SECONDS = say, 60.0
+attempts.story.emit, attempts.PAUSE_SECONDS = interrupted, 60.0
 sys.exit(attempts.supervise([sys.executable, "-c", "print('an attempt', flush=True); raise SystemExit(1)"], 3))
 """
 

@@ -13,7 +13,7 @@ from processes import wait_until
 from openrlhf_shear.train.carriers import FAILED
 from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead, Turns
-from openrlhf_shear.train.sampling.samples import is_failed
+from openrlhf_shear.train.sampling.rollout_rewards import is_failed
 
 SIZE, BATCH, SECONDS = 2, 2, 30.0  # rollouts a prompt, prompts a batch; until a test that hangs fails
 
@@ -161,7 +161,7 @@ def test_no_batch_is_begun_while_the_trainer_asks_for_the_engines_or_has_them():
     with turns.generation():
         asking = threading.Thread(target=trainer)
         asking.start()
-        assert wait_until(lambda: turns._asked)
+        assert wait_until(lambda: turns._is_wanted)
         beginning = threading.Thread(target=generation)
         beginning.start()
         time.sleep(0.1)

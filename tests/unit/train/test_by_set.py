@@ -8,9 +8,9 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
 from openrlhf_shear.train.carriers import FAILED
-from openrlhf_shear.train.run.evaluation import Evaluation
+from openrlhf_shear.train.run.evaluation import Evaluation, scores_of
+from openrlhf_shear.train.run.suite import Scores
 
 LOST = None
 
@@ -33,7 +33,7 @@ def evaluated(rows: list[tuple[str, str]], rewards: list[list[float | None]]) ->
     sampler = Namespace(generate_eval_samples=lambda step, **how: samples, eval_failed=0)
     loader = [([source], [prompt], [""], [None]) for source, prompt in rows]
     tracking = Namespace(log_eval=lambda step, metrics: logged.update(metrics))
-    assert Evaluation(args, tracking, sampler, loader, None, {}).run(3, nullcontext()) == logged
+    assert Evaluation(args, tracking, sampler, loader, None, {}).run(3, nullcontext()).metrics == logged
     return logged
 
 
@@ -87,6 +87,8 @@ def test_the_names_are_openrlhf_s():
         for (_, prompt), of_prompt in zip(rows, rewards, strict=True)
         for reward in of_prompt
     ]
-    groups = [[Sampled(float(reward), 5, True) for reward in of_prompt] for of_prompt in rewards]
-    assert scores_by_set([source for source, _ in rows], groups) == compute_eval_metrics(loader, samples, 2)
-    assert scores_by_set([], []) == {}
+    scores = scores_of(samples, [source for source, _ in rows], 2)
+    assert scores.metrics == compute_eval_metrics(loader, samples, 2)
+    assert list(scores.sets)[:3] == ["math_pass2", "math_pass1", "math_truncated_rate"]
+    assert scores.sets["math_pass1"] == 0.5 and scores.sets["truncated_rate"] == 1.0
+    assert scores_of([], [], 2) == Scores()

@@ -13,7 +13,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf_shear.train.carriers import ENGINE, OLDER
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker
 from openrlhf_shear.train.sampling.engine_gap import log_probs_mode, measure
-from openrlhf_shear.train.sampling.samples import Prompt, ShearSamplesGenerator
+from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
 VOCABULARY, DRAWS = 24, 4000
 
@@ -126,42 +126,33 @@ def test_with_top_p_processed_log_probs_are_biased_by_the_nucleus_and_raw_ones_a
 
 
 class Engines:
-    """One engine that records its requests."""
+    """One engine that does nothing."""
 
-    def __init__(self):
-        self.asked = []
-        self.handles = [self]
-        self.generate_responses = SimpleNamespace(remote=lambda **given: self.asked.append(given["sampling_params"]))
-
-    def persist(self, what, attempt):
-        """Hold nothing."""
+    handles = (object(),)
 
 
 @pytest.mark.parametrize(
-    ("level", "unasked", "temperature", "top_p", "evaluates", "log_probs"),
+    ("without", "temperature", "top_p", "evaluates", "log_probs"),
     [
-        ("off", False, 1.0, 1.0, False, 0),
-        ("token", False, 1.0, 1.0, False, 0),
-        ("off", False, 0.7, 1.0, False, 0),
-        ("off", False, 1.0, 0.9, False, 0),
-        ("off", False, 0.7, 0.9, False, None),  # vLLM has none that could be compared
-        ("off", True, 1.0, 1.0, False, None),
-        ("off", False, 1.0, 1.0, True, None),
+        (False, 1.0, 1.0, False, 0),
+        (False, 0.7, 1.0, False, 0),
+        (False, 1.0, 0.9, False, 0),
+        (False, 0.7, 0.9, False, None),  # vLLM has none that could be compared
+        (True, 1.0, 1.0, False, None),
+        (False, 1.0, 1.0, True, None),
     ],
 )
-def test_log_probs_of_drawn_tokens_are_asked_for_in_training(level, unasked, temperature, top_p, evaluates, log_probs):
+def test_log_probs_of_drawn_tokens_are_asked_for_in_training(without, temperature, top_p, evaluates, log_probs):
     args = SimpleNamespace(
         rollout=SimpleNamespace(temperature=temperature, top_p=top_p, n_samples_per_prompt=2),
-        vllm=SimpleNamespace(no_logprobs=unasked),
+        vllm=SimpleNamespace(no_logprobs=without),
         train=SimpleNamespace(agent_func_path=None, partial_rollout_enable=False),
-        algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level=level)),
+        algo=SimpleNamespace(dynamic_filtering_enable=False),
     )
-    engines = Engines()
-    generator = ShearSamplesGenerator(SimpleNamespace(args=args), None, None, None, engines, order=None)
+    generator = ShearSamplesGenerator(SimpleNamespace(args=args), None, None, None, Engines(), order=None)
     generator._evaluates = evaluates
-    generator._dispatch([Prompt((0,), "1+1", "2", None)], [], {"temperature": temperature, "top_p": top_p})
-    (asked,) = engines.asked
-    assert asked.logprobs == log_probs
+    sampling = generator._sampling({"temperature": temperature, "top_p": top_p})
+    assert (sampling.temperature, sampling.top_p, sampling.logprobs) == (temperature, top_p, log_probs)
 
 
 def test_rollouts_that_waited_are_of_older_weights():

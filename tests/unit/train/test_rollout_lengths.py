@@ -17,21 +17,15 @@ from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, Sing
 from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer
 from openrlhf_shear.train.carriers import FAILED
 from openrlhf_shear.train.experience.shaping import shape_rewards
-from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
 EOS_ID = build_tokenizer().eos_token_id
 
 
-def generator(filtering=(0, 1), remote="agent") -> ShearSamplesGenerator:
-    made = object.__new__(ShearSamplesGenerator)
-    made.args = SimpleNamespace(
-        reward=SimpleNamespace(remote_url=remote),
-        algo=SimpleNamespace(dynamic_filtering_range=filtering),
-        rollout=SimpleNamespace(batch_size=2),
-    )
-    made.tokenizer, made._counts, made._evaluates, made._rejected = build_tokenizer(), Accounts(), False, []
-    return made
+def generator(remote="agent") -> ShearSamplesGenerator:
+    algo, reward = SimpleNamespace(dynamic_filtering_enable=False), SimpleNamespace(remote_url=remote)
+    strategy = SimpleNamespace(args=SimpleNamespace(reward=reward, algo=algo))
+    return ShearSamplesGenerator(strategy, None, None, build_tokenizer(), SimpleNamespace(handles=[]), None)
 
 
 def response(tokens: int, ranges: list[tuple[int, int]], **more) -> dict:
@@ -145,7 +139,7 @@ def test_tool_outputs_are_no_overlong_response():
 
 
 NAMED = {"score": 7.0, "truncated": 7.0, "response_length": 7.0, "reward": 7.0, "reward_failed": 1.0, "filler": 1.0}
-NAMED |= {"kl": 7.0, "timing/tool": 7.0, "rollout/reward_mean": 7.0, "mine/kl": 7.0, "turns": 2.0, "mine/turns": 3.0}
+NAMED |= {"kl": 7.0, "timing/tool": 7.0, "rollout/reward_mean": 7.0, "mine/kl": 4.0, "turns": 2.0, "mine/turns": 3.0}
 
 
 def test_extra_logs_overwrite_no_metric(caplog):
@@ -155,8 +149,8 @@ def test_extra_logs_overwrite_no_metric(caplog):
     ]
     info = {name: value.item() for name, value in made[0].info.items()}
     assert (info["reward"], info["score"], info[FAILED], info["response_clip_ratio"]) == (1.0, 1.0, 0.0, False)
-    assert (info["turns"], info["mine/turns"]) == (2.0, 3.0)
-    assert info["extra_score"] == info["extra_timing_tool"] == info["extra_mine_kl"] == 7.0
+    assert (info["turns"], info["mine/turns"], info["mine/kl"]) == (2.0, 3.0, 4.0)
+    assert info["extra_score"] == info["extra_timing_tool"] == info["extra_kl"] == 7.0
     assert not {"truncated", "response_length", "filler", "kl", "timing/tool", "rollout/reward_mean"} & info.keys()
     assert made[0].response_length.item() == 20
 

@@ -17,7 +17,7 @@ from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Request, Sampling
 from openrlhf_shear.sampling.store import Store
 from openrlhf_shear.train.run import suite as module
-from openrlhf_shear.train.run.suite import TrainingSuite
+from openrlhf_shear.train.run.suite import TrainingSuite, scores_of_suite
 from openrlhf_shear.train.sampling import engine_sampler
 from openrlhf_shear.train.sampling.engine import RewardRolloutActor
 from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
@@ -73,6 +73,27 @@ def test_an_interrupted_evaluation_goes_on_or_begins_anew_with_other_settings(tm
     with pytest.raises(StoppedError):
         TrainingSuite(arguments(tmp_path, **changes), engines, None).evaluate(5, go_on=True)
     assert seen == [kept] and engines.called == ["wake_up", "sleep"], "calls restart an engine that died"
+
+
+def benchmark(score: float | None) -> dict:
+    """A row of results.json."""
+    row = {"task": "math", "problems": 30, "k": 4, "avg@4": score, "stderr": None, "timeouts": 1, "graded": 120}
+    return row | {"truncated_fraction": 0.25, "response_tokens_mean": 80, "reasons": {"no_answer": 12}}
+
+
+def test_the_scores_of_a_suite_are_its_metrics_and_its_table():
+    rows = {f"b{number}": benchmark(number / 10) for number in range(10)}
+    scores = scores_of_suite(rows)
+    assert scores.suite == [(f"b{number}", number / 10, 30) for number in range(10)] + [("average", 0.45, 300)]
+    assert (scores.metrics["suite/b3"], scores.metrics["suite/average"]) == (0.3, 0.45)
+    details = {name: value for name, value in scores.metrics.items() if name.endswith("/b3") and name[5] == "_"}
+    assert details == {
+        **{"suite_timeouts/b3": 1.0, "suite_truncated_fraction/b3": 0.25, "suite_response_tokens_mean/b3": 80.0},
+        **{"suite_problems/b3": 30.0, "suite_no_answer_fraction/b3": 0.1},
+    }
+    lost = scores_of_suite(rows | {"b3": benchmark(None)})
+    assert ("b3", None, 30) in lost.suite and "suite/average" not in lost.metrics, "of nine it is another average"
+    assert scores_of_suite({"b1": benchmark(0.5)}).suite == [("b1", 0.5, 30)]
 
 
 def test_a_request_to_stop_ends_an_evaluation(monkeypatch):

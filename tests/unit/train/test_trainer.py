@@ -17,6 +17,7 @@ from openrlhf_shear.train.checkpoints.resume import states_of
 from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
 from openrlhf_shear.train.run import trainer_actor
 from openrlhf_shear.train.run.books import Advantages
+from openrlhf_shear.train.run.suite import Scores
 from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
 from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.batches import Batch, Batches
@@ -116,7 +117,7 @@ class Evaluations:
 
     def run(self, step, undisturbed, go_on=False):
         self.steps.append((step, go_on))
-        return {KEY: self.scores[step]}
+        return Scores({KEY: self.scores[step]})
 
 
 class Notes:

@@ -1,5 +1,6 @@
 """The filter of rollouts, and its range, is questioned before and while it drops everything."""
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,11 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.train.sampling import samples
+from openrlhf_shear.train.sampling import dispatch, rollout_rewards
 from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.sampling.order import PromptOrder
+from openrlhf_shear.train.sampling.rollout_rewards import DynamicFilter
+from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
 # ── The filter ──
 
@@ -20,46 +24,49 @@ def group(*scores: float) -> list[Experience]:
 
 
 def test_prompts_filtered_in_a_row_are_warned_of_with_their_scores(monkeypatch):
-    told = []
-    monkeypatch.setattr(samples.logger, "warning", told.append)
-    made = object.__new__(samples.ShearSamplesGenerator)
-    made._counts, made._rejected = Accounts(), []
-    made.args = SimpleNamespace(
-        algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)), rollout=SimpleNamespace(batch_size=3)
-    )
-    assert made._passes(group(1.0, 0.0)) and not told
+    warnings, counts = [], Accounts()
+    monkeypatch.setattr(rollout_rewards.logger, "warning", warnings.append)
+    wanted = DynamicFilter((0.0, 1.0), 3, counts)
+    assert wanted.accepts(group(1.0, 0.0)) and not warnings
     for scores in ((-1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)):
-        assert not made._passes(group(*scores))
-    (line,) = told
-    assert line == (
+        assert not wanted.accepts(group(*scores))
+    assert warnings == [
         "3 prompts in a row were filtered: their mean scores are -1 to 0, outside --algo.dynamic_filtering_range 0 1"
-    )
-    assert made._passes(group(1.0, 0.0)) and not made._rejected
-    assert made._counts.filtered_scores == "their mean scores are -1 to 0"
+    ]
+    assert counts.filtered == 6 and counts.filtered_scores == "their mean scores are -1 to 0"
+    assert wanted.accepts(group(1.0, 0.0)) and not wanted.accepts(group(-0.5, -0.5))
+    assert counts.filtered_scores == "their mean scores are -0.5 to -0.5", "in a row"
 
 
 @pytest.mark.parametrize(
-    ("score", "consumed"),
-    [(None, 2 * 3 - 1), (1.0, 20)],  # the third failed group is the last one replaced
+    ("reward", "consumed"),
+    [(float("nan"), 2 * 3 - 1), (1.0, 20)],  # the third failed group is the last one replaced
 )
-def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, score, consumed):
+def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, reward, consumed):
     """Every reward fails, or every group has the same score; a batch is of three prompts, the episode of 20."""
-    made = object.__new__(samples.ShearSamplesGenerator)
-    made._counts, made._rejected, made._evaluates, made._engines = Accounts(), [], False, SimpleNamespace(handles=["e"])
-    made.args = SimpleNamespace(
-        algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)),
-        rollout=SimpleNamespace(batch_size=100, n_samples_per_prompt=2),
+    response = {"prompt": "1+1=", "label": "2", "observation_tokens": [3, 4], "action_ranges": [(1, 2)]}
+    response |= {"rollout_log_probs": None, "reward": reward, "scores": None}
+    sent = itertools.count()
+    engine = type("Engine", (), {"generate_responses": SimpleNamespace(remote=lambda **request: next(sent))})()
+    args = SimpleNamespace(
+        algo=SimpleNamespace(dynamic_filtering_enable=True, dynamic_filtering_range=(0.0, 1.0)),
+        reward=SimpleNamespace(remote_url="agent"),
+        rollout=SimpleNamespace(
+            batch_size=3, vllm_generate_batch_size=None, n_samples_per_prompt=2, temperature=1.0, top_p=1.0
+        ),
+        train=SimpleNamespace(seed=0, agent_func_path="agent.py"),
+        vllm=SimpleNamespace(no_logprobs=True, enable_sleep=False),
     )
-    made.check_stop = lambda: None
-    made._dispatch = lambda prompts, busy, asked: {prompt.place: (prompt, "e") for prompt in prompts}
-    made._process_response_into_experience = lambda answer, **asked: Experience(
-        scores=torch.tensor([score or 0.0]), info={samples.FAILED: torch.tensor([float(score is None)])}
-    )
-    monkeypatch.setattr(samples.ray, "wait", lambda refs, **how: (refs[:1], refs[1:]))
-    monkeypatch.setattr(samples.ray, "get", lambda ref: ["first", "second"])
-    prompts = (samples.Prompt((number,), "1+1=", "2", None) for number in range(20))
-    assert made._generate(prompts, 3, True, {}) == ([], consumed)
-    assert made._counts.dispatched == 2 * consumed and len(list(prompts)) == 20 - consumed
+    loader, order = [(["toy"], ["1+1="], ["2"], [None])] * 20, PromptOrder(20, 0)
+    engines, tokenizer = SimpleNamespace(handles=[engine]), SimpleNamespace(decode=lambda tokens: "")
+    generator = ShearSamplesGenerator(SimpleNamespace(args=args), loader, None, tokenizer, engines, order)
+    monkeypatch.setattr(dispatch.ray, "wait", lambda refs, **how: (refs[:1], refs[1:]))
+    monkeypatch.setattr(dispatch.ray, "get", lambda ref: [response] * 2)
+    generator.start_episode(0)
+    samples, pass_rate, count, ended = generator.generate_samples()
+    assert (samples, pass_rate, count, ended) == ([], 0.0, consumed, consumed == 20)
+    counts = generator.take_counts()
+    assert counts.dispatched == 2 * consumed == counts.filtered + sum(counts.failed.values())
 
 
 REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": %s, "extra_logs": {%s}}\n'

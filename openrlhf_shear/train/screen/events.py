@@ -1,0 +1,257 @@
+"""Events of a run, from the process that has them to the screen, where each becomes lines of text.
+
+The trainer's events reach the driver by Ray calls (`relay`), as these objects. The driver's reach the console by its
+stdout (`line_of`), among everything else that its processes print (`split`).
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import ClassVar
+
+READER = "OPENRLHF_SHEAR_EVENTS"  # environment variable: set where a console reads stdout
+_SEPARATOR = "\x1f"  # ASCII's unit separator: no program prints it by itself, and it ends no line
+# What the screen shows of a step's metrics: label, name (of a credit rule, RULE/NAME), format. A metric whose label is
+# in capitals is a problem, and shown only where it is not 0.
+OF_A_STEP = (
+    ("reward", "rollout/reward_mean", ".2f"),
+    ("mixed", "RULE/mixed_groups", ".2f"),
+    ("len", "rollout/response_length_mean", ".0f"),
+    ("cut", "rollout/truncated_rate", ".0%"),
+    ("loss", "policy_loss", ".4f"),
+    ("kl", "kl", ".3f"),
+    ("vllm_kl", "vllm_kl", ".4f"),
+    ("gap", "vllm_gap_max", ".2f"),
+    ("grad", "actor_grad_norm", ".2f"),
+    ("credit", "RULE/credit_share", ".0%"),
+    ("NO REWARD", "reward_failed", ".0%"),
+    ("SKIPPED UPDATES", "update/skipped_steps", ".0f"),
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events."""
+
+    prefix: ClassVar[str] = "[openrlhf_shear] "  # of its lines in the log
+
+    def lines(self) -> list[str]:
+        """Return the lines of the screen."""
+        return []
+
+    def printed(self) -> str:
+        """Return the lines of the log, or of stdout where no console reads it."""
+        return "".join(f"{self.prefix}{line}\n" for line in self.lines())
+
+
+@dataclass(frozen=True)
+class Note(Event):
+    """Message for people."""
+
+    text: str
+
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+
+@dataclass(frozen=True)
+class Activity(Event):
+    """What the run is doing, e.g. sampling; `done` of `total` if that is counted (else 0 of 0)."""
+
+    prefix: ClassVar[str] = "[openrlhf_shear:now] "
+    words: str
+    done: int = 0
+    total: int = 0
+
+    def lines(self) -> list[str]:
+        return [f"{self.words} {self.done}/{self.total}" if self.total else self.words]
+
+
+@dataclass(frozen=True)
+class Record(Event):
+    """Message of a logger, in its format; for people unless the level is INFO."""
+
+    level: str  # as `logging` names it
+    time: str  # e.g. 11-22 22:33:17
+    place: str  # e.g. trainer.py:278
+    message: str
+
+    def lines(self) -> list[str]:
+        return self.message.splitlines()
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.level} {self.time} {self.place}] "
+
+
+@dataclass(frozen=True)
+class Resume(Event):
+    """Resume after a step, at a place in the data."""
+
+    step: int
+    episode: int  # from 1
+    consumed: int  # prompts of the episode
+    prompts: int  # in an episode
+
+    def lines(self) -> list[str]:
+        place = f"episode {self.episode}, {self.consumed} of {self.prompts} prompts"
+        return [f"resuming after step {self.step}: {place}"]
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """End of a step."""
+
+    step: int
+    steps: int  # of the whole run, as far as known
+    metrics: dict[str, float]  # by the names of `OF_A_STEP`
+    seconds: float
+    seconds_left: float  # estimate for the rest of the run
+
+    def lines(self) -> list[str]:
+        shown = [f"{self.step:{len(str(self.steps))}}/{self.steps}"]
+        for label, name, form in OF_A_STEP:
+            value = self.metrics.get(name)
+            if value is not None and (value or not label.isupper()):
+                shown.append(f"{label} {value:{form}}")
+        return ["  ".join([*shown, f"{self.seconds:.1f} s", f"ETA {clock(self.seconds_left)}"])]
+
+
+@dataclass(frozen=True)
+class ScoreTable(Event):
+    """Scores of an evaluation: a line of the sets' metrics, and a table of the suite's benchmarks."""
+
+    step: int
+    sets: dict[str, float] = field(default_factory=dict)  # of --eval.dataset, by metric
+    # Of --eval.suite: benchmark, score in [0, 1] or None, change since the last evaluation or None, problems.
+    suite: list[tuple[str, float | None, float | None, int]] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        title, shown = f"evaluation at step {self.step}", []
+        if self.sets:
+            shown.append(f"{title}: {', '.join(f'{name} {value:.3f}' for name, value in self.sets.items())}")
+        if self.suite:
+            width = max(len(title), *(len(benchmark) for benchmark, *_ in self.suite))
+            shown.append(f"{title:{width}}  score %  change  problems")
+            for benchmark, score, change, problems in self.suite:
+                cells = f"{_percent(score):>7}  {_percent(change, '+'):>6}  {problems:>8}"
+                shown.append(f"{benchmark:{width}}  {cells}")
+        return shown
+
+
+@dataclass(frozen=True)
+class Checkpoint(Event):
+    """Checkpoint that was saved after a step; without lines."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Summary(Event):
+    """The end of the training loop."""
+
+    step: int
+    steps: int  # of the whole run
+    done: int  # steps of this attempt
+    updates: int  # optimizer steps of this attempt
+    moved: bool  # whether any weight has changed
+    whole: bool  # whether the run is complete
+    accounts: dict | None  # `Accounts.state`
+    learned: str  # how many rollouts had an advantage; "" if unknown
+    checkpoints: str  # their folder; "" without any
+    curves: str  # TensorBoard's folder; "" without one
+    dumps: str  # folder of the rollout dumps; "" without any
+
+    def lines(self) -> list[str]:
+        shown = [
+            f"{'finished' if self.whole else 'ended'} after step {self.step} of {self.steps}: {self.done} steps in "
+            f"this attempt with {self.updates} optimizer steps"
+            f"{'' if self.moved or not self.done else ', which changed NO WEIGHT'}"
+        ]
+        if accounts := self.accounts:
+            lost = {"filtered": accounts["filtered"], **accounts["failed"], "waiting": accounts["waiting"]}
+            losses = ", ".join(f"{count} {reason}" for reason, count in lost.items() if count)
+            trained = f"{accounts['trained']} trained of {accounts['dispatched']} sampled"
+            shown.append(f"rollouts  {trained}{f' ({losses})' if losses else ''}")
+        if self.learned:
+            shown.append(f"learned   {self.learned}")
+        if self.checkpoints:
+            shown.append(f"resume    the same line with --ckpt.load_enable, from {self.checkpoints}")
+        else:
+            shown.append("resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)")
+        if self.curves:
+            shown.append(f"curves    tensorboard --logdir {self.curves}")
+            shown.append(f"report    python -m openrlhf_shear.cli.report {self.curves} --output DIR")
+        if self.dumps:
+            shown.append(f"page      shear-rollouts {self.dumps} --output rollouts.html")
+        return shown
+
+
+@dataclass(frozen=True)
+class End(Event):
+    """End of an attempt on purpose, refusals included (`outcome`)."""
+
+    code: int
+    why: str
+
+    def lines(self) -> list[str]:
+        return [f"the run ended: {self.why}"]
+
+
+@dataclass(frozen=True)
+class Crash(Event):
+    """End of an attempt by an unexpected error; without lines, as the exit code follows."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Retry(Event):
+    """Start of another attempt."""
+
+    code: int  # the exit code of the last attempt
+    checkpoint: int | None  # step of its last checkpoint, if known
+    left: int  # attempts after this one
+
+    def lines(self) -> list[str]:
+        place = "its last checkpoint" if self.checkpoint is None else f"the checkpoint of step {self.checkpoint}"
+        more = f"{self.left} more {'try' if self.left == 1 else 'tries'} after that"
+        return [f"the run ended with exit code {self.code}; it starts again from {place} ({more})"]
+
+
+KINDS = {kind.__name__: kind for kind in Event.__subclasses__()}
+
+
+def line_of(event: Event) -> str:
+    """Return an event as a line of stdout."""
+    return f"{_SEPARATOR}{json.dumps([type(event).__name__, asdict(event)])}\n"
+
+
+def split(line: str) -> tuple[str, Event | None]:
+    """Return the text before an event in a line of stdout, and the event; (line, None) without one.
+
+    >>> split("(Trainer pid=7) " + line_of(Checkpoint(8)))
+    ('(Trainer pid=7) ', Checkpoint(step=8))
+    """
+    before, separator, rest = line.partition(_SEPARATOR)
+    if separator:
+        try:
+            (kind, fields), _ = json.JSONDecoder().raw_decode(rest)
+            return before, KINDS[kind](**fields)
+        except (ValueError, LookupError, TypeError):
+            pass  # another program's, or cut off
+    return line, None
+
+
+def _percent(share: float | None, sign: str = "") -> str:
+    return "-" if share is None else f"{100 * share:{sign}.1f}"
+
+
+def clock(seconds: float) -> str:
+    """Format a duration as hours, minutes and seconds.
+
+    >>> clock(106.2), clock(3723)
+    ('1:46', '1:02:03')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
