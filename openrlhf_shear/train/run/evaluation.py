@@ -98,7 +98,7 @@ def scores_of(samples: Sequence[Experience], sources: Sequence[str], size: int) 
     if samples:
         sizes = _sizes(samples)
         scores.metrics.update({f"eval_{name}": value for name, value in sizes.items()})
-        scores.metrics["eval_num_samples"] = float(len(samples))
+        scores.metrics.update(eval_num_samples=float(len(samples)))
         scores.sets["truncated_rate"] = sizes["truncated_rate"]
     return scores
 

@@ -34,7 +34,7 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
     for number in (1, 2):
         os.dup2(write, number)
     os.close(write)
-    os.environ[READER] = "1"
+    os.environ.update({READER: "1"})
     talk = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     console.follow(os.fdopen(read, errors="replace"))
     try:
@@ -42,7 +42,7 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
             yield
     finally:
         talk.close()
-        del os.environ[READER]
+        os.environ.pop(READER)
         for number, stream in zip((1, 2), before, strict=True):
             os.dup2(stream, number)
             os.close(stream)

@@ -41,10 +41,11 @@ class Relay:
             self._count += 1
             self._more.notify_all()
 
-    def log(self, record: logging.LogRecord) -> None:
-        """Put a logger's record."""
+    def take(self, record: logging.LogRecord) -> bool:
+        """Put a logger's record, and keep it from its handler: this is a filter."""
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
         self.put(Record(record.levelname, moment, f"{record.filename}:{record.lineno}", record.getMessage()))
+        return False
 
     def fetch(self, seen: int, patience: float) -> tuple[int, list[Event]]:
         """Return the number of events so far, and those after the first `seen`; drop the first `seen`.
@@ -65,7 +66,7 @@ def diverted() -> Relay:
     """Return this process's relay; the first call diverts the process's events and log records to it."""
     relay = Relay()
     story.divert(relay.put)
-    init_logger(__name__).handlers[0].emit = relay.log  # OpenRLHF's loggers share the handler
+    init_logger(__name__).handlers[0].addFilter(relay.take)  # OpenRLHF's loggers share the handler
     return relay
 
 
