@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGE, CHART = ROOT / "docs/results.md", ROOT / "docs/images/results.png"
 MARK = re.compile(r"(<!-- printed by benchmarks/results_page\.py: (\w+) -->)\n+(?:\|[^\n]*\n)*\n*")
-HEADER = "| result | command | commit | log | curve |\n| --- | --- | --- | --- | --- |\n"
+HEADER = "| result | command | commit | log and curve |\n| --- | --- | --- | --- |\n"
 NO_COMMIT = "not recorded"
 LONGEST = 150  # characters of a command; the file has the whole
 
@@ -90,13 +90,12 @@ def line(row: dict) -> str:
     if len(command) > LONGEST:
         command = command[:LONGEST].rpartition(" ")[0] + " ..."
     made = [each["commit"][:7] for each in recorded if each.get("commit")] or [row.get("commit", NO_COMMIT)]
-    curve = f"[{row['curve']}](images/{row['curve']})" if "curve" in row else ""
+    curve = f", [curve](images/{row['curve']})" if "curve" in row else ""
     cells = (
         f"[{row['name']}]({row['page']})",
         f"`{command}`",
         ", ".join(dict.fromkeys(made)),
-        f"[{row['file']}]({path})",
-        curve,
+        f"[{row['file']}]({path}){curve}",
     )
     return f"| {' | '.join(cells)} |\n"
 
