@@ -124,14 +124,13 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("kind", WAITS)
-def test_a_program_that_ends_itself_is_a_wrong_answer(name: str, kind: str, workers: CodeWorkers):
-    body = textwrap.indent(ENDS[name], "    ")
-    program = ENDS[name] if kind == "stdin" else f"def f(x):\n{body}\n    return 0"
-    verdict = grade(program, WAITS[kind][1], workers, memory_mb=256, timeout=20.0)
-    assert verdict.correct is False and verdict.failure is None, verdict
-    assert verdict.outcomes[0] in ("error", "memory", "wrong_answer"), verdict
+def test_a_program_that_ends_itself_is_a_wrong_answer(kind: str, workers: CodeWorkers):
+    for name, ends in ENDS.items():
+        program = ends if kind == "stdin" else f"def f(x):\n{textwrap.indent(ends, '    ')}\n    return 0"
+        verdict = grade(program, WAITS[kind][1], workers, memory_mb=256, timeout=20.0)
+        assert verdict.correct is False and verdict.failure is None, (name, verdict)
+        assert verdict.outcomes[0] in ("error", "memory", "wrong_answer"), (name, verdict)
 
 
 def test_processor_time_that_is_used_up_is_a_timeout(workers: CodeWorkers):
