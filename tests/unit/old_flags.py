@@ -84,15 +84,25 @@ def became(flag: str) -> str:
 
 
 def table() -> str:
-    now, rows = flags_of(upstream.parser()), []
+    """Two tables: of flags that got a section or a dot and nothing else, and of the others."""
+    now, rows, behind = flags_of(upstream.parser()), [], {}
     for flag, row in read().items():
         values = {version: shown(default) for version, default in row["defaults"].items()}
         new = {shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ()) if name in now} or {""}
         differs = len(values) > 1 or set(values.values()) != new
         told = ", ".join(f"{value} ({version})" for version, value in values.items()) if differs and new != {""} else ""
+        names = legacy.RENAMES.get(flag, ())
+        if not told and len(names) == 1 and names[0].endswith(f".{flag[2:]}"):
+            behind.setdefault(f"`{names[0].removesuffix(flag[2:])}` in front", []).append(f"`{flag}`")
+            continue
+        if not told and names == (flag.replace("_", ".", 1),):
+            behind.setdefault("a dot for the first `_`", []).append(f"`{flag}`")
+            continue
         told = f". Default: {told}; now {new.pop()}" if told else ""
         rows.append(f"| `{flag}` | {became(flag)}{told} |")
-    return "\n".join(["| flag | is now |", "| --- | --- |", *rows]) + "\n"
+    sections = [f"| {change} | {', '.join(flags)} |" for change, flags in sorted(behind.items())]
+    heads = ("| change | of |\n| --- | --- |", "\n| flag | is now |\n| --- | --- |")
+    return "\n".join([heads[0], *sections, heads[1], *rows]) + "\n"
 
 
 def page() -> str:
