@@ -43,6 +43,6 @@ class Fields(griffe.Extension):
         text = attr.source.partition("  # ")[2]
         if isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "knob":
             default, about = node.value.args[:2]
-            attr.value, text = ast.unparse(default), ast.literal_eval(about)
+            attr.value, text = ast.unparse(default), getattr(about, "value", "")  # no help that a name holds
         if text:
             attr.docstring = griffe.Docstring(text, parent=attr)
