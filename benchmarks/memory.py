@@ -176,7 +176,8 @@ def estimated(words: list[str]) -> dict[str, float]:
     from openrlhf_shear.cli.train_ppo_ray import read
     from openrlhf_shear.preflight.memory import plan
 
-    phases = {phase.name: phase.parts for phase in plan(vars(read(words).args)).estimate().phases}
+    verdict = read(words)
+    phases = {phase.name: phase.parts for phase in plan(verdict.run, verdict.models).estimate().phases}
     found = {
         name: sum(size for part, size in parts.items() if part not in ("reserve", "vLLM"))
         for name, parts in phases.items()

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from openrlhf_shear.line import prog
-from openrlhf_shear.line.values import INSTALL
+from openrlhf_shear.line.run import INSTALL
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
 
 

@@ -82,14 +82,14 @@ def check_line(words: list[str]) -> list[Result]:
     from openrlhf_shear.cli.train_ppo_ray import examine
 
     name = "training flags"
-    line, findings, _ = examine(words)
+    verdict = examine(words)
     results = []
-    for refusal in findings.ordered():
+    for refusal in verdict.findings.ordered():
         remedy = f"use {refusal.use}" if refusal.use else "see train_ppo_ray --help"
         results.append(fail(name, str(replace(refusal, use="")), remedy))
-    if line:
-        memory_check.show(vars(line.args))
-    results += [warn(name, str(told), "no action needed if that is intended") for told in findings.told]
+    if verdict.run:
+        memory_check.show(verdict.run, verdict.models)
+    results += [warn(name, str(told), "no action needed if that is intended") for told in verdict.findings.told]
     return results or [ok(name, "nothing wrong was found")]
 
 

@@ -87,7 +87,7 @@ def _place(args: argparse.Namespace) -> None:
     from openrlhf_shear.lab.offline.responses import by_problem, comparable, read_responses
     from openrlhf_shear.lab.offline.run import compare, gate, rules_of
     from openrlhf_shear.lab.variants import parse_rules
-    from openrlhf_shear.preflight.inputs import check_model
+    from openrlhf_shear.preflight.models import check_model
     from openrlhf_shear.report.bootstrap import Bootstrap
     from openrlhf_shear.report.findings import print_findings, write_findings
     from openrlhf_shear.report.tables import print_tables

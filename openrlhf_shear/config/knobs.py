@@ -56,7 +56,9 @@ def knob(default, help: str, within: Range | tuple[str, ...] | None = None, fall
         fallback: the flag whose value the knob has where it is unset.
     """
     words = within if isinstance(within, tuple) else None
-    return field(default=default, metadata={"help": help, "within": within, "choices": words, "fallback": fallback})
+    shown = f"{f'{within}; ' if isinstance(within, Range) else ''}default: {'unset' if default is None else default}"
+    about = f"{help} ({shown})"
+    return field(default=default, metadata={"help": about, "within": within, "choices": words, "fallback": fallback})
 
 
 class Knobs:

@@ -74,14 +74,14 @@ class Findings:
     refusals: list[Refusal] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
 
-    def take(self, findings: Iterable[Finding]) -> None:
-        """Note the findings of a check, until it ends or raises."""
-        with self.caught():
-            for finding in findings:
-                if isinstance(finding, Told):
-                    self.told.append(finding)
-                else:
-                    self.refusals.append(finding)
+    def take(self, *checks: Iterable[Finding]) -> None:
+        """Note the findings of each check, until it ends or raises."""
+        for check in checks:
+            try:
+                for finding in check:
+                    (self.told if isinstance(finding, Told) else self.refusals).append(finding)
+            except Exception as error:
+                self.note(error)
 
     @contextmanager
     def caught(self) -> Iterator[None]:
@@ -91,14 +91,18 @@ class Findings:
         """
         try:
             yield
-        except LineError as error:
+        except Exception as error:
+            self.note(error)
+
+    def note(self, error: Exception) -> None:
+        """Note an error of a check, as `caught` does."""
+        if isinstance(error, LineError):
             self.refusals += error.refusals
-        except ValueError as error:
+        elif isinstance(error, ValueError):
             if not any(str(error) in str(each) for each in self.refusals):  # two checks may find the same problem
                 self.refusals.append(Refusal("", str(error)))
-        except Exception:
-            if not self.refusals:
-                raise
+        elif not self.refusals:
+            raise error
 
     def ordered(self) -> list[Refusal]:
         """Return the refusals sorted by flag: only the first of each flag, since later ones follow from it."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from openrlhf_shear.config.knobs import COUNT, Knobs, Range, knob
@@ -94,7 +95,7 @@ class CreditSpec:
     outcome: OutcomeConfig = field(default_factory=OutcomeConfig)
     prm: PrmConfig = field(default_factory=PrmConfig)
 
-    @property
+    @cached_property
     def name(self) -> RuleName:
         return parse_rule(self.estimator)
 

@@ -1,4 +1,4 @@
-"""The rows of a data set as preflight and training read them, with the values in the file.
+"""The rows of data sets as preflight and training read them, with the values in the file; their order and digest.
 
 Names are resolved in OpenRLHF's order. OpenRLHF's reader, `datasets`, gives every column one type. "2024-05-01" becomes
 a datetime, and 1 beside 2.5 becomes 1.0. A key that only other rows have becomes None, and "007" in a CSV file 7.
@@ -6,15 +6,19 @@ a datetime, and 1 beside 2.5 becomes 1.0. A key that only other rows have become
 
 import contextlib
 import glob
+import hashlib
 import itertools
+import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from importlib import metadata
 
+from openrlhf_shear.data.columns import label_at, value_at
 from openrlhf_shear.data.files import DataError, csv_rows, json_rows, looks_local, near_path, one_line
 from openrlhf_shear.data.hub import has_cached, unreachable
 
+COUNT, CONTENTS = "number of prompts", "digest of the prompts, their labels and their order"
 FILE_KINDS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 _PLAIN = {".json": json_rows, ".jsonl": json_rows, ".csv": csv_rows}  # texts, read without `datasets`
 
@@ -169,3 +173,34 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def blended(sets: list[list], probabilities: str | None, seed: int) -> list:
+    """Concatenate the sets or, with probabilities, interleave them by `datasets`, which gets numbers for rows."""
+    if probabilities is None:
+        return list(itertools.chain.from_iterable(sets))
+    from datasets import Dataset as Numbers
+    from datasets import interleave_datasets
+
+    numbered = [
+        Numbers.from_dict({"set": [number] * len(rows), "row": range(len(rows))}) for number, rows in enumerate(sets)
+    ]
+    shares = [float(share) for share in probabilities.split(",")]
+    order = interleave_datasets(numbered, probabilities=shares, seed=seed, stopping_strategy="all_exhausted")
+    return [sets[place["set"]][place["row"]] for place in order]
+
+
+def of_rows(rows: Iterable[dict], input_key: str, label_key: str | None) -> dict[str, object]:
+    """Return the number of rows, and a digest of their prompts and labels in order; images are not included."""
+    return of_digests([row_digest(row, input_key, label_key) for row in rows])
+
+
+def of_digests(digests: Collection[bytes]) -> dict[str, object]:
+    """Return the facts of rows (`of_rows`) from their digests, in order."""
+    return {COUNT: len(digests), CONTENTS: hashlib.sha256(b"".join(digests)).hexdigest()[:16]}
+
+
+def row_digest(row: dict, input_key: str, label_key: str | None) -> bytes:
+    """Return the SHA-256 of a row's prompt and label."""
+    read = [value_at(row, input_key), None if label_key is None else label_at(row, label_key)]
+    return hashlib.sha256(json.dumps(read, default=str).encode()).digest()

@@ -3,12 +3,14 @@
 import ctypes
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
 
 _LIBRARY = "libnvidia-ml.so.1"
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first set
 _DRIVERS = {12: " (525 or later)", 13: " (580 or later)"}  # NVIDIA's least for each major version of CUDA
 _FREE = 0.9  # share of a GPU's memory; with less free, another process must be using the GPU
 
@@ -156,3 +158,25 @@ def _device(nvml: ctypes.CDLL, index: int) -> Gpu:
     nvml.nvmlDeviceGetName(handle, name, 96)
     nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     return Gpu(name.value.decode(), memory.free, memory.total)
+
+
+def expandable(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the variable that turns expandable segments on, or "".
+
+    >>> expandable({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64, expandable_segments:True"})
+    'PYTORCH_ALLOC_CONF'
+    >>> expandable({"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": ""})
+    ''
+    """
+    name = next((name for name in _VARIABLES if name in environ), "")
+    settings = "".join(environ.get(name, "").split()).split(",")
+    return name if "expandable_segments:True" in settings else ""
+
+
+def allocator(environ: Mapping[str, str] = os.environ) -> Result:
+    """Warn of expandable segments, which `--train.colocate_all` cannot send to vLLM."""
+    name = "CUDA allocator"
+    if variable := expandable(environ):
+        seen = f"{variable} is {environ[variable]}: --train.colocate_all cannot send weights to vLLM"
+        return warn(name, seen, f"unset {variable} before ray start; no action without --train.colocate_all")
+    return ok(name, "no expandable segments")

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from openrlhf_shear.doctor import gpu, machine, toolkit, versions
-from openrlhf_shear.doctor.allocator import allocator
 from openrlhf_shear.doctor.result import Result, fail
 
 
@@ -26,7 +25,7 @@ def check_node(path: Path, deep: bool = False, announced: float | None = None) -
     yield from (gpu.driver(gpus), gpu.devices(gpus), gpu.gpu_memory(gpus))
     if announced is not None:
         yield gpu.announced(gpus, announced)
-    yield from (toolkit.optimizers(gpus), toolkit.locks(), allocator())
+    yield from (toolkit.optimizers(gpus), toolkit.locks(), gpu.allocator())
     yield machine.jail()
     yield machine.escapes()
     yield machine.memory(*machine.free_memory())

@@ -19,7 +19,7 @@ def run_facts(args: Namespace, prompts: str | None = None, eval_prompts: str | N
 
     Args:
         args: OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None.
-        prompts, eval_prompts: digests of the rows (`data.order`).
+        prompts, eval_prompts: digests of the rows (`data.training_rows`).
     """
     if args.data.prompt_probs is not None:  # the seed then decides which rows there are, and their order
         prompts = None

@@ -12,10 +12,10 @@ TAKEN = {  # topics that may change, with the effect of a change
 }
 
 
-def accepted_topics(given: str | None) -> list[str]:
+def accepted_topics(topics: str | None) -> list[str]:
     """Return the topics that the flag's value names. Raises LineError: a topic is unknown."""
-    topics = [topic.strip() for topic in given.split(",")] if given else []
-    for topic in topics:
+    names = [topic.strip() for topic in topics.split(",")] if topics else []
+    for topic in names:
         if topic not in TAKEN:
             refuse(FLAG, "must name what may differ", topic, f"some of {','.join(TAKEN)}")
-    return topics
+    return names

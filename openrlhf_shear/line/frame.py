@@ -21,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn, get_args, get_type_hints
 
-from openrlhf_shear.config.knobs import Range
 from openrlhf_shear.config.refusal import LineError, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.line import foreign, prog
@@ -203,11 +202,8 @@ def _meant(parser: argparse.ArgumentParser, message: str) -> str:
 
 
 def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: str) -> None:
-    """Add a flag for a knob of the dataclass `config`, with the knob's type, choices, default and help."""
-    default = "unset" if knob.default is None else knob.default
-    within = knob.metadata["within"]
-    range_too = f"{within}; " if isinstance(within, Range) else ""
-    about = f"{knob.metadata['help']} ({range_too}default: {default})".replace("%", "%%")
+    """Add a flag for a knob of the dataclass `config`, with the knob's type, choices, default, range and help."""
+    about = knob.metadata["help"].replace("%", "%%")
     hint = get_type_hints(config)[knob.name]
     if hint is bool:
         group.add_argument(flag, action="store_true", default=knob.default, help=about)

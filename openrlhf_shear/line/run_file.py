@@ -19,9 +19,11 @@ import yaml
 from openrlhf_shear.config.refusal import LineError, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.line import foreign, legacy, placement
+from openrlhf_shear.line.run import Run
 
 NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
+PRESET_NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
 _OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
 _NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
 
@@ -71,18 +73,12 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
-def presets_there() -> list[str]:
-    return sorted(file.stem for file in PRESETS.glob("*.yaml"))
-
-
 def _read(name: str, wrong: list[Refusal]) -> dict:
     """Return the content of a file; add the keys that it has twice, of which YAML keeps the last, to `wrong`."""
-    file = PRESETS / f"{name}.yaml" if name in presets_there() else Path(name)
+    file = PRESETS / f"{name}.yaml" if name in PRESET_NAMES else Path(name)
     if not file.exists() or file.is_dir():
         several = " several are separated by spaces;" if "," in name else ""
-        raise ValueError(
-            f"--config {name} is not there;{several} use a YAML file, or one of {', '.join(presets_there())}"
-        )
+        raise ValueError(f"--config {name} is not there;{several} use a YAML file, or one of {', '.join(PRESET_NAMES)}")
     try:
         text = file.read_text(encoding="utf-8")
         content = yaml.load(text, _Loader)
@@ -157,7 +153,7 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
     return [f"{flag}={value}"]
 
 
-def write(folder: Path, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Path:
+def write(folder: Path, run: Run, parser: argparse.ArgumentParser) -> Path:
     """Write the flags that differ from their defaults, nested by section and without secrets; return the file.
 
     Nodes and GPUs of models are always written: without them the same run would get the machine's default placement.
@@ -165,23 +161,23 @@ def write(folder: Path, args: argparse.Namespace, parser: argparse.ArgumentParse
     Raises:
         OSError: it cannot be written.
     """
-    kept, left_out, placed = {}, [], placement.flags(vars(args))
+    content, left_out, placed = {}, [], placement.placed(run.flags)
     for action in parser._actions:
         name = action.option_strings[0].removeprefix("--")
-        value = getattr(args, action.dest, action.default)
+        value = run.flags.get(action.dest, action.default)
         if name in _NOT_KEPT or (value == action.default and name not in placed):
             continue
         if hidden(value) != value:
             left_out.append(name)
             continue
         section, dot, knob = name.partition(".")
-        (kept.setdefault(section, {}) if dot else kept)[knob if dot else section] = value
+        (content.setdefault(section, {}) if dot else content)[knob if dot else section] = value
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / NAME
     again = shlex.join([*parser.prog.split(), "--config", str(file)])
     lines = [f"# The same run again, from {Path.cwd()}:  {again}"]
     lines += [f"# Secret, to be given again: {name}" for name in left_out]
-    file.write_text("\n".join(lines) + "\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+    file.write_text("\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     return file
 
 

@@ -5,11 +5,11 @@ Lengths are taken at their limits, so token-dependent parts are upper bounds. do
 measurements.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from openrlhf_shear.config.spec import SEARCH_BYTES, WAITING_BYTES
-from openrlhf_shear.line.values import Values, world
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.memory.model_shape import ModelShape
 
 GIB = 2**30
@@ -66,38 +66,38 @@ class Trained:
         return self.weights + self.held + self.optimizer
 
 
-def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
+def trained(run: Run, shape: ModelShape, ranks: int) -> Trained:
     """Return the memory of a model that DeepSpeed trains. With LoRA only the adapters are trained.
 
     The formulas follow `zero/stage3.py` and `zero/stage_1_and_2.py` of DeepSpeed 0.19.6.
     """
-    stage, parallel = values["ds.zero_stage"], values["ds.tensor_parallel_size"]
-    adapters = shape.adapters(values["ds.lora.rank"])
+    stage, parallel = run.ds.zero_stage, run.ds.tensor_parallel_size
+    adapters = shape.adapters(run.ds.lora.rank)
     parameters, shards = (shape.parameters + adapters) / parallel, ranks / parallel
     learning = adapters / parallel or parameters
     own = learning / (shards if stage else 1)  # parameters whose optimizer state this rank holds
-    gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else learning)
+    gradients = (4 if run.ds.grad_accum_dtype == "fp32" else LOW) * (own if stage >= 2 else learning)
     optimizer = (MASTER + MOMENTS) * own
     step = MASTER * (min(own, _SUB_GROUP) if stage == 3 else own)  # gradients in float32
     # Stage 3 keeps its bucket and sends copies of it. Other stages may fill a second bucket meanwhile, and keep none.
     bucket = LOW * min(_BUCKET, parameters) * bool(stage)
-    buckets = bucket * (2 if stage == 3 or values["ds.overlap_comm"] else 1)
+    buckets = bucket * (2 if stage == 3 or run.ds.overlap_comm else 1)
     weights, gathered = LOW * parameters, 0.0
     if stage == 3:
-        weights *= 1 / shards + (1 / values["ds.zpg"] if values["ds.zpg"] > 1 else 0)
+        weights *= 1 / shards + (1 / run.ds.zpg if run.ds.zpg > 1 else 0)
         gathered = LOW * min(parameters, _LIVE)
-    if values["ds.adam_offload"]:
+    if run.ds.adam_offload:
         return Trained(weights, gathered, buckets, bucket * (stage == 3), 0, 0, optimizer + gradients + step)
-    offloaded = (optimizer + gradients) * values["ds.enable_sleep"]
+    offloaded = (optimizer + gradients) * run.ds.enable_sleep
     held = (gradients + bucket) * (stage == 3)
     return Trained(weights, gathered, gradients + buckets, held, optimizer, step, offloaded)
 
 
-def frozen(values: Values, shape: ModelShape, ranks: int, offload: bool) -> float:
+def frozen(run: Run, shape: ModelShape, ranks: int, offload: bool) -> float:
     """Return the bytes of the weights of a model that is not trained. Only ZeRO-3 shards and offloads them."""
-    if values["ds.zero_stage"] == 3:
+    if run.ds.zero_stage == 3:
         return 0.0 if offload else LOW * shape.parameters / ranks
-    return LOW * shape.parameters / values["ds.tensor_parallel_size"]
+    return LOW * shape.parameters / run.ds.tensor_parallel_size
 
 
 def layer_bytes(shape: ModelShape) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def layer_bytes(shape: ModelShape) -> tuple[int, int]:
     return 18 * d + 4 * (shape.queries + shape.keys) + mlp + experts, 12 * d + mlp + experts
 
 
-def backward_bytes(values: Values, shape: ModelShape, tokens: float) -> tuple[float, float]:
+def backward_bytes(run: Run, shape: ModelShape, tokens: float) -> tuple[float, float]:
     """Return the bytes of activations and of logits in an update's pass over t tokens.
 
     Logits are three tensors (t, V): float32 logits that the loss keeps, their float32 gradient, and its bfloat16 copy
@@ -121,39 +121,38 @@ def backward_bytes(values: Values, shape: ModelShape, tokens: float) -> tuple[fl
     """
     kept, _ = layer_bytes(shape)
     boundary = LOW * shape.hidden
-    stored = boundary * shape.layers + kept if values["actor.gradient_checkpointing_enable"] else kept * shape.layers
+    stored = boundary * shape.layers + kept if run.actor.gradient_checkpointing_enable else kept * shape.layers
     working = 6 * shape.mlp + 8 * shape.hidden
     return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW)
 
 
-def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
+def pass_tokens(run: Run, certain: bool = False) -> tuple[int, int]:
     """Return the tokens of the longest log-prob pass and of the longest update pass.
 
     Args:
         certain: count what a single rollout of the longest length causes; else assume micro-batches of such rollouts.
     """
-    longest = values["data.max_len"]
-    ranks = world(values, "actor") / values["ds.ring_attn_size"] / values["ds.tensor_parallel_size"]
-    rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
-    packed = values["ds.packing_samples"] or values["train.dynamic_batch_enable"] or values["ds.ring_attn_size"] > 1
+    longest = run.data.max_len
+    ranks = run.ranks["actor"] / run.ds.ring_attn_size / run.ds.tensor_parallel_size
+    rollouts = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    packed = run.ds.packing_samples or run.train.dynamic_batch_enable or run.ds.ring_attn_size > 1
     tokens = []
-    for stage, batch in (("rollout", rollouts), ("train", values["train.batch_size"])):
-        if values["train.dynamic_batch_enable"]:
-            limit = values[f"{stage}.max_tokens_per_gpu"] or values["train.max_tokens_per_gpu"]
-            limit *= values["ds.tensor_parallel_size"]  # the limit is a group's, and each of its ranks passes it all
-            most = max(1, -(-batch // ranks)) * longest / values["ds.ring_attn_size"]  # tokens of a rank's rollouts
-            tokens.append(int(max(min(limit, most), longest / values["ds.ring_attn_size"])))
+    for stage, batch in (("rollout", rollouts), ("train", run.train.batch_size)):
+        if run.train.dynamic_batch_enable:
+            limit = run.flags[f"{stage}.max_tokens_per_gpu"] or run.train.max_tokens_per_gpu
+            limit *= run.ds.tensor_parallel_size  # the limit is a group's, and each of its ranks passes it all
+            most = max(1, -(-batch // ranks)) * longest / run.ds.ring_attn_size  # tokens of a rank's rollouts
+            tokens.append(int(max(min(limit, most), longest / run.ds.ring_attn_size)))
         else:
-            rows = 1 if certain and packed else values[f"{stage}.micro_batch_size"]
-            tokens.append(int(rows * longest / values["ds.ring_attn_size"]))
+            rows = 1 if certain and packed else run.flags[f"{stage}.micro_batch_size"]
+            tokens.append(int(rows * longest / run.ds.ring_attn_size))
     return tokens[0], tokens[1]
 
 
 def estimate(
-    values: Values,
+    run: Run,
     shapes: Mapping[str, ModelShape],
     memory: float | None,
-    states: Collection[str],
     certain: bool = False,
 ) -> MemoryEstimate:
     """Estimate the phases of a step on an actor rank's GPU, and on GPUs that only a critic or the engines use.
@@ -161,28 +160,28 @@ def estimate(
     Args:
         shapes: of "actor", and of "critic", "reward" and "prm" if they are used.
         memory: bytes of a GPU; None if it is not known: engines then count with the least that they need.
-        states: the kinds of states that the rule reads: "hidden_states", "source_states".
         certain: as in `pass_tokens`.
     """
-    actor, together, ranks = shapes["actor"], values["train.colocate_all"], world(values, "actor")
-    mine, (read, updated) = trained(values, actor, ranks), pass_tokens(values, certain)
-    critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
-    still = {name: frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
+    states = {"hidden_states", "source_states"} & run.traits.needs  # that the credit rule reads
+    actor, together, ranks = shapes["actor"], run.train.colocate_all, run.ranks["actor"]
+    mine, (read, updated) = trained(run, actor, ranks), pass_tokens(run, certain)
+    critic = trained(run, shapes["critic"], run.ranks["critic"]) if "critic" in shapes else None
+    still = {name: frozen(run, shapes[name], run.ranks[name], run.flags[f"{name}.offload"])
              for name in ("reward", "prm") if name in shapes}  # fmt: skip
     # OpenRLHF then puts critic and reward model on further GPUs, also if all others share theirs.
-    own = critic is not None and values["train.colocate_critic_reward"]
-    in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
-    beside = _beside(values, actor, None if own else critic, still, own)
+    own = critic is not None and run.train.colocate_critic_reward
+    in_turns = run.ds.enable_sleep and not run.ds.adam_offload
+    beside = _beside(run, actor, None if own else critic, still, own)
     processes = 1 + len(beside)
-    if values["train.enable_ema"] and values["ds.zero_stage"] < 3:
+    if run.train.enable_ema and run.ds.zero_stage < 3:
         beside["moving average"] = LOW * actor.parameters
 
-    hybrid = together and not values["train.async_enable"]  # the engines share these GPUs
-    parallel = values["vllm.tensor_parallel_size"]
-    cache = 2 * LOW * actor.layers * actor.keys * values["data.max_len"]
+    hybrid = together and not run.train.async_enable  # the engines share these GPUs
+    parallel = run.vllm.tensor_parallel_size
+    cache = 2 * LOW * actor.layers * actor.keys * run.data.max_len
     least = (LOW * actor.parameters + cache) / parallel + 2 * _CONTEXT
-    share = values["vllm.gpu_memory_utilization"] * memory if memory else least
-    dozing = (_ASLEEP[parallel > 1] if values["vllm.enable_sleep"] else share) * hybrid
+    share = run.vllm.gpu_memory_utilization * memory if memory else least
+    dozing = (_ASLEEP[parallel > 1] if run.vllm.enable_sleep else share) * hybrid
 
     def phase(name: str, vllm: float = dozing, updates: bool = False, whole: float = 0, **parts: float) -> Phase:
         on = {"weights": mine.weights + whole} | beside
@@ -193,18 +192,18 @@ def estimate(
         every = on | named | {"vLLM": vllm, "reserve": reserve}
         return Phase(name, {part: size for part, size in every.items() if size})
 
-    seen = min(values["rollout.max_new_tokens"] or values["data.max_len"], values["data.max_len"])
-    group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * len(states)
-    activations, logits = backward_bytes(values, actor, updated)
+    seen = min(run.rollout.max_new_tokens or run.data.max_len, run.data.max_len)
+    group = LOW * actor.hidden * run.rollout.n_samples_per_prompt * seen * len(states)
+    activations, logits = backward_bytes(run, actor, updated)
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
-    asked = values["credit.max_waiting_bytes"]  # unset, the limit adapts to the free memory
-    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, WAITING_BYTES if asked is None else asked)
-    forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * len(states)
+    limit = run.credit.max_waiting_bytes  # unset, it adapts to the free memory
+    waiting = min(-(-run.rollout.batch_size // ranks) * group, WAITING_BYTES if limit is None else limit)
+    forward["group_states"] = group + waiting + LOW * actor.hidden * read * run.ds.ring_attn_size * len(states)
     theirs: dict[str, float] = {}  # a critic's memory in its update
     if critic:
         theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
-        theirs["activations"] = backward_bytes(values, shapes["critic"], updated)[0]
-    at_once = theirs if together and not own and not values["ds.enable_sleep"] else {}
+        theirs["activations"] = backward_bytes(run, shapes["critic"], updated)[0]
+    at_once = theirs if together and not own and not run.ds.enable_sleep else {}
     mixed = {**at_once, "activations": activations + at_once.get("activations", 0), "logits": logits}
     phases = [
         phase("generation", vllm=share * hybrid),
@@ -212,7 +211,7 @@ def estimate(
         phase("backward", updates=True, whole=mine.gathered, **mixed),
         phase("step", updates=True, step_of_Adam=mine.step),
     ]
-    search = values["credit.max_cost_bytes"] or SEARCH_BYTES  # the search adapts to the free memory
+    search = run.credit.max_cost_bytes or SEARCH_BYTES  # the search adapts to the free memory
     if "hidden_states" in states:  # the search copies the group: each of its two sides becomes one contiguous tensor
         phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
     elif states:
@@ -225,12 +224,12 @@ def estimate(
         phases.append(Phase("critic's GPUs", theirs | scorer | {"reserve": reserve}))
     if not hybrid:
         phases.append(Phase(ENGINES, {"vLLM": share}))
-    host = _host_bytes(values, shapes, mine, critic, hybrid)
-    return MemoryEstimate(tuple(phases), host / values["actor.num_nodes"], least)
+    host = _host_bytes(run, shapes, mine, critic, hybrid)
+    return MemoryEstimate(tuple(phases), host / run.actor.num_nodes, least)
 
 
 def _beside(
-    values: Values, actor: ModelShape, critic: Trained | None, still: Mapping[str, float], own: bool
+    run: Run, actor: ModelShape, critic: Trained | None, still: Mapping[str, float], own: bool
 ) -> dict[str, float]:
     """Return the bytes of the models that stay on the actor's GPUs all the time.
 
@@ -239,28 +238,28 @@ def _beside(
         still: bytes of the reward models' weights.
         own: whether the reward model has other GPUs, with the critic.
     """
-    beside, together = {}, values["train.colocate_all"]
-    if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
-        beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
+    beside, together = {}, run.train.colocate_all
+    if run.algo.kl.init_coef > 0 and (together or run.train.colocate_actor_ref):
+        beside["reference"] = frozen(run, actor, run.ranks["ref"], run.ref.offload)
     for name, part in (("reward", "reward model"), ("prm", "process reward model")):
         if name in still and together and not (own and name == "reward"):
             beside[part] = still[name]
     if critic and together:
-        in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
+        in_turns = run.ds.enable_sleep and not run.ds.adam_offload
         beside["critic"] = critic.weights if in_turns else critic.awake
     return beside
 
 
 def _host_bytes(
-    values: Values, shapes: Mapping[str, ModelShape], mine: Trained, critic: Trained | None, hybrid: bool
+    run: Run, shapes: Mapping[str, ModelShape], mine: Trained, critic: Trained | None, hybrid: bool
 ) -> float:
     """Return the bytes of all nodes' main memory that models take; `hybrid`: the engines share the actor's GPUs."""
     weights = LOW * shapes["actor"].parameters
-    host = mine.offloaded * world(values, "actor") + (critic.offloaded * world(values, "critic") if critic else 0)
-    host += weights * values["vllm.num_engines"] * (hybrid and values["vllm.enable_sleep"])
-    if values["ds.zero_stage"] == 3:  # other stages keep these on the GPU
-        host += weights * (values["ref.offload"] and values["algo.kl.init_coef"] > 0)
-        host += weights * values["train.enable_ema"]
+    host = mine.offloaded * run.ranks["actor"] + (critic.offloaded * run.ranks["critic"] if critic else 0)
+    host += weights * run.vllm.num_engines * (hybrid and run.vllm.enable_sleep)
+    if run.ds.zero_stage == 3:  # other stages keep these on the GPU
+        host += weights * (run.ref.offload and run.algo.kl.init_coef > 0)
+        host += weights * run.train.enable_ema
         host += sum(LOW * shapes[name].parameters for name in ("reward", "prm")
-                    if name in shapes and values[f"{name}.offload"])  # fmt: skip
+                    if name in shapes and run.flags[f"{name}.offload"])  # fmt: skip
     return host

@@ -1,4 +1,4 @@
-"""Sizes of a model that determine its memory, from its config.json alone, without transformers."""
+"""Sizes of a model, in memory and on a disk, from its config.json alone, without transformers."""
 
 import json
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ _NO_GATE = (
     "starcoder2",
 )  # model types whose MLPs have two matrices
 _BIASED = ("qwen2", "qwen2_moe")  # model types with q, k and v biases that config.json does not mention
+_WEIGHT = 2  # bytes of a parameter in bfloat16
+_LEARNED = 14  # bytes a learned parameter of a checkpoint: 2 in bfloat16, 4 in float32, 8 for Adam's two moments
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -107,3 +109,22 @@ def _stored(path: str, *configs: dict) -> int:
         return 0
     metadata = json.loads(index.read_text(encoding="utf-8")).get("metadata", {})
     return metadata.get("total_size", 0) // each
+
+
+def model_bytes(parameters: int) -> int:
+    """Return the bytes of a saved model."""
+    return _WEIGHT * parameters
+
+
+def checkpoint_bytes(parameters: int, frozen: int = 0, averaged: bool = False) -> int:
+    """Return the bytes of a checkpoint.
+
+    Args:
+        parameters: of the model.
+        frozen: of them, those that do not learn.
+        averaged: whether a moving average of the weights is saved too.
+
+    >>> checkpoint_bytes(1000), checkpoint_bytes(1000, frozen=900), checkpoint_bytes(1000, averaged=True)
+    (14000, 3200, 16000)
+    """
+    return _LEARNED * (parameters - frozen) + _WEIGHT * frozen + _WEIGHT * parameters * averaged

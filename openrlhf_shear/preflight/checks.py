@@ -6,79 +6,73 @@ only where OpenRLHF 0.11.2 is silent until Ray runs; problems that OpenRLHF's ma
 
 from collections.abc import Callable, Iterator
 
-from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.refusal import Finding, Findings, Told, refusal
-from openrlhf_shear.line.values import ESTIMATOR, OF_GROUPS, Values, graded
-from openrlhf_shear.preflight.adapters import adapters
-from openrlhf_shear.preflight.inputs import code, models, suite
+from openrlhf_shear.line.run import OF_GROUPS, Run
+from openrlhf_shear.preflight.inputs import code, suite
 from openrlhf_shear.preflight.layout import batches, parallel, placement
 from openrlhf_shear.preflight.memory import memory
+from openrlhf_shear.preflight.models import Models, adapters, models
 from openrlhf_shear.preflight.outputs import checkpoints, folders
 from openrlhf_shear.preflight.ranges import ranges
-from openrlhf_shear.preflight.resources import disks, limits, own_ray, temporary_folder
+from openrlhf_shear.preflight.resources import disks, limits, sockets, stack, temporary_folder
 from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
-from openrlhf_shear.preflight.rules import dump, modes, rule
-from openrlhf_shear.preflight.sockets import socket_problem
-from openrlhf_shear.preflight.stack import stack
+from openrlhf_shear.preflight.rules import dump, long_search, rule
 
 
-def check(values: Values, findings: Findings) -> None:
+def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | None:
     """Run every check and note its findings. Quick checks run first; the check that reads every row runs last.
 
-    Args:
-        values: OpenRLHF's flags by dotted name. The estimator is still the given name ("shear").
+    Return the facts of the training rows that a run which resumes is compared by (`rows.data`).
     """
     if not __debug__:
         findings.told.append(Told("python -O drops OpenRLHF's own checks of the command line, which are asserts"))
-    for look in CHECKS:
-        findings.take(look(values))
+    facts: list[dict[str, object] | None] = []
+    findings.take(*(look(run) for look in CHECKS), *(look(run, files) for look in OF_MODELS), _rows(run, facts))
+    return next(iter(facts), None)
 
 
-def _needed(values: Values) -> Iterator[Finding]:
-    if not values["actor.model_name_or_path"]:
+def _rows(run: Run, facts: list) -> Iterator[Finding]:
+    facts.append((yield from data(run)))
+
+
+def _needed(run: Run) -> Iterator[Finding]:
+    if not run.actor.model_name_or_path:
         yield refusal("actor.model_name_or_path", "is needed", None, "a model folder or a hub id")
-    if not values["data.prompt_dataset"]:
+    if not run.data.prompt_dataset:
         yield refusal("data.prompt_dataset", "is needed", None, "a file, a folder or a hub id")
-    if not (graded(values) or values["reward.model_name_or_path"]):
+    if not (run.graded or run.reward.model_name_or_path):
         kinds = "math, code, a .py file with reward_func or a URL"
         remedy = f"{kinds}, --train.agent_func_path, or --reward.model_name_or_path"
         yield refusal("reward.remote_url", "is needed, or nothing gives a reward", None, remedy)
-    if not values["vllm.num_engines"]:
-        yield refusal(
-            "vllm.num_engines", "must be at least 1, as only vLLM generates", values["vllm.num_engines"], "e.g. 1"
-        )
+    if not run.vllm.num_engines:
+        yield refusal("vllm.num_engines", "must be at least 1, as only vLLM generates", run.vllm.num_engines, "e.g. 1")
 
 
-def _sockets(values: Values) -> Iterator[Finding]:
-    if own_ray() and (problem := socket_problem()):
-        yield problem
-
-
-def _groups(values: Values) -> Iterator[Finding]:
-    estimator, size = values[ESTIMATOR], values["rollout.n_samples_per_prompt"]
-    if size == 1 and (is_rule(estimator) or estimator in OF_GROUPS):
+def _groups(run: Run) -> Iterator[Finding]:
+    estimator, size = run.estimator, run.rollout.n_samples_per_prompt
+    if size == 1 and (run.has_rule or estimator in OF_GROUPS):
         problem = f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt"
         yield refusal("rollout.n_samples_per_prompt", problem, size, "e.g. 8")
 
 
-def _modes(values: Values) -> Iterator[Finding]:
+def _modes(run: Run) -> Iterator[Finding]:
     """Refuse combinations of OpenRLHF's flags that its main accepts, or refuses under the name of another flag."""
-    if values["data.max_images_per_prompt"] > 0 and values["train.dynamic_batch_enable"]:
+    if run.data.max_images_per_prompt > 0 and run.train.dynamic_batch_enable:
         # OpenRLHF's main refuses packing with images, but turns packing on for dynamic batches only after that check.
         yield refusal(
             "train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither"
         )
-    if values["actor.dual_clip"] is not None and values["actor.dual_clip"] <= 1:
-        yield refusal("actor.dual_clip", "must be greater than 1", values["actor.dual_clip"], "e.g. 3.0")
-    if values["algo.kl.target"] is not None and values["algo.kl.init_coef"] == 0:
+    if run.actor.dual_clip is not None and run.actor.dual_clip <= 1:
+        yield refusal("actor.dual_clip", "must be greater than 1", run.actor.dual_clip, "e.g. 3.0")
+    if run.algo.kl.target is not None and run.algo.kl.init_coef == 0:
         yield refusal(
-            "algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", values["algo.kl.target"], "both"
+            "algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", run.algo.kl.target, "both"
         )
-    if values["critic.freezing_steps"] >= 0 and values[ESTIMATOR] != "gae":
-        problem = f"freezes the policy while a critic learns; estimator {values[ESTIMATOR]} has no critic"
-        yield refusal("critic.freezing_steps", problem, values["critic.freezing_steps"], "-1, or estimator gae")
-    generated, batch = values["rollout.vllm_generate_batch_size"], values["rollout.batch_size"]
+    if run.critic.freezing_steps >= 0 and run.estimator != "gae":
+        problem = f"freezes the policy while a critic learns; estimator {run.estimator} has no critic"
+        yield refusal("critic.freezing_steps", problem, run.critic.freezing_steps, "-1, or estimator gae")
+    generated, batch = run.rollout.vllm_generate_batch_size, run.rollout.batch_size
     if generated is not None and generated < batch:
         problem = f"must be at least rollout.batch_size ({batch}), or steps are short of prompts"
         yield refusal("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
@@ -87,31 +81,31 @@ def _modes(values: Values) -> Iterator[Finding]:
 _HIGH_RATE = 1e-3  # of Adam; the usual rates are 1e-6, and 1e-5 to 1e-4 with LoRA
 
 
-def _rates(values: Values) -> Iterator[Finding]:
-    models = ("actor", "critic") if values[ESTIMATOR] == "gae" else ("actor",)
+def _rates(run: Run) -> Iterator[Finding]:
+    models = ("actor", "critic") if run.estimator == "gae" else ("actor",)
     for flag in (f"{model}.adam.lr" for model in models):
-        if values[flag] > _HIGH_RATE:
-            told = f"--{flag} {values[flag]:g} is so high that most models break in the first step"
+        if run.flags[flag] > _HIGH_RATE:
+            told = f"--{flag} {run.flags[flag]:g} is so high that most models break in the first step"
             yield Told(f"{told}; use e.g. 1e-6, or 1e-5 with LoRA")
 
 
-def _evaluation(values: Values) -> Iterator[Finding]:
-    if values["eval.before_train"] and not (values["eval.dataset"] or values["eval.suite"]):
+def _evaluation(run: Run) -> Iterator[Finding]:
+    if run.eval.before_train and not (run.eval.dataset or run.eval.suite):
         yield refusal("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
-    if values["eval.suite"] and values["eval.steps"] < 1 and not values["eval.before_train"]:
-        yield refusal("eval.steps", "must be at least 1 for --eval.suite", values["eval.steps"], "e.g. 5")
-    if values["eval.steps"] > 0 and not (values["eval.dataset"] or values["eval.suite"]):
+    if run.eval.suite and run.eval.steps < 1 and not run.eval.before_train:
+        yield refusal("eval.steps", "must be at least 1 for --eval.suite", run.eval.steps, "e.g. 5")
+    if run.eval.steps > 0 and not (run.eval.dataset or run.eval.suite):
         yield Told("--eval.steps has no effect without --eval.dataset or --eval.suite; use one of them")
-    if values["eval.dataset"] and values["eval.temperature"] == 0 and values["eval.n_samples_per_prompt"] > 1:
-        count = values["eval.n_samples_per_prompt"]
+    if run.eval.dataset and run.eval.temperature == 0 and run.eval.n_samples_per_prompt > 1:
+        count = run.eval.n_samples_per_prompt
         told = f"--eval.temperature 0 makes the {count} rollouts of an evaluation prompt alike"
         yield Told(f"{told}; use --eval.n_samples_per_prompt 1")
 
 
-def _correction(values: Values) -> Iterator[Finding]:
+def _correction(run: Run) -> Iterator[Finding]:
     """Refuse what OpenRLHF's `PolicyLoss` refuses only after the models are loaded."""
     prefix = "algo.advantage.is_correction_"
-    level, mode, gating, threshold = (values[prefix + name] for name in ("level", "mode", "gating", "threshold"))
+    level, mode, gating, threshold = (run.flags[prefix + name] for name in ("level", "mode", "gating", "threshold"))
     if mode == "clip" and (level == "seq" or gating != "ratio"):
         problem = f"clip clamps token ratios, so it cannot be used with level {level} and gating {gating}"
         yield refusal(f"{prefix}mode", problem, mode, "mask, or level token with gating ratio")
@@ -122,16 +116,16 @@ def _correction(values: Values) -> Iterator[Finding]:
         yield refusal(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
 
 
-def _engine_policy(values: Values) -> Iterator[Finding]:
+def _engine_policy(run: Run) -> Iterator[Finding]:
     """Check that the engines' log-probs can be compared with the trainer's.
 
     The trainer's log-probs include the temperature and not top-p. vLLM's include both or neither.
     """
-    corrects = values["algo.advantage.is_correction_level"] != "off"
-    if corrects and values["vllm.no_logprobs"]:
+    corrects = run.algo.advantage.is_correction_level != "off"
+    if corrects and run.vllm.no_logprobs:
         problem = "leaves --algo.advantage.is_correction_level nothing to correct with"
         yield refusal("vllm.no_logprobs", problem, True, "one of the two")
-    top_p, temperature = values["rollout.top_p"], values["rollout.temperature"]
+    top_p, temperature = run.rollout.top_p, run.rollout.temperature
     if top_p == 1.0:
         return
     if corrects and temperature != 1.0:
@@ -144,22 +138,9 @@ def _engine_policy(values: Values) -> Iterator[Finding]:
     )
 
 
-CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
-    *(
-        _needed,
-        _sockets,
-        limits,
-        temporary_folder,
-        stack,
-        ranges,
-        _groups,
-        modes,
-        _modes,
-        _rates,
-        _evaluation,
-        _correction,
-        _engine_policy,
-    ),
-    *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
-    *(code, models, adapters, suite, memory, disks, data),
+CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
+    *(_needed, ranges, _groups, _modes, _rates, _evaluation, _correction, _engine_policy),
+    *(placement, parallel, batches, rule, dump, long_search, shaping, threshold, code, suite),
+    *(folders, checkpoints, sockets, temporary_folder, limits, stack),
 )
+OF_MODELS: tuple[Callable[[Run, Models], Iterator[Finding]], ...] = (models, adapters, memory, disks)

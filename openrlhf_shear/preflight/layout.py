@@ -5,56 +5,56 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from openrlhf_shear.config.refusal import Finding, Told, refusal, refuse
-from openrlhf_shear.line.values import ESTIMATOR, Values, graded, world
+from openrlhf_shear.line.run import Run
 
 
-def placement(values: Values) -> Iterator[Finding]:
-    together, critic = values["train.colocate_all"], values[ESTIMATOR] == "gae"
-    for model, used in (("ref", values["algo.kl.init_coef"] > 0), ("reward", not graded(values)), ("critic", critic)):
+def placement(run: Run) -> Iterator[Finding]:
+    together, critic = run.train.colocate_all, run.estimator == "gae"
+    for model, used in (("ref", run.algo.kl.init_coef > 0), ("reward", not run.graded), ("critic", critic)):
         for flag in (f"{model}.num_nodes", f"{model}.num_gpus_per_node"):
-            if used and values[flag] < 1:
-                yield refusal(flag, "must be at least 1", values[flag], "a positive number")
-    if (together or values["train.colocate_actor_ref"]) and values["algo.kl.init_coef"] > 0:
-        yield from _same_shape(values, "ref", "actor", "they share GPUs (colocate) and algo.kl.init_coef > 0")
+            if used and run.flags[flag] < 1:
+                yield refusal(flag, "must be at least 1", run.flags[flag], "a positive number")
+    if (together or run.train.colocate_actor_ref) and run.algo.kl.init_coef > 0:
+        yield from _same_shape(run, "ref", "actor", "they share GPUs (colocate) and algo.kl.init_coef > 0")
     if together:
-        yield from _engines_fit(values)
-    if critic and values["train.colocate_critic_reward"]:
-        yield from _same_shape(values, "critic", "reward", "they share GPUs (--train.colocate_critic_reward)")
+        yield from _engines_fit(run)
+    if critic and run.train.colocate_critic_reward:
+        yield from _same_shape(run, "critic", "reward", "they share GPUs (--train.colocate_critic_reward)")
     elif together:
-        for model, used in (("critic", critic), ("reward", not graded(values))):
+        for model, used in (("critic", critic), ("reward", not run.graded)):
             if used:
-                yield from fits_beside_actor(values, model)
+                yield from fits_beside_actor(run, model)
 
 
-def parallel(values: Values) -> Iterator[Finding]:
+def parallel(run: Run) -> Iterator[Finding]:
     """Refuse what OpenRLHF 0.11 and DeepSpeed's AutoTP cannot combine with ring attention and tensor parallelism."""
-    ring, size = values["ds.ring_attn_size"], values["ds.tensor_parallel_size"]
-    attention = values["ds.attn_implementation"]
-    if ring > 1 and values["data.max_images_per_prompt"] > 0:
+    ring, size = run.ds.ring_attn_size, run.ds.tensor_parallel_size
+    attention = run.ds.attn_implementation
+    if ring > 1 and run.data.max_images_per_prompt > 0:
         # OpenRLHF's main refuses packing with images, but turns packing on for a ring only after that check.
         yield refusal("ds.ring_attn_size", "packs samples, which does not go with images in prompts", ring, "1")
     if ring > 1 and "flash_attention" in attention and attention != "flash_attention_2":
         # Each rank would silently attend to its own slice alone. Upstream itself replaces attention that is not flash.
         problem = "is not supported by ring_flash_attn (--ds.ring_attn_size)"
         yield refusal("ds.attn_implementation", problem, attention, "flash_attention_2")
-    if size > 1 and values["ds.zero_stage"] == 3:
+    if size > 1 and run.ds.zero_stage == 3:
         # transformers cannot load a model under both, and OpenRLHF's weight sync gathers only one kind of shards.
         yield refusal("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")
-    if values["ds.param_dtype"] != "bf16":  # OpenRLHF's engines refuse other weights at the first weight sync
-        yield refusal("ds.param_dtype", "must be bf16, the rollout engines' dtype", values["ds.param_dtype"], "bf16")
+    if run.ds.param_dtype != "bf16":  # OpenRLHF's engines refuse other weights at the first weight sync
+        yield refusal("ds.param_dtype", "must be bf16, the rollout engines' dtype", run.ds.param_dtype, "bf16")
 
 
-def ring_package(values: Values) -> None:
+def ring_package(run: Run) -> None:
     """Refuse a ring without its package. On CUDA OpenRLHF's actors import it, but OpenRLHF does not require it."""
-    if values["ds.ring_attn_size"] > 1 and find_spec("ring_flash_attn") is None:
+    if run.ds.ring_attn_size > 1 and find_spec("ring_flash_attn") is None:
         problem = "needs the package ring_flash_attn, which is not installed"
-        refuse("ds.ring_attn_size", problem, values["ds.ring_attn_size"], "pip install ring-flash-attn==0.1.8, or 1")
+        refuse("ds.ring_attn_size", problem, run.ds.ring_attn_size, "pip install ring-flash-attn==0.1.8, or 1")
 
 
-def _engines_fit(values: Values) -> Iterator[Finding]:
-    actors = world(values, "actor")
-    engines = values["vllm.num_engines"] * values["vllm.tensor_parallel_size"]
-    if not values["train.async_enable"] and actors != engines:
+def _engines_fit(run: Run) -> Iterator[Finding]:
+    actors = run.ranks["actor"]
+    engines = run.vllm.num_engines * run.vllm.tensor_parallel_size
+    if not run.train.async_enable and actors != engines:
         problem = (
             f"times vllm.tensor_parallel_size must equal the {actors} GPUs of the actor under --train.colocate_all"
         )
@@ -63,50 +63,50 @@ def _engines_fit(values: Values) -> Iterator[Finding]:
         )
 
 
-def fits_beside_actor(values: Values, model: str) -> Iterator[Finding]:
+def fits_beside_actor(run: Run, model: str) -> Iterator[Finding]:
     # Ray refuses a rank whose bundle the actor's placement group does not have.
-    actors, mine = world(values, "actor"), world(values, model)
+    actors, mine = run.ranks["actor"], run.ranks[model]
     if mine > actors:
         problem = f"times {model}.num_nodes must not exceed the {actors} GPUs of the actor under --train.colocate_all"
         yield refusal(f"{model}.num_gpus_per_node", problem, mine, f"at most {actors}")
 
 
-def _same_shape(values: Values, model: str, other: str, reason: str) -> Iterator[Finding]:
+def _same_shape(run: Run, model: str, other: str, reason: str) -> Iterator[Finding]:
     for name in ("num_nodes", "num_gpus_per_node"):
-        mine, others = values[f"{model}.{name}"], values[f"{other}.{name}"]
+        mine, others = run.flags[f"{model}.{name}"], run.flags[f"{other}.{name}"]
         if mine != others:
             yield refusal(f"{model}.{name}", f"must equal {other}.{name} ({others}), as {reason}", mine, f"{others}")
 
 
-def batches(values: Values) -> Iterator[Finding]:
-    rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
-    ranks = _ranks(values, "actor")
+def batches(run: Run) -> Iterator[Finding]:
+    rollouts = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    ranks = _ranks(run, "actor")
     if ranks < 1:
         problem = "times actor.num_nodes must cover ds.ring_attn_size times ds.tensor_parallel_size"
-        least = values["ds.ring_attn_size"] * values["ds.tensor_parallel_size"]
-        yield refusal("actor.num_gpus_per_node", problem, world(values, "actor"), f"at least {least}")
+        least = run.ds.ring_attn_size * run.ds.tensor_parallel_size
+        yield refusal("actor.num_gpus_per_node", problem, run.ranks["actor"], f"at least {least}")
         return
-    updated = {"actor": ranks} | ({"critic": max(1, _ranks(values, "critic"))} if values[ESTIMATOR] == "gae" else {})
-    if values["train.dynamic_batch_enable"]:
-        yield from _whole_dynamic_steps(values, rollouts, updated)
+    updated = {"actor": ranks} | ({"critic": max(1, _ranks(run, "critic"))} if run.estimator == "gae" else {})
+    if run.train.dynamic_batch_enable:
+        yield from _whole_dynamic_steps(run, rollouts, updated)
         return
     for model, count in updated.items():
-        yield from _whole_steps(values, model, count)
-    if rollouts < values["train.batch_size"]:
+        yield from _whole_steps(run, model, count)
+    if rollouts < run.train.batch_size:
         yield Told(
-            f"train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its single "
+            f"train.batch_size ({run.train.batch_size}) exceeds the {rollouts} rollouts of a step: its single "
             f"optimizer step uses {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)"
         )
 
 
-def _whole_steps(values: Values, model: str, ranks: int) -> Iterator[Finding]:
-    batch, micro = values["train.batch_size"], values["train.micro_batch_size"]
+def _whole_steps(run: Run, model: str, ranks: int) -> Iterator[Finding]:
+    batch, micro = run.train.batch_size, run.train.micro_batch_size
     if batch % (micro * ranks):
         problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
         yield refusal("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
 
 
-def _whole_dynamic_steps(values: Values, rollouts: int, ranks: dict[str, int]) -> Iterator[Finding]:
+def _whole_dynamic_steps(run: Run, rollouts: int, ranks: dict[str, int]) -> Iterator[Finding]:
     # Upstream's setup_dynamic_batch makes rollouts // batch steps of batch // ranks rollouts a rank; it drops the rest.
     if ranks["actor"] % ranks.get("critic", 1):  # upstream deals the actor ranks' lists to the critic's
         problem = (
@@ -114,7 +114,7 @@ def _whole_dynamic_steps(values: Values, rollouts: int, ranks: dict[str, int]) -
         )
         yield refusal("critic.num_gpus_per_node", problem, ranks["critic"], f"{ranks['actor']}, or fixed micro-batches")
         return
-    batch = values["train.batch_size"]
+    batch = run.train.batch_size
     problems = [f"a multiple of the {count} {model} ranks" for model, count in ranks.items() if batch % count]
     if rollouts % batch:
         problems.insert(0, f"a divisor of the {rollouts} rollouts of a step")
@@ -126,6 +126,6 @@ def _whole_dynamic_steps(values: Values, rollouts: int, ranks: dict[str, int]) -
         yield refusal("train.batch_size", problem, batch, f"{remedy}fixed micro-batches")
 
 
-def _ranks(values: Values, model: str) -> int:
+def _ranks(run: Run, model: str) -> int:
     """Return the number of ranks with separate data; the ranks of a ring or a tensor parallel group share data."""
-    return world(values, model) // values["ds.ring_attn_size"] // values["ds.tensor_parallel_size"]
+    return run.ranks[model] // run.ds.ring_attn_size // run.ds.tensor_parallel_size

@@ -4,16 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.doctor.gpu import smallest
 from openrlhf_shear.doctor.machine import free_memory
-from openrlhf_shear.line.flags import spec_of
-from openrlhf_shear.line.values import ESTIMATOR, Values, graded, world
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.memory.estimate import ENGINES, GIB, MemoryEstimate, Phase, estimate
-from openrlhf_shear.memory.model_shape import ModelShape, model_shape
-from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.preflight.rules import needs_prm, traits
+from openrlhf_shear.memory.model_shape import ModelShape
+from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 _ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # the CPU backend's values
@@ -26,65 +23,48 @@ class UnknownError(Exception):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A command line's demand on a GPU."""
+    """A run's demand on a GPU."""
 
-    values: Values
+    run: Run
     shapes: dict[str, ModelShape]
-    states: frozenset[str]  # the kinds of states that its rule reads
     memory: int | None  # bytes of a GPU; None if it is not known, and on the CPU
 
     def estimate(self, certain: bool = False, **changes: object) -> MemoryEstimate:
-        return estimate(self.values | changes, self.shapes, self.memory, self.states, certain)
+        run = self.run.with_flags(changes) if changes else self.run
+        return estimate(run, self.shapes, self.memory, certain)
 
     def excess(self, certain: bool = False, room: float = 1.0, **changes: object) -> float:
         """Return the bytes that phases take beyond the share `room` of a GPU, plus the bytes that engines lack."""
         estimated = self.estimate(certain, **changes)
-        share = (self.values | changes)["vllm.gpu_memory_utilization"] * self.memory
+        share = ({**self.run.flags, **changes})["vllm.gpu_memory_utilization"] * self.memory
         beyond = sum(max(0.0, phase.total - room * self.memory) for phase in estimated.phases if phase.name != ENGINES)
         return beyond + max(0.0, estimated.engine - share)
 
 
-def plan(values: Values) -> MemoryPlan:
-    """Return the plan of a command line. Raises UnknownError: a model's sizes are not known."""
-    names = {"actor": values["actor.model_name_or_path"]}
-    if not graded(values):
-        names["reward"] = values["reward.model_name_or_path"]
-    if values[ESTIMATOR] == "gae":  # without a named critic OpenRLHF takes the reward model, or the policy
-        names["critic"] = values["critic.model_name_or_path"] or names.get("reward") or names["actor"]
-    if needs_prm(values[ESTIMATOR]):
-        names["prm"] = values["prm.model_name_or_path"]
-    shapes = {}
-    for model, name in names.items():
-        flag = f"{model}.model_name_or_path"
-        try:
-            path = model_config(flag, name, values["use_ms"])
-            if path is None:
-                raise ValueError("models of ModelScope are not looked up")
-            shapes[model] = model_shape(path)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UnknownError(f"{flag} {name}: {error}") from error
-    spec = spec_of(values)
-    needs = traits(spec).needs if spec else ()
-    states = frozenset({"hidden_states", "source_states"}.intersection(needs))
-    on_cpu = values["device"] == "cpu"
-    memory = int(values["device_memory"] * GIB) or (None if on_cpu else smallest())
-    return MemoryPlan(values | (_ON_CPU if on_cpu else {}), shapes, states, memory)
+def plan(run: Run, files: Models) -> MemoryPlan:
+    """Return the plan of a run. Raises UnknownError: a model's sizes are not known."""
+    if unknown := next((model.unknown for model in files.values() if model.unknown), ""):
+        raise UnknownError(unknown)
+    shapes = {name: model.shape for name, model in files.items()}
+    on_cpu = run.device == "cpu"
+    memory = int(run.device_memory * GIB) or (None if on_cpu else smallest())
+    return MemoryPlan(run.with_flags(_ON_CPU) if on_cpu else run, shapes, memory)
 
 
-def memory(values: Values) -> Iterator[Finding]:
+def memory(run: Run, files: Models) -> Iterator[Finding]:
     """Refuse a run that cannot fit; warn if only micro-batches of the longest rollouts do not fit."""
-    if values["device_memory"] < 0:
-        yield refusal("device_memory", "must be at least 0", values["device_memory"], "a GPU's GiB, e.g. 80")
+    if run.device_memory < 0:
+        yield refusal("device_memory", "must be at least 0", run.device_memory, "a GPU's GiB, e.g. 80")
         return
     try:
-        planned = plan(values)
+        planned = plan(run, files)
     except UnknownError:
         return  # `show` prints the reason
     if planned.memory is None or not planned.excess():
         return
     certain = bool(planned.excess(certain=True))
     worst = planned.estimate(certain).peak
-    share = values["vllm.gpu_memory_utilization"] * planned.memory
+    share = run.vllm.gpu_memory_utilization * planned.memory
     lacking = planned.estimate().engine - share
     size = f"{planned.memory / GIB:.0f} GiB"
     told = f"{worst.name} takes {_told(worst)} of {size}"
@@ -97,14 +77,14 @@ def memory(values: Values) -> Iterator[Finding]:
         return
     flag = next(iter(changes), "actor.num_gpus_per_node")
     remedy = _line(changes) if changes else "more or larger GPUs, a smaller model or a shorter data.max_len"
-    yield refusal(flag, f"does not fit into a GPU: {told}", values[flag], remedy)
+    yield refusal(flag, f"does not fit into a GPU: {told}", run.flags[flag], remedy)
 
 
 def _remedy(planned: MemoryPlan) -> dict[str, object]:
     """Return as few changes of flags as make everything fit; empty if no choice of flags does."""
     changes: dict[str, object] = {}
     lacking = partial(planned.excess, room=_ROOM)
-    for flag, value in _possible(planned.values):
+    for flag, value in _possible(planned.run):
         if lacking(**changes | {flag: value}) < lacking(**changes):
             changes[flag] = value
         if not lacking(**changes):
@@ -118,27 +98,22 @@ def _remedy(planned: MemoryPlan) -> dict[str, object]:
     return changes
 
 
-def _possible(values: Values) -> Iterator[tuple[str, object]]:
+def _possible(run: Run) -> Iterator[tuple[str, object]]:
     """Yield the flags that may change with their values, cheapest first."""
-    if values["train.colocate_all"] and not values["train.async_enable"]:
+    if run.train.colocate_all and not run.train.async_enable:
         yield from (("vllm.enable_sleep", True), ("ds.enable_sleep", True))
         yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(8, 2, -1))
     yield "actor.gradient_checkpointing_enable", True
     for stage in ("rollout", "train"):
-        flag = f"{stage}.{'max_tokens_per_gpu' if values['train.dynamic_batch_enable'] else 'micro_batch_size'}"
-        tokens = values[flag] or values["train.max_tokens_per_gpu"]
+        flag = f"{stage}.{'max_tokens_per_gpu' if run.train.dynamic_batch_enable else 'micro_batch_size'}"
+        tokens = run.flags[flag] or run.train.max_tokens_per_gpu
         while tokens > 1:
             tokens //= 2
             yield flag, tokens
-    if values["ds.tensor_parallel_size"] == 1 and not _reads_head(values[ESTIMATOR]):
+    if run.ds.tensor_parallel_size == 1 and "lm_head" not in run.traits.needs:
         yield "ds.zero_stage", 3
     yield from (("ref.offload", True), ("ds.adam_offload", True))
     yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(4, 10))
-
-
-def _reads_head(estimator: str) -> bool:
-    """Return whether the estimator is a credit rule that reads the LM head, which ZeRO-3 would cut into shards."""
-    return is_rule(estimator) and "lm_head" in traits(estimator).needs
 
 
 def _line(changes: dict[str, object]) -> str:
@@ -150,29 +125,29 @@ def _told(phase: Phase) -> str:
     return f"{phase.total / GIB:.1f} ({', '.join(f'{part} {size / GIB:.1f}' for part, size in largest)})"
 
 
-def show(values: Values) -> None:
+def show(run: Run, files: Models) -> None:
     """Print the estimate, or why there is none."""
     try:
-        print_tables([_table(plan(values))])
+        print_tables([_table(plan(run, files))])
     except UnknownError as error:
         print(f"memory was not estimated: {error}")
 
 
 def _table(planned: MemoryPlan) -> Table:
     """Return a table of GiB by part and phase, with each phase's total."""
-    shown, values = planned.estimate(), planned.values
+    shown, run = planned.estimate(), planned.run
     parts = dict.fromkeys(part for phase in shown.phases for part in phase.parts)
     rows = [(part, *(_gib(phase.parts.get(part)) for phase in shown.phases)) for part in parts]
     rows.append([Cell(text, "bold") for text in ("all", *(_gib(phase.total) for phase in shown.phases))])
     size = "a GPU's size is not known here; --device_memory 80 checks against 80 GiB"
-    if values["device"] == "cpu":
-        needed, free = shown.peak.total * world(values, "actor"), free_memory()[0]
+    if run.device == "cpu":
+        needed, free = shown.peak.total * run.ranks["actor"], free_memory()[0]
         size = f"CPU profile: {needed / GIB:.1f} GiB for all ranks at most, {free / GIB:.1f} GiB are free"
     elif planned.memory:
         share = shown.peak.total / planned.memory
         size = f"a GPU has {planned.memory / GIB:.1f} GiB; {shown.peak.name} takes {share:.0%} of it"
     model = planned.shapes["actor"]
-    title = f"GiB a GPU, {model.parameters / 1e9:.2f}B parameters on {world(values, 'actor')} ranks (an estimate)"
+    title = f"GiB a GPU, {model.parameters / 1e9:.2f}B parameters on {run.ranks['actor']} ranks (an estimate)"
     notes = [size]
     if shown.host:
         notes.append(f"{shown.host / GIB:.0f} GiB of each node's memory: states put aside, weights of engines asleep")

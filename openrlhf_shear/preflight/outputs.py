@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import TextIO
 
 from openrlhf_shear.config.refusal import Finding, Told, refusal
-from openrlhf_shear.line.values import Values
+from openrlhf_shear.line.run import Run
 
 LOCK = ".lock"  # in --ckpt.path, locked by the trainer while it lives
 LOCK_SECONDS = 10.0  # the last processes of a killed run may hold its lock for a while
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def run_folder(values: Values) -> Path:
+def run_folder(run: Run) -> Path:
     """Return the run's folder, which holds its checkpoints, its log and its `run.yaml`."""
-    return Path(values["ckpt.path"]).parent
+    return Path(run.ckpt.path).parent
 
 
-def folders(values: Values) -> Iterator[Finding]:
-    places = {flag: values[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
-    for flag, given in [*places.items(), ("ckpt.path", run_folder(values) / "logs")]:
+def folders(run: Run) -> Iterator[Finding]:
+    places = {flag: run.flags[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
+    for flag, given in [*places.items(), ("ckpt.path", run_folder(run) / "logs")]:
         if given and (problem := not_writable(nearest(Path(given)))):
             yield refusal(flag, f"cannot be written to: {problem}", given, "another folder")
-    if Path(values["ckpt.path"]).absolute() == Path(values["ckpt.output_dir"]).absolute():
+    if Path(run.ckpt.path).absolute() == Path(run.ckpt.output_dir).absolute():
         told = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
         yield Told(f"{told}; use e.g. RUN/ckpt and RUN/model")
 
@@ -48,30 +48,28 @@ def not_writable(place: Path) -> str:
     return ""
 
 
-def checkpoints(values: Values) -> Iterator[Finding]:
+def checkpoints(run: Run) -> Iterator[Finding]:
     """Refuse to write into the folders of another run: of one that still writes, or one that has finished."""
-    kept = sorted(path.name for path in Path(values["ckpt.path"], "_actor").glob("*global_step*"))
-    if _is_busy(Path(values["ckpt.path"]), 0.0 if values["dry_run"] else LOCK_SECONDS):
-        yield refusal("ckpt.path", "is the folder of a run that still writes", values["ckpt.path"], "another folder")
-    elif kept and values["ckpt.save_steps"] > 0 and not values["ckpt.load_enable"]:
+    kept = sorted(path.name for path in Path(run.ckpt.path, "_actor").glob("*global_step*"))
+    if _is_busy(Path(run.ckpt.path), 0.0 if run.dry_run else LOCK_SECONDS):
+        yield refusal("ckpt.path", "is the folder of a run that still writes", run.ckpt.path, "another folder")
+    elif kept and run.ckpt.save_steps > 0 and not run.ckpt.load_enable:
         remedy = "--ckpt.load_enable to resume that run, or another folder"
-        yield refusal(
-            "ckpt.path", f"has checkpoints of another run ({', '.join(kept[:3])})", values["ckpt.path"], remedy
-        )
-    elif has_model(values) and not kept:
+        yield refusal("ckpt.path", f"has checkpoints of another run ({', '.join(kept[:3])})", run.ckpt.path, remedy)
+    elif has_model(run) and not kept:
         problem = "has a model already, of a run without checkpoints, and this run would replace it"
-        yield refusal("ckpt.output_dir", problem, values["ckpt.output_dir"], "another folder, or move that model away")
+        yield refusal("ckpt.output_dir", problem, run.ckpt.output_dir, "another folder, or move that model away")
 
 
-def has_model(values: Values) -> bool:
+def has_model(run: Run) -> bool:
     """Return whether --ckpt.output_dir has a model's configuration and weights."""
-    folder = Path(values["ckpt.output_dir"])
+    folder = Path(run.ckpt.output_dir)
     return (folder / "config.json").is_file() and any(any(folder.glob(name)) for name in _WEIGHTS)
 
 
-def weights_in(values: Values) -> int:
+def weights_in(run: Run) -> int:
     """Return the bytes of the weights in --ckpt.output_dir, which a new model overwrites."""
-    folder = Path(values["ckpt.output_dir"])
+    folder = Path(run.ckpt.output_dir)
     return sum(file.stat().st_size for name in _WEIGHTS for file in folder.glob(name))
 
 

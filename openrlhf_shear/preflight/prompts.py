@@ -10,14 +10,14 @@ from openrlhf_shear.config.refusal import Finding, LineError, Told, refusal, ref
 from openrlhf_shear.data import hub
 from openrlhf_shear.data.files import looks_local, one_line
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
-from openrlhf_shear.line.values import Values
+from openrlhf_shear.line.run import Run
 
 _MODEL, _CHAT = "actor.model_name_or_path", "data.apply_chat_template"
 
 
-def room(values: Values) -> int:
+def room(run: Run) -> int:
     """Return the tokens that a prompt may have; OpenRLHF cuts off the beginning of a longer prompt."""
-    longest, new = values["data.max_len"], values["rollout.max_new_tokens"]
+    longest, new = run.data.max_len, run.rollout.max_new_tokens
     if new is not None and new < 1:
         refuse("rollout.max_new_tokens", "must be at least 1", new, "e.g. 1024, or leave it out")
     if longest < 2:
@@ -31,26 +31,26 @@ def room(values: Values) -> int:
 class Prompts:
     """The prompts of a run, in the text form that the run gives them."""
 
-    def __init__(self, values: Values) -> None:
-        self._values = values
-        template = values["data.input_template"]
-        if template and "{}" not in template and not values[_CHAT]:  # OpenRLHF warns, and takes the prompts alone
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        template, chat = run.data.input_template, run.data.apply_chat_template
+        if template and "{}" not in template and not chat:  # OpenRLHF warns, and takes the prompts alone
             refuse("data.input_template", "has no {} for the prompt", template, "e.g. 'Question: {} Answer:'")
-        self.asked = PromptFormat(values[_CHAT], template)
-        self._spelled = not values["use_ms"] and (self.asked.chat or may_begin(values[_MODEL]))
+        self.format = PromptFormat(chat, template)
+        self._spelled = not run.use_ms and (self.format.chat or may_begin(run.actor.model_name_or_path))
 
     @cached_property
     def _tokenizer(self):
-        name = self._values[_MODEL]
+        name = self._run.actor.model_name_or_path
         if not (looks_local(name) or _file(name, "tokenizer_config.json")) and (problem := hub.unreachable()):
             refuse(_MODEL, f"has a tokenizer that cannot be loaded ({problem})", name, "a model folder that exists")
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=self._values["trust_remote_code"])
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=self._run.trust_remote_code)
         except Exception as error:  # a broken file can raise anything
             refuse(_MODEL, f"has a tokenizer that cannot be loaded ({one_line(error)})", name, "another model folder")
-        if self._values[_CHAT] and not tokenizer.chat_template:
+        if self._run.data.apply_chat_template and not tokenizer.chat_template:
             problem = f"needs a chat template, which the tokenizer of {name} does not have"
             refuse(_CHAT, problem, True, "--data.input_template, or a model with a chat template (chat_template.jinja)")
         return tokenizer
@@ -58,17 +58,17 @@ class Prompts:
     def text(self, where: str, prompt: str | list) -> str:
         """Return a prompt's text as the policy reads it. Raises LineError: a template refuses the prompt."""
         try:
-            return self.asked.text(self._tokenizer, prompt) if self._spelled else self.asked.filled(prompt)
+            return self.format.text(self._tokenizer, prompt) if self._spelled else self.format.filled(prompt)
         except LineError:
             raise
         except TwoStartsError as error:
             remedy = "prompts without it, or whole prompts with neither template"
-            refuse("data.input_key", f"gives a prompt ({where}) that {error}", self._values["data.input_key"], remedy)
+            refuse("data.input_key", f"gives a prompt ({where}) that {error}", self._run.data.input_key, remedy)
         except Exception as error:  # a template is a program
-            if self.asked.chat:
+            if self.format.chat:
                 remedy = "prompts that the model's chat template takes, or no such flag"
                 refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
-            told, template = f"{type(error).__name__}: {error}", self.asked.template
+            told, template = f"{type(error).__name__}: {error}", self.format.template
             refuse("data.input_template", f"is no template ({told})", template, "a single {} and no other braces")
 
     def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ class Prompts:
 
         `first` is the text of the first prompt. A text never has more tokens than bytes, so few texts are tokenized.
         """
-        most = room(self._values)
+        most = room(self._run)
         around = _bytes(first) - (_bytes(prompts[0][1]) if isinstance(prompts[0][1], str) else 0)
         long = []
         for where, prompt in prompts:
@@ -85,15 +85,15 @@ class Prompts:
             text = self.text(where, prompt)  # every list of messages gets here: a template may refuse any of them
             if _bytes(text) > most:
                 long.append(text)
-        if not long or self._values["use_ms"]:
+        if not long or self._run.use_ms:
             return
         counts = [len(prompt_ids(self._tokenizer, text)) for text in long]
         cut = [count for count in counts if count > most]
         of = f"of the {len(prompts)} prompts of {name} have more than the {most} tokens that responses leave them"
         if len(cut) == len(prompts):
-            longer = self._values["data.max_len"] - most + max(cut)
+            longer = self._run.data.max_len - most + max(cut)
             most_needed = f"{longer} for all of them"
-            yield refusal("data.max_len", f"is too small: all {of}", self._values["data.max_len"], most_needed)
+            yield refusal("data.max_len", f"is too small: all {of}", self._run.data.max_len, most_needed)
         elif cut:
             told = f"the longest has {max(cut)}; their beginning is cut off, unless --data.max_len is larger"
             yield Told(f"{len(cut)} {of}; {told}")

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields, replace
 
 from openrlhf_shear.config.knobs import SHARE, Range
 from openrlhf_shear.config.refusal import Finding, refusal
-from openrlhf_shear.line.values import Values
+from openrlhf_shear.line.flags import KNOBS
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.rewards import settings
 
 _COUNT = Range(1, remedy="a positive number")
@@ -66,12 +68,20 @@ RANGES = {
     "reward.max_failed_steps": Range(1, remedy=f"e.g. {settings.MAX_FAILED_STEPS}"),
     **dict.fromkeys(("eval.steps", "ckpt.save_steps"), Range(1, also=-1, remedy="a number of steps, or -1 for never")),
 }
+RANGES |= {
+    f"{section}.{knob.name}": replace(within, remedy=within.remedy or f"e.g. {knob.default}")
+    for section, kinds in KNOBS.items()
+    for kind in kinds
+    for knob in fields(kind)
+    if isinstance(within := knob.metadata["within"], Range)
+}  # of rules that the run does not use too
 
 
-def ranges(values: Values) -> Iterator[Finding]:
+def ranges(run: Run) -> Iterator[Finding]:
+    flags = run.flags
     for flag, within in RANGES.items():
-        given = values[flag]
-        for value in given if isinstance(given, list | tuple) else (given,):
+        number = flags[flag]
+        for value in number if isinstance(number, list | tuple) else (number,):
             if value is not None and value not in within:
-                yield refusal(flag, f"must be {within}", given, within.remedy or "a number of this size")
+                yield refusal(flag, f"must be {within}", number, within.remedy or "a number of this size")
                 break

@@ -1,21 +1,23 @@
-"""Checks of what would run out: room on the run's disks and in Ray's temporary folder, processes, address space.
+"""Checks of this machine: room on its disks and in Ray's temporary folder, processes, address space, GPU packages.
 
-They look at this machine, so they are left out if the run joins a Ray cluster (`RAY_ADDRESS`).
+Checks of what would run out are left out if the run joins a Ray cluster (`RAY_ADDRESS`).
 """
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Finding, Refusal, Told
+from openrlhf_shear.config.refusal import Finding, Refusal, Told, refusal
+from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
-from openrlhf_shear.line.values import ESTIMATOR, Values
-from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
-from openrlhf_shear.preflight.memory import UnknownError, plan
+from openrlhf_shear.line.run import Run
+from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
+from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.preflight.outputs import nearest, weights_in
-from openrlhf_shear.preflight.sockets import ray_folder
+from openrlhf_shear.preflight.sockets import ray_folder, socket_problem
 from openrlhf_shear.rewards.limits import address_limit, process_limit, tasks_of_user
 
 _UNLIMITED = "unlimited before the run"
@@ -26,7 +28,13 @@ def own_ray() -> bool:
     return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
 
 
-def limits(values: Values) -> Iterator[Finding]:
+def sockets(run: Run) -> Iterator[Finding]:
+    """Refuse a temporary folder whose path is too long for Ray's and vLLM's sockets."""
+    if own_ray() and (problem := socket_problem()):
+        yield problem
+
+
+def limits(run: Run) -> Iterator[Finding]:
     """Refuse limits of the shell under which Ray fails without naming them."""
     if not own_ray():
         return
@@ -40,7 +48,7 @@ def limits(values: Values) -> Iterator[Finding]:
         yield Refusal("ulimit -u", problem, str(most), f"ulimit -u {_UNLIMITED}")
 
 
-def temporary_folder(values: Values) -> Iterator[Finding]:
+def temporary_folder(run: Run) -> Iterator[Finding]:
     """Refuse a full folder for Ray's sessions, without which Ray fails or does not answer."""
     if not own_ray():
         return
@@ -60,24 +68,23 @@ class _Need:
     size: int
 
 
-def disks(values: Values) -> Iterator[Finding]:
+def disks(run: Run, files: Models) -> Iterator[Finding]:
     """Refuse disks without room for the model and a checkpoint; tell if --ckpt.max_num asks for more than there is."""
-    if not own_ray() or values["device_memory"]:  # a plan for a machine elsewhere
+    if not own_ray() or run.device_memory:  # a plan for a machine elsewhere
         return
-    try:
-        shapes = plan(values).shapes
-    except UnknownError:
+    if any(model.shape is None for model in files.values()):
         return
-    checkpoint = _checkpoint(values, {name: shape.parameters for name, shape in shapes.items()})
-    there = Path(values["ckpt.path"], "_actor").glob("*global_step*")  # best_global_stepN too
+    parameters = {name: model.shape.parameters for name, model in files.items()}
+    checkpoint = _checkpoint(run, parameters)
+    there = Path(run.ckpt.path, "_actor").glob("*global_step*")  # best_global_stepN too
     kept = sum(not path.name.endswith("_hf") for path in there)
     needs = [
-        _Need("ckpt.path", "a checkpoint", nearest(Path(values["ckpt.path"])), checkpoint * (not kept)),
+        _Need("ckpt.path", "a checkpoint", nearest(Path(run.ckpt.path)), checkpoint * (not kept)),
         _Need(
             "ckpt.output_dir",
             "the model",
-            nearest(Path(values["ckpt.output_dir"])),
-            max(0, model_bytes(shapes["actor"].parameters) - weights_in(values)),
+            nearest(Path(run.ckpt.output_dir)),
+            max(0, model_bytes(parameters["actor"]) - weights_in(run)),
         ),
     ]
     refused = False
@@ -86,44 +93,42 @@ def disks(values: Values) -> Iterator[Finding]:
         needed = sum(need.size for need in here)
         if here and (free := _free(here[0].folder)) < needed:
             refused = True
-            yield _no_room(values, here, needed, free)
+            yield _no_room(run, here, needed, free)
     if checkpoint and not refused:
-        yield from _fewer_checkpoints(values, checkpoint, kept, sum(need.size for need in needs[1:]))
+        yield from _fewer_checkpoints(run, checkpoint, kept, sum(need.size for need in needs[1:]))
 
 
-def _checkpoint(values: Values, parameters: dict[str, int]) -> int:
+def _checkpoint(run: Run, parameters: dict[str, int]) -> int:
     """Return the bytes of a checkpoint; with LoRA, whose adapters are small, those of the frozen weights."""
-    if values["ckpt.save_steps"] <= 0:
+    if run.ckpt.save_steps <= 0:
         return 0
-    actor, critic = parameters["actor"], parameters["critic"] if values[ESTIMATOR] == "gae" else 0
-    size = model_bytes(actor) * values["ckpt.save_hf"]
-    if not values["ckpt.disable_ds"]:
-        frozen = bool(values["ds.lora.rank"])
-        size += checkpoint_bytes(actor, actor * frozen, values["train.enable_ema"])
+    actor, critic = parameters["actor"], parameters["critic"] if run.estimator == "gae" else 0
+    size = model_bytes(actor) * run.ckpt.save_hf
+    if not run.ckpt.disable_ds:
+        frozen = bool(run.ds.lora.rank)
+        size += checkpoint_bytes(actor, actor * frozen, run.train.enable_ema)
         size += checkpoint_bytes(critic, critic * frozen)
     return size
 
 
-def _no_room(values: Values, needs: list[_Need], needed: int, free: float) -> Refusal:
+def _no_room(run: Run, needs: list[_Need], needed: int, free: float) -> Refusal:
     first, *others = reversed(needs)
     also = "".join(f", and {need.size / 1e9:.3g} for {need.what} (--{need.flag})" for need in others)
     problem = f"needs {first.size / 1e9:.3g} GB for {first.what}{also}; its disk has {free / 1e9:.3g} GB left"
-    return Refusal(first.flag, problem, repr(values[first.flag]), "a disk with room, or make room")
+    return Refusal(first.flag, problem, repr(run.flags[first.flag]), "a disk with room, or make room")
 
 
-def _fewer_checkpoints(values: Values, size: int, kept: int, model: int) -> Iterator[Told]:
+def _fewer_checkpoints(run: Run, size: int, kept: int, model: int) -> Iterator[Told]:
     """Tell if the disk has room for fewer checkpoints than the run keeps, the best and the newest included."""
-    path, output = (nearest(Path(values[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
+    path, output = (nearest(Path(run.flags[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
     free = _free(path) - model * (path.stat().st_dev == output.stat().st_dev)
-    most = max(1, int(min(values["ckpt.max_num"], values["ckpt.max_mem"] * 2**30 / size)))
+    most = max(1, int(min(run.ckpt.max_num, run.ckpt.max_mem * 2**30 / size)))
     room = kept + max(free, 0) // size
-    evaluates = (values["eval.dataset"] or values["eval.suite"]) and values["ckpt.best_metric_key"] != "none"
-    best = bool(evaluates and not values["ckpt.best_weights_only"] and not values["ckpt.disable_ds"])
+    evaluates = (run.eval.dataset or run.eval.suite) and run.ckpt.best_metric_key != "none"
+    best = bool(evaluates and not run.ckpt.best_weights_only and not run.ckpt.disable_ds)
     if room < most + 1 + best:
         told = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
-        needs = (
-            f"--ckpt.max_num {values['ckpt.max_num']} needs {most + 1 + best}, as a run deletes the oldest after a save"
-        )
+        needs = f"--ckpt.max_num {run.ckpt.max_num} needs {most + 1 + best}, as a run deletes the oldest after a save"
         needs += " and keeps that of the best evaluation" * best
         yield Told(f"{told}; {needs}")
 
@@ -132,3 +137,43 @@ def _free(folder: Path) -> float:
     """Return the free bytes of a folder's disk; infinity if the file system does not tell."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize if disk.f_blocks else inf
+
+
+def stack(run: Run) -> Iterator[Finding]:
+    """Check what flags need of a GPU machine, if the run will use GPUs: the CPU profile drops these flags."""
+    gpus_here = bool(gpu.ask_driver()[2])
+    if run.device == "cuda" or (run.device == "auto" and gpus_here):
+        yield from _allocator(run)
+        yield from _liger(run)
+        if gpus_here:
+            yield from _offload(run)
+
+
+def _allocator(run: Run) -> Iterator[Refusal]:
+    """Refuse expandable segments where weights go to vLLM through CUDA's memory sharing between processes.
+
+    Torch shares such memory by pidfd_getfd. The kernel forbids that call between processes that may not trace each
+    other: with Ubuntu's default (kernel.yama.ptrace_scope 1), and in containers without SYS_PTRACE.
+    """
+    shares = run.train.colocate_all and not run.train.async_enable and run.vllm.sync_backend == "nccl"
+    if shares and (variable := gpu.expandable()):
+        problem = "means segments out of which --train.colocate_all cannot send weights to vLLM"
+        why = "(pidfd_getfd: Operation not permitted)"
+        yield Refusal(variable, f"{problem} {why}", os.environ[variable], f"unset {variable}")
+
+
+def _liger(run: Run) -> Iterator[Refusal]:
+    if run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
+        problem = "needs the package liger_kernel, which is not installed"
+        yield refusal("ds.use_liger_kernel", problem, True, "pip install liger-kernel on every node, or no such flag")
+
+
+def _offload(run: Run) -> Iterator[Refusal]:
+    """Refuse CPU Adam where DeepSpeed can neither load nor compile it."""
+    gpus = gpu.probe() if run.ds.adam_offload else gpu.Gpus()
+    if not gpus.torch_cuda:  # without the flag, or with torch's CPU build, which the doctor reports
+        return
+    built, found = toolkit.find_built(), toolkit.find_toolkit(os.environ)
+    if problem := toolkit.compile_problem(toolkit.CPU_ADAM, gpus, found, built):
+        remedy = "scripts/install_cluster.sh, which builds it, or that CUDA toolkit, or no such flag"
+        yield refusal("ds.adam_offload", f"cannot work: {problem}", True, remedy)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, refusal
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
-from openrlhf_shear.line.values import ESTIMATOR, Values
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.function_workers import FunctionWorkers, LateError
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
@@ -37,45 +36,45 @@ _MOST = 600  # characters of a file's error that a message quotes
 _RANGES = {"reward.clip_range": "-10 10", "algo.dynamic_filtering_range": "0 1"}
 
 
-def shaping(values: Values) -> Iterator[Finding]:
+def shaping(run: Run) -> Iterator[Finding]:
     """Check length penalties, the clip and the filter for settings that cannot work or have no effect."""
-    buffer, longest = values["reward.overlong_buffer_len"], values["rollout.max_new_tokens"] or values["data.max_len"]
+    buffer, longest = run.reward.overlong_buffer_len, run.rollout.max_new_tokens or run.data.max_len
     if buffer is not None and buffer > longest:
-        flag = "rollout.max_new_tokens" if values["rollout.max_new_tokens"] else "data.max_len"
+        flag = "rollout.max_new_tokens" if run.rollout.max_new_tokens else "data.max_len"
         problem = f"must not exceed {flag} ({longest}), or every response is overlong"
         yield refusal("reward.overlong_buffer_len", problem, buffer, f"e.g. {longest // 4}")
-    if buffer is None and values["reward.overlong_penalty_factor"] != 1:
+    if buffer is None and run.reward.overlong_penalty_factor != 1:
         told = "--reward.overlong_penalty_factor has no effect without --reward.overlong_buffer_len"
         yield Told(told)
     for flag in ("reward.clip_range", "algo.dynamic_filtering_range"):
-        low, high = values[flag]
+        low, high = run.flags[flag]
         if not low < high:
             yield refusal(flag, "must be LOW HIGH with LOW < HIGH", (low, high), f"e.g. {_RANGES[flag]}")
-    yield from _filter(values)
+    yield from _filter(run)
 
 
-def _filter(values: Values) -> Iterator[Finding]:
+def _filter(run: Run) -> Iterator[Finding]:
     """Refuse a filter range that excludes every possible mean of a group's rewards, if rewards are 0 and 1."""
-    flag, size = "algo.dynamic_filtering_range", values["rollout.n_samples_per_prompt"]
-    low, high = values[flag]
-    if not values["algo.dynamic_filtering_enable"] or values[_FLAG] not in GRADERS:
+    flag, size = "algo.dynamic_filtering_range", run.rollout.n_samples_per_prompt
+    low, high = run.flags[flag]
+    if not run.algo.dynamic_filtering_enable or run.flags[_FLAG] not in GRADERS:
         return
     if not any(low < right / size < high for right in range(size + 1)):
-        problem = f"holds no mean of {size} rewards of {values[_FLAG]}, which are 0 and 1, so every group is dropped"
+        problem = f"holds no mean of {size} rewards of {run.flags[_FLAG]}, which are 0 and 1, so every group is dropped"
         yield refusal(flag, problem, (low, high), "e.g. 0 1")
 
 
-def graders(values: Values, url: str) -> Iterator[Finding]:
+def graders(run: Run, url: str) -> Iterator[Finding]:
     if all(part.startswith(("http://", "https://")) for part in url.split(",")):
         yield from _servers(url)
-        yield from _token(values)
+        yield from _token(run)
     elif url in GRADERS:
-        if not values["data.label_key"]:
+        if not run.data.label_key:
             yield refusal("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
         if GRADERS[url].start_workers:
-            yield from jailed(values, _FLAG)
+            yield from jailed(run, _FLAG)
         try:
-            check_formats(values["reward.answer_format"].split(","))
+            check_formats(run.reward.answer_format.split(","))
         except ValueError as error:
             yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
@@ -87,11 +86,11 @@ def graders(values: Values, url: str) -> Iterator[Finding]:
         yield refusal(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
 
 
-def jailed(values: Values, flag: str) -> Iterator[Refusal]:
+def jailed(run: Run, flag: str) -> Iterator[Refusal]:
     try:
-        find_jail(values["reward.allow_unsandboxed"])
+        find_jail(run.reward.allow_unsandboxed)
     except JailError as error:
-        yield Refusal(f"{flag} {values[flag]}", f"{error}{named_limit()}")
+        yield Refusal(f"{flag} {run.flags[flag]}", f"{error}{named_limit()}")
 
 
 def _servers(urls: str) -> Iterator[Finding]:
@@ -105,39 +104,39 @@ def _servers(urls: str) -> Iterator[Finding]:
             yield refusal(_FLAG, f"has no address for server {number}", url, "e.g. http://host:5000/get_reward")
 
 
-def _token(values: Values) -> Iterator[Refusal]:
-    file = values["reward.token_file"]
+def _token(run: Run) -> Iterator[Refusal]:
+    file = run.reward.token_file
     try:
         read_token(file)
     except ValueError as error:
         yield Refusal(f"reward.token_file {file}" if file else REWARD_TOKEN, str(error))
 
 
-def threshold(values: Values) -> Iterator[Finding]:
+def threshold(run: Run) -> Iterator[Finding]:
     """Refuse a threshold outside the rewards' range, if the range is known."""
-    flag, reward = "credit.correct_threshold", values[_FLAG]
-    if is_rule(values[ESTIMATOR]) and reward in GRADERS and not 0 < values[flag] <= 1:
+    flag, reward = "credit.correct_threshold", run.flags[_FLAG]
+    if run.has_rule and reward in GRADERS and not 0 < run.flags[flag] <= 1:
         problem = f"makes all rollouts alike: rewards of {reward} are 0 and 1, and rewards of at least this are correct"
-        yield refusal(flag, problem, values[flag], "e.g. 0.5")
+        yield refusal(flag, problem, run.flags[flag], "e.g. 0.5")
 
 
-def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator[Finding]:
+def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Finding]:
     """Import a user's file in another process, and ask it for the reward of a test response to `prompt`.
 
     Refuse a file whose `reward_func` gives no reward. `row` names the prompt's row in messages.
     """
-    file = values[_FLAG] or ""
+    file = run.flags[_FLAG] or ""
     if file.startswith(("http://", "https://")):
-        if values["dry_run"]:  # a server may start together with a run
-            yield from _ask_servers(values, row, prompt, label)
+        if run.dry_run:  # a server may start together with a run
+            yield from _ask_servers(run, row, prompt, label)
         return
     if not file.endswith(".py"):
         return
-    unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
-    verdict, of_label = ask_file(_FLAG, file, values["reward.timeout"], row, prompt, label, unlabelled)
-    yield from _tell_scores(values, file, verdict.score, label, of_label)
-    yield from _question_threshold(values, file, verdict.score)
-    yield from _question_range(values, file, verdict.score)
+    unlabelled = "" if run.data.label_key else "; without --data.label_key every label is ''"
+    verdict, of_label = ask_file(_FLAG, file, run.reward.timeout, row, prompt, label, unlabelled)
+    yield from _tell_scores(run, file, verdict.score, label, of_label)
+    yield from _question_threshold(run, file, verdict.score)
+    yield from _question_range(run, file, verdict.score)
     for name in verdict.extra_logs:
         if renamed(name) != name:
             told = f"extra_logs of {file} has {name}, which is a metric of training"
@@ -166,22 +165,22 @@ def ask_file(
     raise LineError(Refusal(flag, f"{asked}: {told}{hint}{_remedy(verdict.failure, told)}"))
 
 
-def _ask_servers(values: Values, row: str, prompt: str, label: object) -> Iterator[Finding]:
+def _ask_servers(run: Run, row: str, prompt: str, label: object) -> Iterator[Finding]:
     """Ask each server once, and refuse those that give no reward."""
     from openrlhf_shear.rewards.client import RewardClient  # late: aiohttp
 
     async def asked(url: str) -> Verdict:
-        client = RewardClient(url, min(values["reward.timeout"] or TRY_SECONDS, TRY_SECONDS), 0, token)
+        client = RewardClient(url, min(run.reward.timeout or TRY_SECONDS, TRY_SECONDS), 0, token)
         try:
             return await client.grade(prompt + _RESPONSE, prompt, label)
         finally:
             await client.close()
 
     try:
-        token = read_token(values["reward.token_file"])
+        token = read_token(run.reward.token_file)
     except ValueError:  # `_token` tells
         return
-    for url in values[_FLAG].split(","):
+    for url in run.flags[_FLAG].split(","):
         verdict = asyncio.run(asked(url))
         told = _short(f"{verdict.why} ({verdict.detail})")
         if verdict.failure is Failure.SERVER_ANSWERED and verdict.which in _NO_ENTRY:
@@ -192,29 +191,29 @@ def _ask_servers(values: Values, row: str, prompt: str, label: object) -> Iterat
             yield Refusal(_FLAG, f"a server gives no reward for {row}: {told}", use=remedy)
 
 
-def _tell_scores(values: Values, file: str, score: float, label: object, of_label: Verdict) -> Iterator[Told]:
+def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Verdict) -> Iterator[Told]:
     """Tell a dry run's two scores and the label's type; warn of labels that no comparison with a text can match."""
     kind, name = type(label).__name__, Path(file).name
     got = f"{of_label.score:g}" if of_label.failure is None else f"no score ({of_label.why})"
     shown = repr(label)[:40]
     scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got} to the label {shown} as response; labels are {kind}"
-    if kind in ("int", "float", "bool") and of_label.score == score < values["credit.correct_threshold"]:
+    if kind in ("int", "float", "bool") and of_label.score == score < run.credit.correct_threshold:
         yield Told(f"{scores}, and response == label is never true; use str(label), or a column of texts")
-    elif values["dry_run"] and label != "":
+    elif run.dry_run and label != "":
         yield Told(scores, "Info")
 
 
-def _question_threshold(values: Values, file: str, score: float) -> Iterator[Told]:
-    limit = values["credit.correct_threshold"]
-    if is_rule(values[ESTIMATOR]) and (score >= limit or limit > 1 >= abs(score)):
+def _question_threshold(run: Run, file: str, score: float) -> Iterator[Told]:
+    limit = run.credit.correct_threshold
+    if run.has_rule and (score >= limit or limit > 1 >= abs(score)):
         side = "at least" if score >= limit else "far from"
         told = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --credit.correct_threshold {limit:g}"
         yield Told(f"{told}, the least score of a correct rollout; is that intended?")
 
 
-def _question_range(values: Values, file: str, score: float) -> Iterator[Told]:
-    low, high = values["algo.dynamic_filtering_range"]
-    if values["algo.dynamic_filtering_enable"] and not low <= score <= high:
+def _question_range(run: Run, file: str, score: float) -> Iterator[Told]:
+    low, high = run.algo.dynamic_filtering_range
+    if run.algo.dynamic_filtering_enable and not low <= score <= high:
         told = f"{file} gives {score:g} to {_RESPONSE!r}, outside --algo.dynamic_filtering_range {low:g} {high:g}"
         remedy = "a group passes if its mean score is inside; for rewards of -1 and 1 use -1 1"
         yield Told(f"{told}: {remedy}")

@@ -1,12 +1,13 @@
 """Checks of every row of the data sets that a command line names, and of the first row's reward."""
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, did_you_mean, refusal, refuse
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
 from openrlhf_shear.data.files import DataError
-from openrlhf_shear.data.training_rows import SplitError, training_rows
-from openrlhf_shear.line.values import Values
+from openrlhf_shear.data.training_rows import SplitError, blended, of_digests, row_digest, training_rows
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.prompts import Prompts, room
 from openrlhf_shear.preflight.rewards import try_reward
 from openrlhf_shear.rewards.graders import GRADERS
@@ -16,26 +17,45 @@ _SUM = 1.4e-8  # a sum of shares that differs more from 1 is refused by NumPy, w
 _SHOWN = 3  # rows that a message lists
 
 
-def data(values: Values) -> Iterator[Finding]:
-    probabilities, names = values["data.prompt_probs"], values["data.prompt_dataset"].split(",")
+@dataclass(frozen=True)
+class ReadRows:
+    """What is left of a data set after its rows were read and checked."""
+
+    first: tuple[str, str, object]  # the place of its first row, the prompt as the policy reads it, and the label
+    digests: list[bytes]  # of each row, for a run that resumes
+
+
+def data(run: Run) -> Generator[Finding, None, dict[str, object] | None]:
+    """Check every row, and try the reward on the first; read each data set once.
+
+    Return the facts of the training rows for the fingerprint of a run that resumes; else None, as for data sets that
+    only the trainer can read.
+    """
+    probabilities, names = run.data.prompt_probs, run.data.prompt_dataset.split(",")
     if probabilities is not None and (problem := _of_shares(probabilities.split(","), len(names))):
         yield refusal("data.prompt_probs", problem, probabilities, "e.g. 0.7,0.3")
-    if values["data.max_samples"] < 1:
-        yield refusal("data.max_samples", "must be at least 1", values["data.max_samples"], "a positive number")
-        return
-    yield from caught(room, values)
-    prompts, done = Prompts(values), set()
-    firsts = []
+    if run.data.max_samples < 1:
+        yield refusal("data.max_samples", "must be at least 1", run.data.max_samples, "a positive number")
+        return None
+    yield from caught(room, run)
+    prompts = Prompts(run)
+    sets: dict[tuple[str, str], ReadRows | None] = {}
     for flag, split_flag in (("data.prompt_dataset", "data.prompt_split"), ("eval.dataset", "eval.split")):
-        for name in (values[flag] or "").split(",") if values[flag] else ():
-            if (name.strip(), values[split_flag]) not in done:
-                done.add((name.strip(), values[split_flag]))
+        for name in run.flags[flag].split(",") if run.flags[flag] else ():
+            place = name.strip(), run.flags[split_flag]
+            if place not in sets:
+                sets[place] = None
                 try:
-                    firsts.append((yield from _data_set(values, flag, name.strip(), split_flag, prompts)))
+                    sets[place] = yield from _data_set(run, flag, place[0], split_flag, prompts)
                 except LineError as error:
                     yield from error.refusals
-    if first := next(filter(None, firsts), None):
-        yield from try_reward(values, *first)
+    if read := next(filter(None, sets.values()), None):
+        yield from try_reward(run, *read.first)
+    trained = [sets[name.strip(), run.data.prompt_split] for name in names]
+    if not run.ckpt.load_enable or not all(trained):
+        return None
+    digests = blended([rows.digests for rows in trained], probabilities, run.train.seed)
+    return of_digests(digests[: run.data.max_samples])
 
 
 def _of_shares(texts: list[str], count: int) -> str | None:
@@ -50,34 +70,38 @@ def _of_shares(texts: list[str], count: int) -> str | None:
 
 
 def _data_set(
-    values: Values, flag: str, name: str, split_flag: str, prompts: Prompts
-) -> Generator[Finding, None, tuple[str, str, object] | None]:
-    """Check a data set; return the place of its first row, the prompt as the policy reads it, and the label."""
-    keys = {key: values[key] for key in ("data.input_key", "data.label_key") if values[key] is not None}
+    run: Run, flag: str, name: str, split_flag: str, prompts: Prompts
+) -> Generator[Finding, None, ReadRows | None]:
+    """Check a data set and return what is left of it; None if only the trainer can read it."""
+    keys = {key: run.flags[key] for key in ("data.input_key", "data.label_key") if run.flags[key] is not None}
     columns: dict[str, None] = {}
     filled: set[str] = set()
     lacking: dict[str, list[str]] = {key: [] for key in keys}
     rows: list[tuple[str, object]] = []
+    digests: list[bytes] = []
     label: object = ""
+    resumes = run.ckpt.load_enable
     try:
-        read = training_rows(name, values[split_flag], values["use_ms"])
+        read = training_rows(name, run.flags[split_flag], run.use_ms, hub=resumes)
         if read is None:
             return None
         for where, row in read:
             columns.update(dict.fromkeys(row))
-            if len(rows) >= values["data.max_samples"]:
+            if len(rows) >= run.data.max_samples:
                 continue
-            prompt = value_at(row, values["data.input_key"])
-            if problem := prompts.asked.problem(prompt):
+            prompt = value_at(row, run.data.input_key)
+            if problem := prompts.format.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
             if "data.label_key" in keys:
                 given = label_at(row, keys["data.label_key"])
                 if isinstance(given, dict):
                     filled.update(field for field, value in given.items() if value is not None)
                 label = label if rows else given
-                if problem := _no_label(values, given):
+                if problem := _no_label(run, given):
                     lacking["data.label_key"].append(f"{where} {problem}")
             rows.append((where, prompt))
+            if resumes:
+                digests.append(row_digest(row, run.data.input_key, run.data.label_key))
     except SplitError as error:
         raise LineError(Refusal(split_flag, str(error))) from error
     except DataError as error:
@@ -98,12 +122,12 @@ def _data_set(
             wrong.append(refusal(key, f"gives no {what} in {of}: {shown}", keys[key], remedy))
     if wrong:
         raise LineError(*wrong)
-    yield from _question_labels(values, name, columns)
-    if values["data.max_images_per_prompt"] > 0:  # a vision model's processor makes the text
-        return f"{rows[0][0]} of {name}", str(rows[0][1]), label
+    yield from _question_labels(run, name, columns)
+    if run.data.max_images_per_prompt > 0:  # a vision model's processor makes the text
+        return ReadRows((f"{rows[0][0]} of {name}", str(rows[0][1]), label), digests)
     first = prompts.text(*rows[0])
     yield from prompts.check_lengths(name, rows, first)
-    return f"{rows[0][0]} of {name}", first, label
+    return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
 
 
 def _no_columns(key: str, given: str, of: str, columns: dict[str, None], filled: set[str]) -> Iterator[Refusal]:
@@ -120,15 +144,15 @@ def _no_columns(key: str, given: str, of: str, columns: dict[str, None], filled:
             yield refusal(key, f"names a column without a value in any row of {of}", column, "columns with values")
 
 
-def _no_label(values: Values, label: object) -> str | None:
-    grader = GRADERS.get(values["reward.remote_url"])
+def _no_label(run: Run, label: object) -> str | None:
+    grader = GRADERS.get(run.reward.remote_url)
     if (problem := no_label(label)) or grader is None:
         return problem
     return "is empty" if label in ("", [], {}) else grader.label_problem(label)
 
 
-def _question_labels(values: Values, name: str, columns: dict[str, None]) -> Iterator[Told]:
+def _question_labels(run: Run, name: str, columns: dict[str, None]) -> Iterator[Told]:
     seen = next((column for column in _LABELS if column in columns), None)
-    if seen and not values["data.label_key"] and str(values["reward.remote_url"]).endswith(".py"):
+    if seen and not run.data.label_key and str(run.reward.remote_url).endswith(".py"):
         told = f"reward_func gets '' as every label, although {name} has a column {seen}"
         yield Told(f"without --data.label_key {told}; use --data.label_key {seen}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from openrlhf_shear.line.values import FORCE, INSTALL
+from openrlhf_shear.line.run import FORCE, INSTALL
 from openrlhf_shear.train import contract
 
 OPENRLHF_VERSION = "0.11.2"

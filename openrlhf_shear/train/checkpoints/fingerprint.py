@@ -6,22 +6,16 @@ else may change.
 """
 
 import hashlib
-import itertools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from openrlhf_shear.config import CreditSpec
-from openrlhf_shear.config.refusal import refuse
-from openrlhf_shear.data.files import DataError
-from openrlhf_shear.data.order import CONTENTS, COUNT, blended, of_rows
-from openrlhf_shear.data.training_rows import training_rows
+from openrlhf_shear.config.refusal import Told, refuse
+from openrlhf_shear.data.training_rows import CONTENTS, COUNT
 from openrlhf_shear.line.accepted import FLAG, TAKEN, accepted_topics
-from openrlhf_shear.line.values import ESTIMATOR, Values, world
-from openrlhf_shear.memory.model_shape import config_of, model_shape
-from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.line.run import ESTIMATOR, Run
+from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.contents import changed
 
@@ -52,7 +46,7 @@ class Fingerprint:
     topics: dict[str, dict[str, object]]
 
     def with_data(self, data: dict[str, object]) -> "Fingerprint":
-        """Return a copy with the facts that come from the rows (`data.order.of_rows`)."""
+        """Return a copy with the facts that come from the rows (`training_rows.of_rows`)."""
         return Fingerprint(self.topics | {"data": self.topics["data"] | data})
 
     def changes(self, saved: dict[str, dict[str, object]], converted: bool = False) -> list[Change]:
@@ -75,47 +69,41 @@ class Fingerprint:
         return [change for change in found if not (counted and change.what == CONTENTS)]
 
 
-def of_run(values: Values, spec: CreditSpec | None) -> Fingerprint:
-    """Return the fingerprint of a checked command line, without its data rows.
-
-    Args:
-        values: the flags' values, by dotted name.
-        spec: the credit rule that they select.
-    """
+def of_run(run: Run, models: Models) -> Fingerprint:
+    """Return the fingerprint of a run, without its data rows."""
 
     def flags(*names: str) -> dict[str, object]:
-        return {name: values[name] for name in names}
+        return {name: run.flags[name] for name in names}
 
-    model, critic = "actor.model_name_or_path", values[ESTIMATOR] == "gae"
-    try:
-        path = model_config(model, values[model], values["use_ms"])
-    except ValueError:  # the hub is unreachable; a missing model was refused before
-        path = None
+    name, actor = "actor.model_name_or_path", models["actor"]
     topics = {
         "data": flags("data.apply_chat_template", "data.input_template"),
         "seed": flags("train.seed"),
-        "rule": _rule(values, spec),
+        "rule": _rule(run),
         "batch": flags("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.max_epochs"),
-        "model": {model: _last_part(values[model])} | flags("ds.lora.alpha"),
+        "model": {name: _last_part(run.flags[name])} | flags("ds.lora.alpha"),
         "shape": flags("ds.lora.rank", "ds.lora.target_modules"),
-        _LAYOUT: {"ranks of the policy": world(values, "actor")}
-        | ({"ranks of the critic": world(values, "critic")} if critic else {})
+        _LAYOUT: {"ranks of the policy": run.ranks["actor"]}
+        | ({"ranks of the critic": run.ranks["critic"]} if run.estimator == "gae" else {})
         | flags("ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size"),
     }
-    if path and Path(path).is_file():
-        topics["model"]["digest of the model's config.json"] = _digest_of_config(Path(path))
-        topics["shape"] |= _shape(path)
+    if actor.path and not actor.invalid:
+        topics["model"]["digest of the model's config.json"] = _digest(actor.config)
+    if actor.shape:
+        sizes = asdict(actor.shape).items()
+        topics["shape"] |= {f"the model's number of {name}": size for name, size in sizes}
     return Fingerprint(json.loads(json.dumps(topics)))
 
 
-def _rule(values: Values, spec: CreditSpec | None) -> dict[str, object]:
+def _rule(run: Run) -> dict[str, object]:
+    spec = run.spec
     if spec is None:
-        return {ESTIMATOR: values[ESTIMATOR]}
+        return {ESTIMATOR: run.estimator}
     rule = {ESTIMATOR: spec.estimator, "credit.correct_threshold": spec.outcome.correct_threshold}
     if entry := spec.name.built_in:
         knobs = spec.config if spec.config is not None or entry.config is None else entry.config()
         rule |= {f"{entry.name}.{name}": value for name, value in (asdict(knobs) if knobs else {}).items()}
-    if needs_prm(spec.estimator):
+    if "prm_scores" in run.traits.needs:
         rule["prm.model_name_or_path"] = _last_part(spec.prm.model_name_or_path)
     return rule
 
@@ -125,54 +113,34 @@ def _last_part(model: str) -> str:
     return Path(model).name
 
 
-def _digest_of_config(path: Path) -> str:
-    config = {name: value for name, value in config_of(path).items() if name not in _VOLATILE}
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+def _digest(config: dict) -> str:
+    stable = {name: value for name, value in config.items() if name not in _VOLATILE}
+    return hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _shape(path: str) -> dict[str, object]:
-    try:
-        return {f"the model's number of {name}": size for name, size in asdict(model_shape(path)).items()}
-    except ValueError:  # an unknown kind of model
-        return {}
+def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterator[Told]:
+    """Compare the newest checkpoint with this run before anything starts, if the run resumes.
 
-
-def rows_here(values: Values) -> dict[str, object] | None:
-    """Return the facts of the training prompts; None if only the trainer can read them (ModelScope)."""
-    sets, most = [], values["data.max_samples"]
-    try:
-        for name in values["data.prompt_dataset"].split(","):
-            read = training_rows(name.strip(), values["data.prompt_split"], values["use_ms"], hub=True)
-            if read is None:
-                return None
-            sets.append([row for _, row in itertools.islice(read, most)])
-    except DataError:  # checked before, as far as the driver can see
-        return None
-    rows = blended(sets, values["data.prompt_probs"], values["train.seed"])[:most]
-    return of_rows(rows, values["data.input_key"], values["data.label_key"])
-
-
-def check(values: Values, now: Fingerprint) -> list[str]:
-    """Compare the newest checkpoint with this run before anything starts; return lines to print.
-
-    Returns no lines unless the run resumes.
+    Args:
+        rows: the facts of the training rows (`training_rows.of_rows`); None if only the trainer can read them.
 
     Raises:
         ValueError: the newest checkpoint belongs to a run other than `now`.
     """
-    accepted, path = accepted_topics(values[FLAG]), values["ckpt.path"]
-    if not values["ckpt.load_enable"]:
-        return []
-    converted = values["ds.use_universal_ckpt"]
+    accepted, path = accepted_topics(run.flags[FLAG]), run.ckpt.path
+    if not run.ckpt.load_enable:
+        return
+    converted = run.ds.use_universal_ckpt
     try:
-        tag = _newest(Path(path), values[ESTIMATOR] == "gae", converted)
+        tag = _newest(Path(path), run.estimator == "gae", converted)
         saved = tag and read(Path(path, folders.ACTOR, tag))
     except (OSError, json.JSONDecodeError) as error:
         refuse("ckpt.path", f"has checkpoints that cannot be read ({error})", path, "one that you may read")
     if tag is None or saved is None:
-        return []
-    data = rows_here(values)
-    return judged(now.with_data(data) if data else now, saved, accepted, f"{path}: {tag}", converted)
+        return
+    now = now.with_data(rows) if rows else now
+    for line in judged(now, saved, accepted, f"{path}: {tag}", converted):
+        yield Told(line, "Info")
 
 
 def judged(

@@ -12,34 +12,34 @@ from pathlib import Path
 
 from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.line.accepted import FLAG
-from openrlhf_shear.line.values import Values
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.outputs import has_model
 from openrlhf_shear.train.checkpoints import folders
 
 FILE = "finished.json"
 
 
-def mark(values: Values) -> None:
+def mark(run: Run) -> None:
     """Mark the run as finished at its newest checkpoint; a run without checkpoints gets no mark."""
-    folder = Path(values["ckpt.path"])
+    folder = Path(run.ckpt.path)
     if tag := folders.find([folder / folders.ACTOR])[0]:
-        content = {"checkpoint": tag, "num_episodes": values["train.num_episodes"]}
+        content = {"checkpoint": tag, "num_episodes": run.train.num_episodes}
         with suppress(OSError):  # a full disk: the next start asks the trainer
             write_text(folder / FILE, json.dumps(content) + "\n")
 
 
-def nothing_left(values: Values) -> str:
+def nothing_left(run: Run) -> str:
     """Return a line if a resumed run has nothing left to train and its model is there; else ""."""
-    folder = Path(values["ckpt.path"])
-    if not values["ckpt.load_enable"] or values[FLAG] or not has_model(values):
+    folder = Path(run.ckpt.path)
+    if not run.ckpt.load_enable or run.flags[FLAG] or not has_model(run):
         return ""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         tag, episodes = content["checkpoint"], content["num_episodes"]
     except (OSError, ValueError, LookupError, TypeError):
         return ""
-    if values["train.num_episodes"] > episodes or tag != folders.find([folder / folders.ACTOR])[0]:
+    if run.train.num_episodes > episodes or tag != folders.find([folder / folders.ACTOR])[0]:
         return ""
     step = folders.step_of(tag)
-    model = f"its model is in {values['ckpt.output_dir']}"
+    model = f"its model is in {run.ckpt.output_dir}"
     return f"nothing left to do: the run finished at step {step}, and {model}; raise --train.num_episodes to continue"

@@ -13,7 +13,7 @@ import ray
 
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.doctor import gpu
-from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.sockets import ray_folder, socket_problem
 from openrlhf_shear.train.nodes import own_ray, worker
 from openrlhf_shear.train.screen.outcome import RefusedError
@@ -216,26 +216,21 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], pati
     _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
 
 
-def gpus_needed(options: dict) -> int:
+def gpus_needed(run: Run) -> int:
     """Return the number of GPUs (logical on a CPU machine) that OpenRLHF's placement groups will request."""
-
-    def group(name: str) -> int:
-        return options[f"{name}.num_nodes"] * options[f"{name}.num_gpus_per_node"]
-
-    engines = (options["vllm.num_engines"] or 0) * options["vllm.tensor_parallel_size"]
+    ranks, engines = run.ranks, (run.vllm.num_engines or 0) * run.vllm.tensor_parallel_size
     # OpenRLHF then makes a placement group for these two, also if all others share one.
-    critic_and_reward = options["algo.advantage.estimator"] == "gae" and options["train.colocate_critic_reward"]
-    if options["train.colocate_all"]:
-        own = group("critic") if critic_and_reward else 0
-        return group("actor") + own + (engines if options["train.async_enable"] else 0)
-    scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
-    total = group("actor") + engines
-    if options["algo.kl.init_coef"] > 0 and not options["train.colocate_actor_ref"]:
-        total += group("ref")
-    if options["algo.advantage.estimator"] == "gae":
-        total += group("critic")
-    if scored_by_model and not critic_and_reward:
-        total += group("reward")
-    if options["credit"] and needs_prm(options["credit"].estimator):
-        total += options["credit"].prm.num_nodes * options["credit"].prm.num_gpus_per_node
+    critic_and_reward = run.estimator == "gae" and run.train.colocate_critic_reward
+    if run.train.colocate_all:
+        own = ranks["critic"] if critic_and_reward else 0
+        return ranks["actor"] + own + (engines if run.train.async_enable else 0)
+    total = ranks["actor"] + engines
+    if run.algo.kl.init_coef > 0 and not run.train.colocate_actor_ref:
+        total += ranks["ref"]
+    if run.estimator == "gae":
+        total += ranks["critic"]
+    if not run.graded and not critic_and_reward:
+        total += ranks["reward"]
+    if "prm_scores" in run.traits.needs:
+        total += ranks["prm"]
     return total

@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from openrlhf_shear.data.columns import label_at, no_label, value_at
 from openrlhf_shear.data.files import DataError
-from openrlhf_shear.data.order import CONTENTS, blended, of_rows
 from openrlhf_shear.data.prompts import PromptFormat
-from openrlhf_shear.data.training_rows import training_rows
+from openrlhf_shear.data.training_rows import CONTENTS, blended, of_rows, training_rows
 from openrlhf_shear.train.sampling.order import PromptOrder
 
 
@@ -38,7 +37,7 @@ class PromptRows(Dataset):
         """
         Args:
             rows: the prompts.
-            fingerprint: the fingerprint of the data rows (`data.order`).
+            fingerprint: the fingerprint of the data rows (`data.training_rows`).
         """
         self.rows, self.fingerprint = rows, fingerprint
 

@@ -8,8 +8,8 @@ import ray
 
 from openrlhf_shear.credit.prm.conversation import load_encoder
 from openrlhf_shear.kernels.backends import check_device
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.layout import ring_package
-from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 from openrlhf_shear.train import hooks, upstream
@@ -23,37 +23,35 @@ _ENGINE_RESTARTS = 64  # per engine and run
 _ENGINE_CALLS = 100_000  # at once: an incomplete batch waits in vLLM (`RewardRolloutActor.hold`), not in Ray
 
 
-def launch(args: argparse.Namespace) -> None:
+def launch(run: Run, args: argparse.Namespace) -> None:
     """Run a training job to its end.
 
     Args:
-        args: the flat namespace of `openrlhf_shear.cli.train_ppo_ray.parse`, with dotted names as OpenRLHF's parser
-            gives them and `credit` a `CreditSpec` or None.
+        run: the description of the run.
+        args: the same for OpenRLHF's main (`line.describe.for_openrlhf`).
 
     Raises:
         ValueError: the requested backend does not run on the device, ring attention lacks its package, or the process
             reward model's tokenizer does not know its format.
         RunEndedError: the run ended on purpose, or was refused because the Ray cluster has too few (logical) GPUs.
     """
-    options = vars(args)
-    on_cpu = cluster.uses_cpu(options["device"])
+    on_cpu = cluster.uses_cpu(run.device)
     if not on_cpu:
-        ring_package(options)
-    elif options["data.max_images_per_prompt"] > 0:
+        ring_package(run)
+    elif run.data.max_images_per_prompt > 0:
         why = "vLLM's models that see import torchvision, which the CPU profile is without"
         raise RefusedError(f"--data.max_images_per_prompt needs a GPU: {why}")
-    needs = traits(options["credit"]).needs if options["credit"] else ()
-    if "hidden_states" in needs:
-        check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")
-    if "prm_scores" in needs:
-        load_encoder(options["credit"].prm)
+    if "hidden_states" in run.traits.needs:
+        check_device(run.spec.search.backend, "cpu" if on_cpu else "cuda")
+    if "prm_scores" in run.traits.needs:
+        load_encoder(run.spec.prm)
     doing("starting Ray")
     with signals.kept():
-        mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
-    install_hooks(mixins, reward_settings(options), _log_probs_mode(options))
+        mixins = _join(on_cpu, cluster.gpus_needed(run), attempts.patience(run.train.wait_for_gpus))
+    install_hooks(mixins, reward_settings(run), _log_probs_mode(run))
     doing("placing and loading the models")
     run_main(args)
-    say(f"model     {options['ckpt.output_dir']}")
+    say(f"model     {run.ckpt.output_dir}")
 
 
 def connect(device: str, gpus: int) -> None:
@@ -81,23 +79,23 @@ def _join(on_cpu: bool, gpus: int, patience: float = 0.0) -> dict[hooks.Patch, t
     return cpu_backend.MIXINS
 
 
-def reward_settings(options: dict) -> RewardSettings | None:
+def reward_settings(run: Run) -> RewardSettings | None:
     """Return the settings of the grader; None if rewards come from a model or an agent."""
-    reward = options["reward.remote_url"]
-    if not reward or options["train.agent_func_path"]:
+    reward = run.reward.remote_url
+    if not reward or run.train.agent_func_path:
         return None
     names = ("cores", "timeout", "memory_mb", "allow_unsandboxed", "retries", "answer_format")
-    chosen = RewardSettings(reward, **{name: options[f"reward.{name}"] for name in names})
-    return replace(chosen, token=read_token(options["reward.token_file"])) if chosen.is_served else chosen
+    chosen = RewardSettings(reward, **{name: run.flags[f"reward.{name}"] for name in names})
+    return replace(chosen, token=read_token(run.reward.token_file)) if chosen.is_served else chosen
 
 
-def _log_probs_mode(options: dict) -> str | None:
+def _log_probs_mode(run: Run) -> str | None:
     """Return vLLM's mode for the engines' log-probs (`engine_gap.log_probs_mode`); None for no log-probs."""
     from openrlhf_shear.train.sampling.engine_gap import log_probs_mode  # late, as in install_hooks
 
-    if options["vllm.no_logprobs"]:
+    if run.vllm.no_logprobs:
         return None
-    return log_probs_mode(options["rollout.temperature"], options["rollout.top_p"])
+    return log_probs_mode(run.rollout.temperature, run.rollout.top_p)
 
 
 def install_hooks(

@@ -5,7 +5,7 @@ from pathlib import Path
 import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 
-from openrlhf_shear.memory.saved import checkpoint_bytes
+from openrlhf_shear.memory.model_shape import checkpoint_bytes
 from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.checkpoints.folders import CRITIC
 from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable, sizes

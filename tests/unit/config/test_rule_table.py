@@ -17,7 +17,6 @@ from openrlhf_shear.credit.registry import load_rule, make_rule, traits_of
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
-from openrlhf_shear.preflight.rules import traits
 
 # A rule is a new file and one entry: the whole change that adds it.
 NEW_RULE = """
@@ -204,7 +203,7 @@ def test_error_odds_takes_its_knobs_by_every_way(job, tmp_path, knobs):
 @pytest.mark.parametrize("words", ["error_odds/rise=0", "error_odds --error_odds.rise 0"])
 def test_error_odds_without_the_rise_reads_no_hidden_states(job, words):
     spec = parse(job(f"--algo.advantage.estimator {words}")).credit
-    assert traits(spec).needs == load_rule(spec).needs == {"log_probs", "entropies"}
+    assert spec.traits.needs == load_rule(spec).needs == {"log_probs", "entropies"}
 
 
 KEPT = {  # the lab's runs, by the folders that they have had since rules could be tried there

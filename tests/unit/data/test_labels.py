@@ -13,8 +13,9 @@ from openrlhf_shear.data.columns import no_label
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.evaluation.suite import suite_plan
+from openrlhf_shear.line.run import Run
+from openrlhf_shear.preflight import rows
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
-from openrlhf_shear.train.checkpoints import fingerprint
 from openrlhf_shear.train.sampling.prompt_data import read_prompts
 
 # Of four of these OpenRLHF's reader makes something else (datasets 5.2): datetimes, 1.0 of 1, 9.2e18 of 2**63.
@@ -147,6 +148,22 @@ def test_what_json_has_no_word_for(value, problem):
     assert told is None if problem is None else told.startswith(problem)
 
 
+def facts(dataset: str, label_key: str, shares: str | None = None, most: int = 9, seed: int = 0) -> dict[str, object]:
+    """What preflight tells of the rows of a run that resumes."""
+    flags = {"data.prompt_dataset": dataset, "data.label_key": label_key, "data.prompt_probs": shares}
+    flags |= {"data.prompt_split": "train", "data.input_key": "question", "data.input_template": None}
+    flags |= {"data.apply_chat_template": False, "data.max_samples": most, "data.max_len": 2048}
+    flags |= {"data.max_images_per_prompt": 0, "eval.dataset": None, "eval.split": "train", "use_ms": False}
+    flags |= {"rollout.max_new_tokens": None, "reward.remote_url": None, "train.seed": seed, "dry_run": False}
+    flags |= {"ckpt.load_enable": True, "actor.model_name_or_path": "no-such-folder/of-a/model"}
+    checking = rows.data(Run(flags))
+    while True:
+        try:
+            next(checking)
+        except StopIteration as end:
+            return end.value
+
+
 def test_blended_sets_are_in_openrlhf_s_order(tmp_path, monkeypatch):
     """With texts alone, which both readers read alike."""
     from openrlhf.datasets.utils import blending_datasets
@@ -164,10 +181,8 @@ def test_blended_sets_are_in_openrlhf_s_order(tmp_path, monkeypatch):
         made = read_prompts(Strategy(run), _Tokenizer())
         prompts, none = made.training, made.evaluation
         assert [prompts[i][2] for i in range(len(prompts))] == list(theirs) and none is None
-        values = {"data.prompt_dataset": run.data.prompt_dataset, "data.prompt_split": "train", "use_ms": False}
-        values |= {"data.input_key": "question", "data.label_key": "answer", "train.seed": run.train.seed}
-        values |= {"data.prompt_probs": probabilities, "data.max_samples": most}
-        assert fingerprint.rows_here(values) == prompts.fingerprint, "the driver sees what the trainer will"
+        seen = facts("one.jsonl, two.jsonl", "answer", probabilities, most, run.train.seed)
+        assert seen == prompts.fingerprint, "the driver sees what the trainer will"
 
 
 class _Printing:
@@ -239,14 +254,8 @@ def test_a_label_of_several_columns_is_the_same_object_everywhere(tmp_path, monk
     args = arguments("rows.jsonl", chat=False, template=None)
     args.data.label_key = key
     assert [question.label for question in suite_plan(args).questions] == KEYS[key]
-    values = {"data.prompt_dataset": "rows.jsonl", "data.prompt_split": "train", "use_ms": False, "train.seed": 0}
-    values |= {"data.input_key": "question", "data.prompt_probs": None, "data.max_samples": 9, "data.label_key": key}
     prompts = read_prompts(Strategy(args), _Tokenizer()).training
-    assert (
-        fingerprint.rows_here(values)
-        == prompts.fingerprint
-        != fingerprint.rows_here(values | {"data.label_key": "answer"})
-    )
+    assert facts("rows.jsonl", key) == prompts.fingerprint != facts("rows.jsonl", "answer")
 
 
 def test_a_column_with_a_comma_in_its_name_is_that_column(tmp_path, monkeypatch):

@@ -10,11 +10,11 @@ import pytest
 from command_lines import refusal
 
 from openrlhf_shear.cli.train_ppo_ray import main as train
-from openrlhf_shear.doctor import allocator, gpu, toolkit
+from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.gpu import Gpu, Gpus
 from openrlhf_shear.doctor.result import GIB
 from openrlhf_shear.doctor.toolkit import CPU_ADAM, FUSED_ADAM, Built, Toolkit
-from openrlhf_shear.preflight import stack
+from openrlhf_shear.preflight import resources
 
 H100 = Gpu("NVIDIA H100", 79 * GIB, 80 * GIB)
 GPUS = Gpus("580.82", (13, 0), (H100,), "13.0", 1)
@@ -184,9 +184,9 @@ def test_expandable_segments_are_those_of_torch(tmp_path):
         ({"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64, {SEGMENTS}"}, "PYTORCH_CUDA_ALLOC_CONF"),
         ({"PYTORCH_CUDA_ALLOC_CONF": SEGMENTS.replace("True", "False")}, ""),
     ):
-        assert allocator.expandable(environ) == named
-        assert allocator.allocator(environ).status == ("warn" if named else "ok")
-    assert "unset PYTORCH_ALLOC_CONF" in allocator.allocator({"PYTORCH_ALLOC_CONF": SEGMENTS}).remedy
+        assert gpu.expandable(environ) == named
+        assert gpu.allocator(environ).status == ("warn" if named else "ok")
+    assert "unset PYTORCH_ALLOC_CONF" in gpu.allocator({"PYTORCH_ALLOC_CONF": SEGMENTS}).remedy
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def on_gpu(job, monkeypatch):
     monkeypatch.setattr(gpu, "probe", lambda: GPUS)
     monkeypatch.setattr(toolkit, "find_built", Built)
     monkeypatch.setattr(toolkit, "find_toolkit", lambda environ: Toolkit(Path("/cuda"), (13, 1), environ))
-    monkeypatch.setattr(stack, "find_spec", lambda name: None)
+    monkeypatch.setattr(resources, "find_spec", lambda name: None)
     return job
 
 
@@ -219,7 +219,7 @@ def test_flags_that_the_machine_cannot_serve_are_refused(on_gpu, monkeypatch, ca
         monkeypatch.setenv(variable, SEGMENTS)
     told = refusal(capsys, line, train)
     assert all(part in told for part in said.split(" | ")) and "\n" not in told, told
-    monkeypatch.setattr(stack, "find_spec", lambda name: name)
+    monkeypatch.setattr(resources, "find_spec", lambda name: name)
     monkeypatch.setattr(toolkit, "find_built", lambda: BOTH)
     monkeypatch.delenv(variable or "NOTHING", raising=False)
     train(line)

@@ -14,8 +14,7 @@ import yaml
 
 import openrlhf_shear
 from openrlhf_shear.cli.train_ppo_ray import read
-from openrlhf_shear.preflight import checks
-from openrlhf_shear.train.checkpoints import fingerprint
+from openrlhf_shear.preflight import checks, models
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -88,13 +87,13 @@ def words_of(command: str) -> list[str]:
 
 def test_the_first_run_can_be_used(first_run):
     _, command = first_run
-    line = read(words_of(command))
-    assert (line.args.device, line.spec.estimator) == ("cpu", "shear") and line.args.dry_run
+    run = read(words_of(command)).run
+    assert (run.device, run.spec.estimator) == ("cpu", "shear") and run.dry_run
     by_name = ("--actor.model_name_or_path=model", "--algo.advantage.estimator=shear")
-    inline = read(["--config", "cpu", "mine.yaml", *by_name])
+    inline = read(["--config", "cpu", "mine.yaml", *by_name]).run
     same = ("data.prompt_dataset", "data.input_key", "data.label_key", "reward.remote_url")
     same += ("shear.window", "shear.stride")
-    assert [vars(inline.args)[name] for name in same] == [vars(line.args)[name] for name in same]
+    assert [inline.flags[name] for name in same] == [run.flags[name] for name in same]
 
 
 def test_the_readmes_line_is_that_of_the_first_run(first_run):
@@ -130,8 +129,10 @@ def test_every_message_that_is_explained_is_one_of_the_code():
 
 @pytest.mark.parametrize("page", sorted(page.relative_to(ROOT).as_posix() for page in page_commands.PAGES))
 def test_every_command_of_a_page_can_be_read(page, job, monkeypatch):
-    monkeypatch.setattr(checks, "CHECKS", [])  # files and models of the pages are not here
-    monkeypatch.setattr(fingerprint, "model_config", lambda *_: None)
+    for name in ("CHECKS", "OF_MODELS"):  # files and models of the pages are not here
+        monkeypatch.setattr(checks, name, [])
+    monkeypatch.setattr(checks, "data", lambda run: iter(()))
+    monkeypatch.setattr(models, "model_config", lambda *_: None)
     monkeypatch.setenv("WANDB_API_KEY", "of tests")
     text = (ROOT / page).read_text()
     write_files(text)

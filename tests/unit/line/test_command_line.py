@@ -1,19 +1,21 @@
 """The parser: all of OpenRLHF's flags, the fork's flags made from `ShearConfig`, and no heavy import on the way."""
 
+import json
 import sys
 from dataclasses import fields
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from command_lines import run_fresh
 
-from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse
+from openrlhf_shear.cli import train_ppo_ray
+from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse, read
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.knobs import Range
 from openrlhf_shear.config.spec import OutcomeConfig
-from openrlhf_shear.line.flags import spec_of
-from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.line.describe import spec_of
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.screen.outcome import RefusedError
 
@@ -153,10 +155,34 @@ def test_rules_of_the_package_and_from_outside(job, capsys):
         assert vars(parse(job(f"AS {words}")))["actor.entropy_coef"] == coef
     assert vars(parse(job("AS my_rules:Later --actor.entropy_coef 0.1")))["actor.entropy_coef"] == 0.1
     assert "no effect" not in capsys.readouterr().err
-    built_in = ("shear", "uniform", "error_odds", "entropy_adv", "prm_reshape", "pure")
-    names = (*built_in, "my_rules:Good", "my_rules:Reader")
-    assert [name for name in names if needs_prm(name)] == ["prm_reshape", "pure", "my_rules:Reader"]
-    assert needs_prm("group_norm") is False
+    names = ("shear", "uniform", "entropy_adv", "prm_reshape", "pure", "my_rules:Good", "my_rules:Reader", "rloo")
+    model = "--prm.model_name_or_path no-such/model --use_ms --algo.kl.init_coef 0"
+    runs = [read(job(f"AS {name} {model}")).run for name in names]
+    assert [run.estimator for run in runs if "prm_scores" in run.traits.needs] == ["prm_reshape", "pure", names[-2]]
+
+
+def test_a_description_does_not_change(job):
+    run = read(job("AS shear/window=50 --train.seed 3")).run
+    assert (run.train.seed, run.flags["train.seed"], run.estimator) == (3, 3, "shear/window=50")
+    for part, name in ((run, "device"), (run.train, "seed"), (run.actor.adam, "lr")):
+        with pytest.raises(AttributeError, match=f"does not change: {name}"):
+            setattr(part, name, 1)
+        with pytest.raises(AttributeError):
+            delattr(part, name)
+    with pytest.raises(TypeError):
+        run.flags["train.seed"] = 4
+    assert run.with_flags({"train.seed": 4}).train.seed == 4 and run.train.seed == 3
+
+
+@pytest.mark.parametrize("form", ["words", "a file", "without --dry_run"])
+def test_json_is_a_dry_run_however_it_is_asked_for(job, capsys, monkeypatch, form):
+    monkeypatch.setattr(train_ppo_ray.attempts, "supervise", lambda *_: pytest.fail("a training was started"))
+    words = {"words": "--dry_run --json", "a file": "--config dry.yaml", "without --dry_run": "--json"}[form]
+    Path("dry.yaml").write_text("dry_run: true\njson: true\n")
+    for wrong in ("", " --train.seed -4"):
+        with pytest.raises(SystemExit) as ended:
+            main(job(words + wrong))
+        assert json.loads(capsys.readouterr().out)["ok"] == (not wrong) and ended.value.code == (2 if wrong else 0)
 
 
 def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
@@ -181,7 +207,7 @@ def test_a_good_line_is_parsed_and_checked_without_heavy_imports(job):
 
 
 def test_a_run_that_ends_on_purpose_is_one_line_and_its_exit_code(job, capsys, monkeypatch):
-    def launch(args):
+    def launch(run, args):
         raise RefusedError("16 GPUs are needed")
 
     monkeypatch.setitem(sys.modules, "openrlhf_shear.train.start.launch", SimpleNamespace(launch=launch))

@@ -13,7 +13,7 @@ import pytest
 
 from openrlhf_shear import cli
 from openrlhf_shear.line import frame
-from openrlhf_shear.line.values import INSTALL
+from openrlhf_shear.line.run import INSTALL
 from openrlhf_shear.rewards.jail import JailError
 
 ROOT = Path(__file__).parents[3]

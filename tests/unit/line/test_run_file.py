@@ -85,14 +85,14 @@ def test_a_runs_file_starts_the_same_run(tmp_path, job, monkeypatch):
     words += ["--reward.remote_url", "http://host/x?token=abcdefgh"]
     words += ["--logger.wandb.run_name", "a: b", "--shear.stride=5"]
     first = read(words)
-    file = run_file.write(tmp_path / "run", first.args, first.parser)
+    file = run_file.write(tmp_path / "run", first.run, first.parser)
     kept = yaml.safe_load(file.read_text())
     assert kept["shear"]["stride"] == 5 and "dry_run" not in kept and "abcdefgh" not in file.read_text()
     assert "# Secret, to be given again: reward.remote_url" in file.read_text()
     again = read(["--config", str(file), "--reward.remote_url", "http://host/x?token=abcdefgh"])
-    differ = {name for name, value in vars(first.args).items() if vars(again.args)[name] != value}
-    assert differ == {"dry_run"} and again.spec == first.spec
-    assert vars(read(first.words).args) == vars(first.args)
+    differ = {name for name, value in first.run.flags.items() if again.run.flags[name] != value}
+    assert differ == {"dry_run"} and again.run.spec == first.run.spec
+    assert read(first.words).run.flags == first.run.flags
 
 
 def test_a_runs_file_keeps_every_models_gpus(tmp_path, job):
@@ -100,10 +100,10 @@ def test_a_runs_file_keeps_every_models_gpus(tmp_path, job):
     words = "--algo.advantage.estimator gae --reward.remote_url reward.py --vllm.num_engines 1 --train.batch_size 128"
     words += " --actor.num_gpus_per_node 4 --ref.num_gpus_per_node 4 --critic.num_gpus_per_node 8"
     first = read(job(words))
-    file = run_file.write(tmp_path / "run", first.args, first.parser)
+    file = run_file.write(tmp_path / "run", first.run, first.parser)
     again = read(["--config", str(file)])
-    assert again.args.__dict__["critic.num_gpus_per_node"] == 8
-    assert {name for name, value in vars(first.args).items() if vars(again.args)[name] != value} == set()
+    assert again.run.critic.num_gpus_per_node == 8
+    assert {name for name, value in first.run.flags.items() if again.run.flags[name] != value} == set()
 
 
 PRESETS = [("gpu1", "qwen2.5-1.5b"), ("gpu8", "qwen2.5-7b"), ("gpu2x8", "qwen2.5-14b")]
@@ -114,13 +114,13 @@ def test_a_preset_fits_its_machine(line, machine_preset, model):  # noqa: F811
     """With models of the size that it names, on GPUs of 80 GB; 4096 tokens."""
     left = "no:actor.num_gpus_per_node no:vllm.num_engines no:rollout.batch_size no:rollout.n_samples_per_prompt"
     words = line(model, f"--config {machine_preset} {left} --data.max_len 4096 --rollout.max_new_tokens 3072")
-    args = vars(read(words).args)
+    args = read(words).run.flags
     gpus = {"gpu1": 1, "gpu8": 8, "gpu2x8": 16}[machine_preset]
     assert args["device_memory"] == 80 and args["actor.num_nodes"] * args["actor.num_gpus_per_node"] == gpus
 
 
 def test_presets_are_flags_and_those_of_tasks_are_the_papers(parser):
-    assert run_file.presets_there() == ["code", "cpu", "gpu1", "gpu2x8", "gpu8", "maths"]
+    assert run_file.PRESET_NAMES == ["code", "cpu", "gpu1", "gpu2x8", "gpu8", "maths"]
     for task in ("maths", "code"):
         values = vars(parser.parse_args(run_file.expand(["--config", "gpu8", task], parser)))
         assert values["shear.window"] == 100 and values["shear.stride"] == 25 and values["shear.epsilon"] == 4.5

@@ -13,6 +13,7 @@ from test_recipes import MODELS, command, grid
 from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main, read
 from openrlhf_shear.doctor import gpu
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.memory.estimate import GIB, pass_tokens
 from openrlhf_shear.memory.model_shape import model_shape
 from openrlhf_shear.preflight import checks, inputs
@@ -90,7 +91,8 @@ def line(job, tmp_path):
 
 
 def estimated(words: list[str]):
-    return plan(vars(read(words).args)).estimate()
+    verdict = read(words)
+    return plan(verdict.run, verdict.models).estimate()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -258,7 +260,9 @@ def test_the_command_of_the_recipes_fits(line, monkeypatch):
 
 @pytest.mark.parametrize("sweep", ["main", "groups"])
 def test_the_papers_runs_fit(line, job, tmp_path, monkeypatch, sweep):
-    monkeypatch.setattr(checks, "CHECKS", [memory])
+    monkeypatch.setattr(checks, "CHECKS", [])
+    monkeypatch.setattr(checks, "OF_MODELS", [memory])
+    monkeypatch.setattr(checks, "data", lambda run: iter(()))
     names = dict(zip(MODELS.values(), ("qwen2.5-7b", "qwen2.5-7b", "llama-3-8b", "qwen2.5-14b"), strict=True))
     folders = {hub: str(write_model(tmp_path / name, *CONFIGS[name][:2])) for hub, name in names.items()}
     folders["Qwen/Qwen2.5-Math-PRM-7B"] = folders["Qwen/Qwen2.5-Math-7B"]
@@ -313,4 +317,4 @@ def test_every_rank_of_a_tensor_parallel_group_passes_the_tokens_of_the_group():
     values |= {"rollout.max_tokens_per_gpu": None, "actor.num_nodes": 1, "actor.num_gpus_per_node": 8}
     for ring, tensor, tokens in ((1, 1, 16384), (1, 2, 32768), (1, 4, 65536), (2, 1, 16384)):
         layout = {"ds.ring_attn_size": ring, "ds.tensor_parallel_size": tensor}
-        assert pass_tokens(values | layout) == (tokens, tokens)
+        assert pass_tokens(Run(values | layout)) == (tokens, tokens)

@@ -228,10 +228,16 @@ def test_a_chat_template_sees_every_message(job, capsys, prompts, said):
 def test_rows_are_read_once_and_all_of_them(job, monkeypatch):
     read = []
     monkeypatch.setattr(
-        rows, "training_rows", lambda name, *_: read.append(name) or training_rows.training_rows(name, *_)
+        rows, "training_rows", lambda name, *_, **hub: read.append(name) or training_rows.training_rows(name, *_, **hub)
     )
     parse(job("--eval.dataset prompts.jsonl --eval.before_train"))
     assert read == ["prompts.jsonl"]
+    read.clear()
+    checkpoint = Path("ckpt/_actor/global_step1")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "mp_rank_00_model_states.pt").write_bytes(b"1")
+    parse(job("--ckpt.path ckpt --ckpt.load_enable"))
+    assert read == ["prompts.jsonl"], "also by a run that compares its rows with a checkpoint's"
 
 
 def test_a_batch_that_a_step_does_not_fill_is_warned_of(job, capsys):

@@ -8,7 +8,7 @@ from command_lines import ROOT, files_here, refusal
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.data import hub, training_rows
-from openrlhf_shear.preflight import inputs
+from openrlhf_shear.preflight import models
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 FILES = {
@@ -77,7 +77,7 @@ parser = cache(train_ppo_ray.build_parser)
 @pytest.mark.parametrize(("words", "kind", "said"), rows())
 def test_answer(job, capsys, monkeypatch, tmp_path, words, kind, said):
     monkeypatch.setattr(train_ppo_ray, "build_parser", parser)  # a third of a second each
-    for module in (inputs.hub, training_rows):
+    for module in (models.hub, training_rows):
         monkeypatch.setattr(module, "unreachable", lambda: "no network here")
     monkeypatch.syspath_prepend(tmp_path)
     line = job(words)

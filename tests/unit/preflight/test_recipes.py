@@ -11,12 +11,9 @@ import pytest
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.line.flags import ESTIMATOR
-from openrlhf_shear.preflight import checks
-from openrlhf_shear.preflight import inputs as check_inputs
-from openrlhf_shear.preflight import memory as memory_check
+from openrlhf_shear.line.run import ESTIMATOR
+from openrlhf_shear.preflight import checks, inputs, models
 from openrlhf_shear.preflight.prompts import Prompts
-from openrlhf_shear.train.checkpoints import fingerprint
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "scripts"
 SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "tail", "epsilon")
@@ -73,11 +70,13 @@ def parsed(tmp_path, monkeypatch):
             (tmp_path / f"{name}.jsonl").write_text(
                 json.dumps({"prompt": [{"role": "user", "content": "1?"}], "label": LABELS.get(name, "1")}) + "\n"
             )
-    elsewhere = (check_inputs.models, check_inputs.code, check_inputs.suite, memory_check.memory)
     spoken = SimpleNamespace(bos_token=None, apply_chat_template=lambda chat, **how: chat[0]["content"])
     monkeypatch.setattr(Prompts, "_tokenizer", spoken)
-    monkeypatch.setattr(fingerprint, "model_config", lambda *_: None)
-    monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check not in elsewhere])
+    monkeypatch.setattr(models, "model_config", lambda *_: None)
+    monkeypatch.setattr(
+        checks, "CHECKS", [check for check in checks.CHECKS if check not in (inputs.code, inputs.suite)]
+    )
+    monkeypatch.setattr(checks, "OF_MODELS", [])
 
     def build(*words: str, **variables: str) -> dict:
         values = vars(parse(command(*words, **{"DATA": str(tmp_path)} | variables)))

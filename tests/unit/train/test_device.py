@@ -14,32 +14,34 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openrlhf_shear.config import CreditSpec, PrmConfig
+from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.doctor.gpu import Gpu, Gpus
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.train.nodes import cluster, machine, own_ray
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import attempts
 
 TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LAUNCHES = """
-import sys, types, torch
+import sys, torch
 from openrlhf_shear.config import CreditSpec, SearchConfig
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.train.nodes import cluster
 from openrlhf_shear.train.start import launch
 
 launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
 launch.run_main = lambda args: print("ran")
 cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
-cluster.gpus_needed = lambda options: 1
-REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
+cluster.gpus_needed = lambda run: 1
+REST = {"reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1, "data.max_images_per_prompt": 0}
 REST |= {"vllm.no_logprobs": False, "rollout.temperature": 1.0, "rollout.top_p": 1.0, "ckpt.output_dir": "out"}
 
-def start(device, cuda, **changed):
+def start(device, cuda, spec=None, **changed):
     torch.cuda.is_available = lambda: cuda
     try:
-        launch.launch(types.SimpleNamespace(device=device, **REST | changed))
+        launch.launch(Run(REST | changed | {"device": device}, (), spec, spec and spec.traits), None)
     except ValueError as error:
         print(error)
     print("--")
@@ -47,7 +49,7 @@ def start(device, cuda, **changed):
 before = torch.cuda.current_device
 start("auto", True), start("cuda", True)
 start("auto", True, **{"ds.ring_attn_size": 2})
-start("cpu", True, credit=CreditSpec("shear", search=SearchConfig(backend="triton")))
+start("cpu", True, CreditSpec("shear", search=SearchConfig(backend="triton")))
 assert not {"openrlhf_shear.train.cpu.backend", "flash_attn"} & set(sys.modules)
 assert torch.cuda.current_device is before
 start("auto", False), start("cpu", True)
@@ -83,15 +85,17 @@ def test_flash_attn_stand_in_unpads_and_pads():
     assert torch.equal(pad_input(tokens, indices, 3, 3), tensor * mask[..., None])
 
 
-def options(**changed):
-    gpus = {"actor": 2, "ref": 2, "critic": 1, "reward": 1}
+def described(**changed) -> Run:
+    gpus = {"actor": 2, "ref": 2, "critic": 1, "reward": 1, "prm": 8}
     values = {f"{model}.num_nodes": 1 for model in gpus}
     values |= {f"{model}.num_gpus_per_node": number for model, number in gpus.items()}
-    values |= {"vllm.num_engines": 2, "vllm.tensor_parallel_size": 2, "algo.kl.init_coef": 0.0, "credit": None}
+    values |= {"vllm.num_engines": 2, "vllm.tensor_parallel_size": 2, "algo.kl.init_coef": 0.0}
     values |= {"train.agent_func_path": None, "reward.remote_url": "reward.py"}
     values["algo.advantage.estimator"] = "group_norm"
     switches = ("colocate_all", "async_enable", "colocate_actor_ref", "colocate_critic_reward")
-    return values | {f"train.{name}": False for name in switches} | changed
+    spec = changed.pop("spec", None)
+    flags = values | {f"train.{name}": False for name in switches} | changed
+    return Run(flags, spec=spec, traits=spec and spec.traits)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +119,13 @@ def options(**changed):
             2 + 4 + 1,
         ),
         ({"reward.remote_url": None, "train.colocate_critic_reward": True}, 2 + 4 + 1),
-        ({"credit": CreditSpec("pure", prm=PrmConfig("prm", 2, 3))}, 2 + 4 + 2 * 3),
-        ({"credit": CreditSpec("pure", prm=PrmConfig("prm", 1, 2)), "train.colocate_all": True}, 2),
-        ({"credit": CreditSpec("shear")}, 2 + 4),
+        ({"spec": CreditSpec("pure"), "prm.num_nodes": 2, "prm.num_gpus_per_node": 3}, 2 + 4 + 2 * 3),
+        ({"spec": CreditSpec("pure"), "train.colocate_all": True}, 2),
+        ({"spec": CreditSpec("shear")}, 2 + 4),
     ],
 )
 def test_gpus_a_run_needs(changed, expected):
-    assert cluster.gpus_needed(options(**changed)) == expected
+    assert cluster.gpus_needed(described(**changed)) == expected
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from command_lines import refusal
 
 from openrlhf_shear.cli.train_ppo_ray import main, parse
-from openrlhf_shear.data.order import CONTENTS, COUNT, of_rows
+from openrlhf_shear.data.training_rows import CONTENTS, COUNT, of_rows
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
 
@@ -182,5 +182,7 @@ def test_what_is_taken_is_not_kept_for_the_next_start(line):
     from openrlhf_shear.cli.train_ppo_ray import read
     from openrlhf_shear.line import run_file
 
-    asked = read([*resume(line, "--train.seed 7"), f"--{fingerprint.FLAG}", "seed"])
-    assert fingerprint.FLAG.partition(".")[2] not in run_file.write(Path("run"), asked.args, asked.parser).read_text()
+    verdict = read([*resume(line, "--train.seed 7"), f"--{fingerprint.FLAG}", "seed"])
+    assert (
+        fingerprint.FLAG.partition(".")[2] not in run_file.write(Path("run"), verdict.run, verdict.parser).read_text()
+    )

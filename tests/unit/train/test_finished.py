@@ -11,6 +11,7 @@ import pytest
 from command_lines import ROOT, refusal
 
 from openrlhf_shear.cli import train_ppo_ray
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight import outputs
 from openrlhf_shear.train.checkpoints import contents, finished, folders
 from openrlhf_shear.train.checkpoints.saveable import model_written
@@ -32,7 +33,7 @@ def run(job):
     line = job(f"{FOLDERS} --ckpt.save_steps 1 --train.num_episodes 2 --ckpt.load_enable")
     values = {"ckpt.path": "run/ckpt", "ckpt.output_dir": "run/model", "ckpt.load_enable": True}
     values |= {"train.num_episodes": 2, "ckpt.accept_changes": None}
-    finished.mark(values)
+    finished.mark(Run(values))
     return values, line
 
 
@@ -58,13 +59,13 @@ def test_a_finished_run_is_answered_without_ray(run, capsys, monkeypatch):
 def test_a_run_with_something_left_starts(run, change):
     """Also one whose model is missing, which the trainer then writes."""
     values, _ = run
-    assert finished.nothing_left(values)
+    assert finished.nothing_left(Run(values))
     change(values)
-    assert finished.nothing_left(values) == ""
+    assert finished.nothing_left(Run(values)) == ""
 
 
 def test_a_run_without_a_checkpoint_gets_no_mark(tmp_path):
-    finished.mark({"ckpt.path": str(tmp_path), "train.num_episodes": 1})
+    finished.mark(Run({"ckpt.path": str(tmp_path), "train.num_episodes": 1}))
     assert not list(tmp_path.iterdir())
 
 

@@ -14,6 +14,7 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
+from openrlhf_shear.line.run import Run
 from openrlhf_shear.train.experience.fillers import shared_out
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import launch
@@ -113,4 +114,4 @@ def test_images_are_refused_on_the_cpu_before_ray_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(launch.cluster, "join_on_cpu", lambda *of: pytest.fail("Ray was started"))
     options = {"device": "cpu", "data.max_images_per_prompt": 1, "credit": None}
     with pytest.raises(RefusedError, match="max_images_per_prompt needs a GPU: vLLM"):
-        launch.launch(Namespace(**options))
+        launch.launch(Run(options), Namespace())

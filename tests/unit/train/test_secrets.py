@@ -93,7 +93,7 @@ def test_the_facts_of_a_run_have_none(args, tmp_path):
 
 
 def test_settings_that_travel_to_the_engines_show_none(environment, job):
-    settings = launch.reward_settings(vars(train_ppo_ray.parse([*job(), "--reward.remote_url", URLS])))
+    settings = launch.reward_settings(train_ppo_ray.read([*job(), "--reward.remote_url", URLS]).run)
     assert settings.reward == URLS and settings.token == HELD[secrets.REWARD_TOKEN]
     assert told(repr(settings)) == []
 
@@ -162,7 +162,7 @@ def test_wandb_key_from_elsewhere(environment, job, capsys, word, key):
 def test_reward_token_from_a_file_goes_before_the_environment(environment, job, capsys):
     line = [*job(), "--reward.remote_url", "http://one:5000/get_reward", "--reward.token_file", "token"]
     Path("token").write_text(f"{QUERY}\n")
-    assert launch.reward_settings(vars(train_ppo_ray.parse(line))).token == QUERY
+    assert launch.reward_settings(train_ppo_ray.read(line).run).token == QUERY
     assert "list of jobs" not in capsys.readouterr().err
 
 

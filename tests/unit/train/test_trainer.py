@@ -9,7 +9,7 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.data.order import COUNT
+from openrlhf_shear.data.training_rows import COUNT
 from openrlhf_shear.train.carriers import FAILED, Save
 from openrlhf_shear.train.checkpoints import fingerprint
 from openrlhf_shear.train.checkpoints.folders import NotOursError

@@ -1,0 +1,84 @@
+"""A run as its command line describes it: every flag, and what follows from flags alone. Nothing changes it.
+
+run.vllm.num_engines          a flag, by the name that it has in OpenRLHF's own code
+    run.flags["vllm.num_engines"]  the same flag, where its name is computed
+"""
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType, SimpleNamespace
+
+from openrlhf_shear.config import CreditSpec
+from openrlhf_shear.config.names import is_rule
+from openrlhf_shear.config.rules import Traits
+from openrlhf_shear.config.spans import SpanCut
+
+INSTALL = "use scripts/install_cluster.sh, or on a CPU machine scripts/setup_cpu.sh (docs/install.md)"
+FORCE = "--force_openrlhf_version"
+ESTIMATOR = "algo.advantage.estimator"
+REWARD = "reward.remote_url"
+OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare rollouts of a prompt
+_MODELS = ("actor", "ref", "critic", "reward", "prm")
+
+
+class Section(SimpleNamespace):
+    """Flags of a part of the command line, as attributes that cannot be set."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"the description of a run does not change: {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"the description of a run does not change: {name}")
+
+
+class Run(Section):
+    """Description of a run. Its flags are attributes, in sections by the dots in their names."""
+
+    flags: Mapping[str, object]  # every flag by its dotted name
+    set_flags: frozenset[str]  # the flags that the command line sets
+    estimator: str  # as the command line names it, with knobs behind its name
+    has_rule: bool  # the estimator is a credit rule rather than OpenRLHF's
+    spec: CreditSpec | None  # the credit rule; None without one, or if it cannot be made
+    traits: Traits  # of the credit rule; without a rule it has no needs
+    spans: SpanCut | None  # of a credit rule that searches spans
+    graded: bool  # rewards come from code or a service rather than from a reward model
+    ranks: Mapping[str, int]  # by model, its nodes times the GPUs of each
+
+    def __init__(
+        self,
+        flags: Mapping[str, object],
+        set_flags: Collection[str] = (),
+        spec: CreditSpec | None = None,
+        traits: Traits | None = None,
+        spans: SpanCut | None = None,
+    ) -> None:
+        sizes = {model: (f"{model}.num_nodes", f"{model}.num_gpus_per_node") for model in _MODELS}
+        ranks = {model: flags[nodes] * flags[gpus] for model, (nodes, gpus) in sizes.items() if nodes in flags}
+        super().__init__(
+            **_tree(flags),
+            flags=MappingProxyType(dict(flags)),
+            set_flags=frozenset(set_flags),
+            estimator=flags.get(ESTIMATOR, ""),
+            has_rule=is_rule(flags.get(ESTIMATOR, "")),
+            spec=spec,
+            traits=traits or Traits(),
+            spans=spans,
+            graded=bool(flags.get(REWARD) or flags.get("train.agent_func_path")),
+            ranks=MappingProxyType(ranks),
+        )
+
+    def with_flags(self, flags: Mapping[str, object]) -> "Run":
+        """Return a description with other values of some flags."""
+        return Run({**self.flags, **flags}, self.set_flags, self.spec, self.traits, self.spans)
+
+
+def _tree(flags: Mapping[str, object]) -> dict[str, object]:
+    """Return flags nested by the dots in their names, each level a `Section`."""
+    tree: dict[str, object] = {}
+    sections: dict[str, dict[str, object]] = {}
+    for flag, value in flags.items():
+        section, dot, name = flag.partition(".")
+        if dot:
+            sections.setdefault(section, {})[name] = value
+        else:
+            tree[flag] = value
+    return tree | {section: Section(**_tree(inner)) for section, inner in sections.items()}
