@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.memory.saved import checkpoint_bytes, model_bytes
+from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
 from openrlhf_shear.train.carriers import RunState, Save
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC
