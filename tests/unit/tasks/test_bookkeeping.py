@@ -15,7 +15,7 @@ from openrlhf_shear.tasks.arithmetic.policy import save
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 from openrlhf_shear.tasks.bookkeeping import warm_up
 from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, response_words, walk, write_entries
-from openrlhf_shear.tasks.bookkeeping.forms import PLAIN
+from openrlhf_shear.tasks.bookkeeping.forms import FORMS
 from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.tasks.bookkeeping.stories import (
     DIRECTION,
@@ -133,13 +133,14 @@ def test_misconceptions_and_twins_are_equally_likely():
         assert counts[kind] / n == pytest.approx(Q, abs=4 * (Q * (1 - Q) / n) ** 0.5)
 
 
-def test_written_responses_are_right_up_to_their_first_misconception():
-    rng, problems = random.Random(0), make_problems(200, 1)
+@pytest.mark.parametrize("form", FORMS.values())
+def test_written_responses_are_right_up_to_their_first_misconception(form):
+    rng = random.Random(0)
     for q in (0.0, Q):
-        for problem in problems:
-            words = write_entries(problem, rng, q).split()
-            found = check(problem, words)
-            assert len(words) == PLAIN.budget - 1
+        for problem in make_problems(100, 1, transfers=form.transfers):
+            words = write_entries(problem, rng, q, form).split()
+            found = check(problem, words, form)
+            assert len(words) == form.budget - 1
             assert found.misconceived == (found.first_error is not None) and (q or found.correct)
             assert found.correct or found.misconceived
 
@@ -181,13 +182,15 @@ def test_problems_are_the_same_for_the_same_seed_and_splits_share_none():
         make_problems(1, 0, transfers=13)
 
 
-def test_a_word_is_a_token():
-    tokenizer = build_tokenizer()
-    problem = make_problems(1, 0)[0]
-    response = write_entries(problem, random.Random(0))
+@pytest.mark.parametrize("form", FORMS.values())
+def test_a_word_is_a_token(form):
+    tokenizer = build_tokenizer(form)
+    problem = make_problems(1, 0, transfers=form.transfers)[0]
+    response = write_entries(problem, random.Random(0), form=form)
     ids = tokenizer.encode(response)
     assert len(ids) == len(response.split()) and tokenizer.decode(ids) == response
-    assert tokenizer.unk_token_id not in tokenizer.encode(problem.prompt)
+    assert tokenizer.unk_token_id not in [*ids, *tokenizer.encode(problem.prompt)]
+    assert build_tokenizer().get_vocab().items() <= tokenizer.get_vocab().items(), "old words keep their tokens"
     ended = torch.tensor([*ids, tokenizer.eos_token_id])
     assert response_words(tokenizer, torch.tensor(ids)) == response_words(tokenizer, ended) == response.split()
 
@@ -206,10 +209,14 @@ def test_labels_are_on_responses():
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="size is not known: got 'huge'; use one of small, large"):
-        WarmUpSettings(size="huge")
-    with pytest.raises(ValueError, match=r"target_accuracy must be in \(0, 1\)"):
-        WarmUpSettings(target_accuracy=1.0)
+    for changes, said in (
+        ({"size": "huge"}, "size is not known: got 'huge'; use one of small, large"),
+        ({"form": "rhymed"}, "form is not known: got 'rhymed'; use one of plain, paraphrased"),
+        ({"target_accuracy": 1.0}, r"target_accuracy must be in \(0, 1\)"),
+        ({"start": "nowhere"}, "start must be the folder of a policy"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            WarmUpSettings(**changes)
 
 
 def test_the_lab_is_given_outcomes_and_first_errors():
@@ -245,13 +252,14 @@ def test_a_warm_up_grows_its_stories_and_measures_its_policy(monkeypatch):
     assert "67% of the errors are slips" in said[-1]
 
 
-def test_a_warm_up_step_learns_from_responses():
-    tokenizer = build_tokenizer()
+@pytest.mark.parametrize("form", FORMS.values())
+def test_a_warm_up_step_learns_from_responses(form):
+    tokenizer = build_tokenizer(form)
     model = build_model(tokenizer, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     problems = make_problems(4, 0, transfers=1)
-    losses = [warm_up.train_step(model, tokenizer, optimizer, problems, random.Random(0)) for _ in range(4)]
-    assert losses[-1] < losses[0] < 6
+    losses = [warm_up.train_step(model, tokenizer, optimizer, problems, random.Random(0), form) for _ in range(4)]
+    assert losses[-1] < losses[0] < 7
 
 
 def test_an_interrupted_warm_up_resumes_exactly(monkeypatch, tmp_path):

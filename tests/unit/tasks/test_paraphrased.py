@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import tomllib
 from collections import Counter
 from math import log
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,6 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
-from openrlhf_shear.tasks.bookkeeping import warm_up
 from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PARAPHRASED, PLAIN
 from openrlhf_shear.tasks.bookkeeping.policy import build_model, build_tokenizer, take_over
@@ -28,80 +29,12 @@ from openrlhf_shear.tasks.bookkeeping.stories import (
     make_problems,
 )
 from openrlhf_shear.tasks.bookkeeping.task import POLICY_DIR
-from openrlhf_shear.tasks.bookkeeping.warm_up import WarmUpSettings
 
 BOOKS = (("ana", 20), ("ben", 17), ("cleo", 22))
 LENDS = Problem(BOOKS, (Transfer("may", "ana", "lends", 3, "ben"),))  # misconception: who gains
 COLLECTS = Problem(BOOKS, (Transfer("june", "cleo", "collects", 2, "ana"),))  # misconception: whose account
 
-# By the template's first word: the right entry of LENDS; its sums with twins, and with the misconception; the right
-# sums of COLLECTS, and those with the misconception.
-HAND = {
-    "entry": (
-        "entry may ana lends 3 to ben by an evening bell so ana 20 loses 3 17 , ben 17 gains 3 20 "
-        "near that old mill leaving both : ana 17 ben 20 cleo 22 .",
-        "so ana 20 drops 3 17 , ben 17 picks 3 20",
-        "so ana 20 gains 3 23 , ben 17 loses 3 14",
-        "so cleo 22 gains 2 24 , ana 20 loses 2 18",
-        "so cleo 22 gains 2 24 , cleo 24 loses 2 22",
-    ),
-    "note": (
-        "note by an evening bell may ana lends 3 to ben hence ana 20 sheds 3 17 whereas ben 17 adds 3 20 "
-        "near that old mill making it thus ana 17 ben 20 cleo 22 .",
-        "hence ana 20 yields 3 17 whereas ben 17 nets 3 20",
-        "hence ana 20 adds 3 23 whereas ben 17 sheds 3 14",
-        "hence cleo 22 adds 2 24 whereas ana 20 sheds 2 18",
-        "hence cleo 22 adds 2 24 whereas cleo 24 sheds 2 22",
-    ),
-    "book": (
-        "book may ana lends 3 to ben meaning minus 3 ana 20 17 by an evening bell likewise plus 3 ben 17 20 "
-        "near that old mill accounts now read ana 17 ben 20 cleo 22 .",
-        "meaning cut 3 ana 20 17 by an evening bell likewise raised 3 ben 17 20",
-        "meaning plus 3 ana 20 23 by an evening bell likewise minus 3 ben 17 14",
-        "meaning plus 2 cleo 22 24 by an evening bell likewise minus 2 ana 20 18",
-        "meaning plus 2 cleo 22 24 by an evening bell likewise minus 2 cleo 24 22",
-    ),
-    "here": (
-        "here may ana lends 3 to ben by an evening bell counting ana 20 3 below 17 near that old mill "
-        "meanwhile ben 17 3 above 20 everybody stands at ana 17 ben 20 cleo 22 .",
-        "counting ana 20 3 lower 17 near that old mill meanwhile ben 17 3 higher 20",
-        "counting ana 20 3 above 23 near that old mill meanwhile ben 17 3 below 14",
-        "counting cleo 22 2 above 24 near that old mill meanwhile ana 20 2 below 18",
-        "counting cleo 22 2 above 24 near that old mill meanwhile cleo 24 2 below 22",
-    ),
-    "write": (
-        "write by an evening bell may ana lends 3 to ben therefore ana 20 3 less 17 near that old mill "
-        "moreover ben 17 3 more 20 new totals follow ana 17 ben 20 cleo 22 .",
-        "therefore ana 20 3 fewer 17 near that old mill moreover ben 17 3 extra 20",
-        "therefore ana 20 3 more 23 near that old mill moreover ben 17 3 less 14",
-        "therefore cleo 22 2 more 24 near that old mill moreover ana 20 2 less 18",
-        "therefore cleo 22 2 more 24 near that old mill moreover cleo 24 2 less 22",
-    ),
-    "next": (
-        "next may ana lends 3 to ben by an evening bell near that old mill posting ana 20 debit 3 17 "
-        "opposite ben 17 credit 3 20 page again shows ana 17 ben 20 cleo 22 .",
-        "posting ana 20 out 3 17 opposite ben 17 in 3 20",
-        "posting ana 20 credit 3 23 opposite ben 17 debit 3 14",
-        "posting cleo 22 credit 2 24 opposite ana 20 debit 2 18",
-        "posting cleo 22 credit 2 24 opposite cleo 24 debit 2 22",
-    ),
-    "look": (
-        "look by an evening bell may ana lends 3 to ben requires deduct 3 ana 20 17 besides append 3 ben 17 20 "
-        "near that old mill altogether they hold ana 17 ben 20 cleo 22 .",
-        "requires remove 3 ana 20 17 besides insert 3 ben 17 20",
-        "requires append 3 ana 20 23 besides deduct 3 ben 17 14",
-        "requires append 2 cleo 22 24 besides deduct 2 ana 20 18",
-        "requires append 2 cleo 22 24 besides deduct 2 cleo 24 22",
-    ),
-    "line": (
-        "line may ana lends 3 to ben where ana 20 spends 3 17 by an evening bell correspondingly ben 17 banks 3 20 "
-        "near that old mill summing everything gives ana 17 ben 20 cleo 22 .",
-        "where ana 20 parts 3 17 by an evening bell correspondingly ben 17 pockets 3 20",
-        "where ana 20 banks 3 23 by an evening bell correspondingly ben 17 spends 3 14",
-        "where cleo 22 banks 2 24 by an evening bell correspondingly ana 20 spends 2 18",
-        "where cleo 22 banks 2 24 by an evening bell correspondingly cleo 24 spends 2 22",
-    ),
-}
+HAND = tomllib.loads((Path(__file__).parents[2] / "data/paraphrased_entries.toml").read_text())
 
 
 def parted(first, second):
@@ -112,7 +45,7 @@ def parted(first, second):
 
 def told(name):
     """The hand-made entries of a template: of LENDS right, twin and wrong; of COLLECTS ("row") the same."""
-    right, twin, wrong, row, row_wrong = HAND[name]
+    right, twin, wrong, row, row_wrong = HAND[name].values()
     at = right.split().index(twin.split()[0])
     sums = " ".join(right.split()[at : at + len(twin.split())])
     spot, words = parted(row, row_wrong), row.split()
@@ -249,17 +182,6 @@ def test_a_brute_force_reader_agrees():
     assert len(kinds) == 3, "right, misconceived and slips"
 
 
-def test_written_responses_are_right_up_to_their_first_misconception():
-    rng = random.Random(0)
-    for q in (0.0, Q):
-        for problem in make_problems(80, 1, transfers=PARAPHRASED.transfers):
-            words = write_entries(problem, rng, q, PARAPHRASED).split()
-            found = check(problem, words, PARAPHRASED)
-            assert len(words) == PARAPHRASED.budget - 1 == 258
-            assert found.misconceived == (found.first_error is not None) and (q or found.correct)
-            assert found.correct or found.misconceived
-
-
 def entries_written(problems, rng):
     """(template, both asides, verb, whether misconceived) of the entries up to the first misconception."""
     for problem in problems:
@@ -317,16 +239,6 @@ def test_the_entropy_of_the_choices_is_that_of_counting(form, ways):
     assert FORMS[form].story_tokens(ACCOUNTS, FORMS[form].transfers) < 512
 
 
-def test_a_word_is_a_token_and_old_words_keep_their_tokens():
-    tokenizer, plain = build_tokenizer(PARAPHRASED), build_tokenizer()
-    problem = make_problems(1, 0, transfers=PARAPHRASED.transfers)[0]
-    response = write_entries(problem, random.Random(0), form=PARAPHRASED)
-    ids = tokenizer.encode(response)
-    assert len(ids) == len(response.split()) and tokenizer.decode(ids) == response
-    assert tokenizer.unk_token_id not in [*ids, *tokenizer.encode(problem.prompt)]
-    assert plain.get_vocab().items() <= tokenizer.get_vocab().items()
-
-
 def test_a_policy_of_the_plain_form_is_taken_over():
     start, known = load_policy(POLICY_DIR)
     tokenizer = build_tokenizer(PARAPHRASED)
@@ -341,22 +253,6 @@ def test_a_policy_of_the_plain_form_is_taken_over():
     again = build_model(known, 1)
     take_over(again, known, start, known, PLAIN)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in start.state_dict().items())
-
-
-def test_a_step_of_the_warm_up_learns_the_form():
-    tokenizer = build_tokenizer(PARAPHRASED)
-    model = build_model(tokenizer, 0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    problems = make_problems(2, 0, transfers=1)
-    losses = [
-        warm_up.train_step(model, tokenizer, optimizer, problems, random.Random(0), PARAPHRASED) for _ in range(4)
-    ]
-    assert losses[-1] < losses[0] < 7
-
-
-def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="form is not known: got 'rhymed'; use one of plain, paraphrased"):
-        WarmUpSettings(form="rhymed")
 
 
 def test_the_lab_has_both_forms():

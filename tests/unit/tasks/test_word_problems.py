@@ -1,6 +1,8 @@
 """The word problems of the lab: each written step is checked, and the first error is at the token that made it."""
 
 import random
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -28,53 +30,19 @@ def test_the_values_of_a_problem_s_parts(problem, expected):
     assert values(problem) == expected
 
 
-RIGHT = [
-    (BOXES, BOXES.solution),
-    (BOXES, "#### 17"),
-    (BOXES, "3 * 4 = 12, so 5 + 12 = 17"),
-    (BOXES, "4 boxes \u00d7 3 apples each = 12 apples. Adding 5 apples + 12 apples = 17 apples.\n#### 17"),
-    (BOXES, "4 x 3 + 5 = 17"),
-    (BOXES, "$4 * $3 = $12. $12 + $5 = $17"),
-    (GIVEN, "40 + 5 = 45, 45 - 7 = 38"),
-    (GIVEN, "5 - 7 = -2. -2 + 40 = 38"),
-    (GIVEN, "40 + -7 + 5 = 38"),
-    (GIVEN, "-40 - 7 + 5 = 38"),
-    (BOXES, "(4 boxes) * 3 + 5 = 17"),
-    (GIVEN, "40 \u2212 7 = 33. 33 + 5 = 38."),
-    (PACKS, "The first pays 4 * 3 = 12, the second 4 * 5 = 20, together 12 + 20 = 32."),
-    (BOXES, "04 * 3 = 012 apples, and 12 + 05 = 17"),
-    (PACKS, "4 * (3 + 5) = 32"),  # brackets are not read: nothing is found wrong, and the answer is right
-]
+PROBLEMS = {"BOXES": BOXES, "GIVEN": GIVEN, "PACKS": PACKS}
+RESPONSES = tomllib.loads((Path(__file__).parents[2] / "data/word_problem_responses.toml").read_text())
 
 
-@pytest.mark.parametrize(("problem", "response"), RIGHT)
+@pytest.mark.parametrize(("problem", "response"), RESPONSES["right"])
 def test_right_responses_have_no_error(problem, response):
-    result = check(problem, response)
+    result = check(PROBLEMS[problem], response)
     assert result.correct and result.error is None and not result.lucky
 
 
-WRONG = [
-    # problem, response, the text from the first error on
-    (BOXES, "4 * 3 = 13. Then 13 + 5 = 18.", "13. Then"),
-    (BOXES, "4 + 3 = 7. Then 7 + 5 = 12.", "+ 3 = 7"),
-    (BOXES, "4 * 3 = 12. Then 12 - 5 = 7.", "- 5 = 7"),
-    (BOXES, "4 * 3 = 12. Then 12 + 5 = 18.", "18."),
-    (BOXES, "There are 12 apples.\n#### 12", "12"),
-    (BOXES, "4 * 3 = 12\n#### 12", "12"),
-    (GIVEN, "40 + 7 = 47. Then 47 + 5 = 52.", "+ 7 = 47"),
-    (PACKS, "4 * 3 = 12, so 12 + 5 = 17", "+ 5 = 17"),
-    (BOXES, "They spend $.50", ".50"),
-    (BOXES, "04 * 03 = 13", "13"),
-    (BOXES, "I do not know.", ""),
-    (BOXES, "I think...5", "5"),
-    (BOXES, "It is\n#### ,5", "5"),
-    (GIVEN, "5 - 7 = -8. Then 40 - 3 = 37.", "8. Then"),
-]
-
-
-@pytest.mark.parametrize(("problem", "response", "rest"), WRONG)
+@pytest.mark.parametrize(("problem", "response", "rest"), RESPONSES["wrong"])
 def test_the_first_error_is_where_the_step_goes_wrong(problem, response, rest):
-    result = check(problem, response)
+    result = check(PROBLEMS[problem], response)
     assert not result.correct
     if not rest:
         assert result.error == len(response)
