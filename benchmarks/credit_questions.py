@@ -93,7 +93,7 @@ QUESTIONS = {
 }
 
 
-def asked(question: Question, folder: Path) -> dict:
+def answer_to(question: Question, folder: Path) -> dict:
     """Return a question's rates, difference and conclusion, as JSON values; no difference while seeds are missing.
 
     Args:
@@ -111,12 +111,12 @@ def asked(question: Question, folder: Path) -> dict:
     runs = [run for run in finished(wanted) if run.seed in SEEDS]
     by = {variant.name: {run.seed: run for run in runs if run.rule == variant.name} for variant in variants}
     baseline, rule = by
-    told = {"settings": settings.of_a_run(), "over": baseline, "rates": rates, "difference": None}
+    result = {"settings": settings.of_a_run(), "over": baseline, "rates": rates, "difference": None}
     done, wanted = sum(map(len, by.values())), len(SEEDS) * len(by)
     if done < wanted:
-        return told | {"conclusion": f"interim: {done} of {wanted} runs"}
+        return result | {"conclusion": f"interim: {done} of {wanted} runs"}
     row = _row(rule, by[rule], by[baseline], (rates[rule], rates[baseline]))
-    return told | {
+    return result | {
         "means": {name: sum(run.evaluated for run in its.values()) / len(its) for name, its in by.items()},
         "runs": distinct(run.made for run in runs),
         "difference": row,
@@ -159,7 +159,7 @@ def main() -> None:
     found = {}
     for number, question in QUESTIONS.items():
         try:
-            found[f"{number}"] = asked(question, args.runs)
+            found[f"{number}"] = answer_to(question, args.runs)
         except ValueError as error:
             again = f"ARMS=q{number} examples/scripts/credit_bench.sh trains what is missing"
             why, _, _ = str(error).partition(", which --seeds 0")
@@ -173,8 +173,8 @@ def main() -> None:
         print(f"Question {number}: {its['conclusion']}")
     if not found:
         raise SystemExit(f"no question has all runs of its tuning in {args.runs}: nothing is written")
-    kept = json.loads(args.output.read_text())["questions"] if args.output.is_file() else {}
-    write_json(args.output, {**provenance(), "questions": kept | found})
+    earlier = json.loads(args.output.read_text())["questions"] if args.output.is_file() else {}
+    write_json(args.output, {**provenance(), "questions": earlier | found})
 
 
 if __name__ == "__main__":

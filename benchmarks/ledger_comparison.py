@@ -48,7 +48,7 @@ LARGE = "f51f835003389b3a65de4ba5edcfe0e1b707f1c9285c495f4c329563ca1dbbd3"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Comparison:
     """A planned difference: a rule over another, at the same seeds."""
 
     part: str
@@ -60,81 +60,93 @@ class Asked:
     large: bool = False  # whether it is of the policy with 5.1M parameters
 
 
-ASKED = (
-    Asked("primary", "shear", "uniform"),
-    Asked("secondary", "shear", "shear/matched"),
-    Asked("secondary", "shear", "shear/shuffled"),
-    Asked("secondary", "shear", "shear/permuted"),
-    Asked("secondary", "shear/on_incorrect", "shear"),
-    Asked("secondary", "shear", "error_odds/rise=0"),
-    Asked("secondary", "error_odds", "error_odds/rise=0"),
-    Asked("secondary", ORACLE, f"{ORACLE}/hits=0"),
+COMPARISONS = (
+    Comparison("primary", "shear", "uniform"),
+    Comparison("secondary", "shear", "shear/matched"),
+    Comparison("secondary", "shear", "shear/shuffled"),
+    Comparison("secondary", "shear", "shear/permuted"),
+    Comparison("secondary", "shear/on_incorrect", "shear"),
+    Comparison("secondary", "shear", "error_odds/rise=0"),
+    Comparison("secondary", "error_odds", "error_odds/rise=0"),
+    Comparison("secondary", ORACLE, f"{ORACLE}/hits=0"),
     *(
-        Asked("over uniform", rule, "uniform")
+        Comparison("over uniform", rule, "uniform")
         for rule in (
             *(ORACLE, f"{ORACLE}/hits=0", f"{ORACLE}/matched", "oracle_from_error", "error_odds", "error_odds/rise=0"),
             *("shear/on_incorrect", "shear/matched", "shear/permuted", "shear/shuffled"),
         )
     ),
-    Asked("place", ORACLE, f"{ORACLE}/matched"),
-    *(Asked("added", "shear/normalize=per_rollout", over) for over in ("uniform", "shear")),
-    Asked("added", "shear/on_incorrect", "shear/on_incorrect/matched"),
-    Asked("added", "shear/on_incorrect/matched", "uniform"),
-    *(Asked("window", rule, "uniform", FEW) for rule in WINDOWS),
-    *(Asked("window", rule, WINDOWS[0], FEW) for rule in WINDOWS[1:]),
-    Asked("tail", "shear/tail=every", "shear", FEW),
-    *(Asked("learning rate", "uniform", "uniform", FEW, learning_rate=rate) for rate in (5e-5, 2e-4)),
-    Asked("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4),
-    *(Asked("tried", rule, "uniform", SEARCHED) for rule in (SURPRISAL, *TRIED)),
-    *(Asked("tried", rule, SURPRISAL, SEARCHED) for rule in TRIED),
-    *(Asked("judged", JUDGED, over, JUDGING) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
-    Asked("5.1M", "shear", "uniform", large=True),
-    *(Asked("judged at 5.1M", JUDGED, over, JUDGING, large=True) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
+    Comparison("place", ORACLE, f"{ORACLE}/matched"),
+    *(Comparison("added", "shear/normalize=per_rollout", over) for over in ("uniform", "shear")),
+    Comparison("added", "shear/on_incorrect", "shear/on_incorrect/matched"),
+    Comparison("added", "shear/on_incorrect/matched", "uniform"),
+    *(Comparison("window", rule, "uniform", FEW) for rule in WINDOWS),
+    *(Comparison("window", rule, WINDOWS[0], FEW) for rule in WINDOWS[1:]),
+    Comparison("tail", "shear/tail=every", "shear", FEW),
+    *(Comparison("learning rate", "uniform", "uniform", FEW, learning_rate=rate) for rate in (5e-5, 2e-4)),
+    Comparison("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4),
+    *(Comparison("tried", rule, "uniform", SEARCHED) for rule in (SURPRISAL, *TRIED)),
+    *(Comparison("tried", rule, SURPRISAL, SEARCHED) for rule in TRIED),
+    *(Comparison("judged", JUDGED, over, JUDGING) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
+    Comparison("5.1M", "shear", "uniform", large=True),
+    *(
+        Comparison("judged at 5.1M", JUDGED, over, JUDGING, large=True)
+        for over in ("shear", f"{JUDGED}/matched", SURPRISAL)
+    ),
 )
-AGAIN = tuple(Asked("again", rule, rule) for rule in ("uniform", "shear", "shear/matched"))  # over their earlier runs
+# of rules over their earlier runs
+AGAIN = tuple(Comparison("again", rule, rule) for rule in ("uniform", "shear", "shear/matched"))
 COLUMNS = {"rule": "rule", "seeds": "seeds", "mean": "mean, points", "final": "final, points"}
 COLUMNS |= {"p": "p", "holm": "p, Holm"}
 
 
-class Kept:
+class Runs:
     """The lab's finished runs."""
 
     def __init__(self, folder: Path):
         self._folder, self.made = folder, []
         self._starts = {False: fingerprint(start_policy(SETTINGS, folder, print)), True: LARGE}
 
-    def of(self, rule: str, asked: Asked, learning_rate: float) -> dict:
+    def of(self, rule: str, comparison: Comparison, learning_rate: float) -> dict:
         """Return the finished runs by seed, of the seeds asked for."""
         settings = replace(SETTINGS, learning_rate=learning_rate)
-        wanted = jobs(settings, parse_rules(rule), asked.seeds, Path(), self._starts[asked.large], self._folder)
-        runs = [run for run in finished(wanted) if run.seed in asked.seeds]
+        wanted = jobs(
+            settings, parse_rules(rule), comparison.seeds, Path(), self._starts[comparison.large], self._folder
+        )
+        runs = [run for run in finished(wanted) if run.seed in comparison.seeds]
         self.made += [run.made for run in runs]
         return {run.seed: run for run in runs}
 
 
-def differences(kept: Kept, asked: Asked, earlier: Kept | None = None) -> dict[str, list[float]]:
+def differences(runs: Runs, comparison: Comparison, earlier: Runs | None = None) -> dict[str, list[float]]:
     """Return the differences of both measures, over the seeds that both rules have; the other rule may be `earlier`."""
-    mine = kept.of(asked.rule, asked, asked.learning_rate)
-    its = (earlier or kept).of(asked.over, asked, asked.its_rate)
+    mine = runs.of(comparison.rule, comparison, comparison.learning_rate)
+    its = (earlier or runs).of(comparison.over, comparison, comparison.its_rate)
     seeds = [seed for seed in mine if seed in its]
     return {of: [getattr(mine[seed], of) - getattr(its[seed], of) for seed in seeds] for of in MEASURES}
 
 
-def compared(kept: Kept, earlier: Kept | None = None) -> list[dict]:
+def compared(runs: Runs, earlier: Runs | None = None) -> list[dict]:
     """Return a row for each difference that has runs, and with `earlier` runs for each rule over its earlier self."""
     rows = []
-    for asked in (*ASKED, *(AGAIN if earlier else ())):
-        found = differences(kept, asked, earlier if asked in AGAIN else None)
+    for comparison in (*COMPARISONS, *(AGAIN if earlier else ())):
+        found = differences(runs, comparison, earlier if comparison in AGAIN else None)
         if not found["mean"]:
             continue
-        n, planned = len(found["mean"]), len(asked.seeds)
-        rate = "" if asked.learning_rate == asked.its_rate else f" at {asked.learning_rate:g}"
-        row = {"part": asked.part, "rule": asked.rule + rate, "over": asked.over, "seeds": n, "planned": planned}
+        n, planned = len(found["mean"]), len(comparison.seeds)
+        rate = "" if comparison.learning_rate == comparison.its_rate else f" at {comparison.learning_rate:g}"
+        row = {
+            "part": comparison.part,
+            "rule": comparison.rule + rate,
+            "over": comparison.over,
+            "seeds": n,
+            "planned": planned,
+        }
         row |= {of: plain(paired(values)) for of, values in found.items()}
         row["p"] = float(ttest_1samp(found["mean"], 0.0).pvalue) if n > 1 else None
         rows.append(row | {"interim": n < planned})
     tested = [row for row in rows if row["part"] == "secondary" and row["p"] is not None]
-    planned = sum(asked.part == "secondary" for asked in ASKED)
+    planned = sum(comparison.part == "secondary" for comparison in COMPARISONS)
     for row, p in zip(tested, holm([row["p"] for row in tested], planned), strict=True):
         row["holm"] = p
     return rows
@@ -161,12 +173,12 @@ def main() -> None:
     for flag, folder in (("--runs", args.runs), ("--earlier", args.earlier)):
         if folder and not (folder / "runs").is_dir():
             parser.error(f"{flag}: no runs of the lab in {folder}; give the lab's --output, which has a folder runs")
-    kept = Kept(args.runs)
-    rows = compared(kept, Kept(args.earlier) if args.earlier else None)
+    runs = Runs(args.runs)
+    rows = compared(runs, Runs(args.earlier) if args.earlier else None)
     for part, over in dict.fromkeys((row["part"], row["over"]) for row in rows):
         shown = [_shown(row) for row in rows if (row["part"], row["over"]) == (part, over)]
         print_table(f"{part[0].upper()}{part[1:]}, over {over}", shown, COLUMNS)
-    settings, made = SETTINGS.of_a_run(), distinct(kept.made)
+    settings, made = SETTINGS.of_a_run(), distinct(runs.made)
     write_json(args.output, {**provenance(), "settings": settings, "runs": made, "differences": rows})
 
 

@@ -51,9 +51,9 @@ def auc(above: np.ndarray, below: np.ndarray) -> float:
 def surprises(settings: LabSettings, start: Path, problems: int) -> dict:
     """Return the surprisal (nats) of errors and twins in the start policy's rollouts, by problem, and counts."""
     policy, task = Policy(start, settings), task_of(settings)
-    asked = task.problems(problems, SEED, "heldout")
+    stories = task.problems(problems, SEED, "heldout")
     found = {"errors": [], "twins": [], "slips": 0, "correct": 0, "lucky": 0, "tokens": 0, "rollouts": 0}
-    for at, problem in enumerate(asked):
+    for at, problem in enumerate(stories):
         rollouts = sample(policy, [problem], settings.samples_per_prompt, settings, SEED * 1_000_003 + at)
         with torch.no_grad():
             log_probs = policy.read(rollouts.sequences, rollouts.mask).log_probs
@@ -111,9 +111,9 @@ def worth_gates(settings: LabSettings, start: Path, folder: Path, first: int | N
         base: {worth.rule: worth.against.get("baseline") for worth in worths(runs, base)}
         for base in ("uniform", DOSE, SPREAD)
     }
-    asked = {rule: ("uniform", rule) for rule in RULES[1:]}
-    asked |= {"dose": (DOSE, "oracle_first_wrong"), "place": (SPREAD, "oracle_first_wrong")}
-    return {name: plain(over[base][rule].mean) for name, (base, rule) in asked.items() if over.get(base, {}).get(rule)}
+    pairs = {rule: ("uniform", rule) for rule in RULES[1:]}
+    pairs |= {"dose": (DOSE, "oracle_first_wrong"), "place": (SPREAD, "oracle_first_wrong")}
+    return {name: plain(over[base][rule].mean) for name, (base, rule) in pairs.items() if over.get(base, {}).get(rule)}
 
 
 def contrast_gate(settings: LabSettings, start: Path) -> dict:
@@ -136,8 +136,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
-    asked = {"steps": args.steps, "eval_problems": args.eval_problems, "learning_rate": args.learning_rate}
-    settings = LabSettings(task=args.task, start=args.start, prompts=8, placement_prompts=args.problems, **asked)
+    changes = {"steps": args.steps, "eval_problems": args.eval_problems, "learning_rate": args.learning_rate}
+    settings = LabSettings(task=args.task, start=args.start, prompts=8, placement_prompts=args.problems, **changes)
     settings = replace(settings, window=32, stride=8, epsilon_rel=0.015)
     start = start_policy(settings, args.runs, print)
     surprisal = surprisal_gate(surprises(settings, start, args.problems))

@@ -23,7 +23,7 @@ examples:
 Rules have the names of the lab (shear-lab --help). uniform, which is GRPO, is trained beside them. Finished runs are
 kept, and the same command resumes.
 """
-KEPT = "interrupted; finished runs are kept, and the same command resumes"
+INTERRUPTED = "interrupted; finished runs are kept, and the same command resumes"
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--rows", type=Path, metavar="FILE", default=ROWS, help=about)
 
 
-@frame.command(_flags, __doc__, EPILOG, None, (RuntimeError,), KEPT)
+@frame.command(_flags, __doc__, EPILOG, None, (RuntimeError,), INTERRUPTED)
 def main(args: argparse.Namespace) -> None:
     _run(args) if args.action == "run" else _table(args)
 
@@ -118,14 +118,14 @@ def _table(args: argparse.Namespace) -> None:
         raise ValueError(f"--page: there is no file {args.page}; copy docs/credit-bench.md, whose tables are replaced")
     page = args.page.read_text(encoding="utf-8")
     versions = {task: bench.task_version(track, task_of(track).shipped()) for task, track in TRACKS.items()}
-    made = leaderboard.boards(rows, versions)
-    write_text(args.page, leaderboard.markdown(made, page))
-    write_text(args.sorted, leaderboard.html(made))
-    pictures, _ = apart(board.picture for board in made if board.current)
+    boards = leaderboard.boards(rows, versions)
+    write_text(args.page, leaderboard.markdown(boards, page))
+    write_text(args.sorted, leaderboard.html(boards))
+    pictures, _ = apart(board.picture for board in boards if board.current)
     largest = {picture.name: picture for picture in reversed(pictures)}  # of each task
     files = [file for picture in largest.values() for file in picture_files(picture) if file[0].endswith(".png")]
     written = write_files(args.page.parent / "images", files)
-    print_tables([board.table for board in made])
+    print_tables([board.table for board in boards])
     print(args.page, args.sorted, *written, sep="\n", file=sys.stderr)
 
 

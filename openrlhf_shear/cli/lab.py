@@ -53,7 +53,7 @@ does not notice changes in other files that the rule uses.
     "\n".join(f"  {name:<12}  {rule.about}" for name, rule in RULES.items() if "prm_scores" not in rule.traits.needs),
 )
 USAGE = "{prog} --rules RULE,... --output DIR [flags; --help lists them]"
-KEPT = "interrupted; finished runs are kept, and the same command resumes"
+INTERRUPTED = "interrupted; finished runs are kept, and the same command resumes"
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         frame.add_knobs(group, config)
 
 
-@frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), KEPT)
+@frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), INTERRUPTED)
 def main(args: argparse.Namespace) -> None:
     try:
         _try_rules(args)
@@ -112,13 +112,13 @@ def _try_rules(args: argparse.Namespace) -> None:
     identity = fingerprint(start)
     best = tuned(trials, settings, variants, start, identity, args.output)
     wanted = jobs(settings, variants, trials.judging, start, identity, args.output, best)
-    told = asdict(settings) | ({"learning_rate": best} if trials.rates else {})
+    settings_shown = asdict(settings) | ({"learning_rate": best} if trials.rates else {})
     if trials.seeds:  # print placements first, since runs take longer; without notes on pictures that need the runs
-        print_findings(replace(find([], placements, told, baseline.name), omitted=[]))
+        print_findings(replace(find([], placements, settings_shown, baseline.name), omitted=[]))
     runs = run_all(wanted, trials.workers) if trials.seeds else finished(wanted)
     names = [variant.name for variant in variants]
     runs = sorted(runs, key=lambda run: (names.index(run.rule), run.seed))
-    findings = find(runs, placements, told, baseline.name)
+    findings = find(runs, placements, settings_shown, baseline.name)
     written = write_findings(findings, args.output)
     print_findings(findings)
     for path in written:

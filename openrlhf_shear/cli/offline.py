@@ -33,7 +33,7 @@ example:
       --rules shear/window=32/stride=8,text/window=32/stride=8,error_odds/rise=0,my_module:MyRule --output runs/offline
 """
 USAGE = "{prog} --model MODEL --responses FILE ... --rules RULE,... --output DIR [flags; --help lists them]"
-KEPT = "interrupted; readings are kept, and the same command resumes"
+INTERRUPTED = "interrupted; readings are kept, and the same command resumes"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     frame.add_knobs(parser.add_argument_group("how"), OfflineSettings)
 
 
-@frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), KEPT)
+@frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), INTERRUPTED)
 def main(args: argparse.Namespace) -> None:
     try:
         _place(args)

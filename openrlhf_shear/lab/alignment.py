@@ -43,10 +43,10 @@ def known_truth(settings: LabSettings, start: Path, continuations: int) -> Truth
 def rule_alignment(settings: LabSettings, variant: Variant, truth: Truth, bootstrap: Bootstrap) -> Analysis:
     """Return the `alignment` of a rule's token advantages. Raises CreditRuleError where the rule failed."""
     bases = _bases(truth.known.rollouts)
-    kept = [i for i, base in enumerate(bases) if base]
+    mixed = [i for i, base in enumerate(bases) if base]
     found = traces(settings, variant, truth.known)
-    credit = [(bases[i] * np.array(trace.weights)).tolist() for i, trace in zip(kept, found, strict=True)]
-    return _aligned(truth, kept, credit, bootstrap)
+    credit = [(bases[i] * np.array(trace.weights)).tolist() for i, trace in zip(mixed, found, strict=True)]
+    return _aligned(truth, mixed, credit, bootstrap)
 
 
 def vine_alignment(truth: Truth, bootstrap: Bootstrap) -> Analysis:
@@ -54,18 +54,18 @@ def vine_alignment(truth: Truth, bootstrap: Bootstrap) -> Analysis:
 
     No rule can have them. Like the truth they are exact where the simulator knows, and 0 where nothing was decided.
     """
-    kept = [i for i, base in enumerate(_bases(truth.known.rollouts)) if base]
-    return _aligned(truth, kept, [truth.vine.advantages[i].tolist() for i in kept], bootstrap)
+    mixed = [i for i, base in enumerate(_bases(truth.known.rollouts)) if base]
+    return _aligned(truth, mixed, [truth.vine.advantages[i].tolist() for i in mixed], bootstrap)
 
 
 def _bases(rollouts: Rollouts) -> list[float]:
     return group_advantages(torch.tensor(rollouts.correct, dtype=torch.float32), rollouts.group_size).tolist()
 
 
-def _aligned(truth: Truth, kept: Sequence[int], credit: Rows, bootstrap: Bootstrap) -> Analysis:
-    advantages = [truth.values.advantages[i].tolist() for i in kept]
-    groups = [str(i // truth.known.rollouts.group_size) for i in kept]
-    return alignment(advantages, credit, groups, [truth.known.rollouts.correct[i] for i in kept], bootstrap)
+def _aligned(truth: Truth, mixed: Sequence[int], credit: Rows, bootstrap: Bootstrap) -> Analysis:
+    advantages = [truth.values.advantages[i].tolist() for i in mixed]
+    groups = [str(i // truth.known.rollouts.group_size) for i in mixed]
+    return alignment(advantages, credit, groups, [truth.known.rollouts.correct[i] for i in mixed], bootstrap)
 
 
 def alignment(

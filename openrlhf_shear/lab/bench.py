@@ -43,18 +43,18 @@ def task_version(settings: LabSettings, start: Path) -> str:
     It does not change with code that does the same. The setting's knobs and the start policy are not in it.
     """
     task, tokenizer, rng = task_of(settings), load_policy(start)[1], random.Random(0)
-    told = []
+    responses = []
     for split in ("train", "heldout"):
         for problem in task.problems(_EXAMPLES, _SEED, split):
-            asked = tokenizer.encode(problem.prompt, add_special_tokens=False)
+            prompt = tokenizer.encode(problem.prompt, add_special_tokens=False)
             text = problem.prompt + task.written(problem, rng)
-            ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False)[len(asked) :])
+            ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False)[len(prompt) :])
             ended = torch.cat([ids, torch.tensor([tokenizer.eos_token_id])])
             changed = ended.clone()
             changed[rng.randrange(len(ids))] = ids[rng.randrange(len(ids))]
             checks = [task.check(tokenizer, problem, each) for each in (ended, changed, ids[: len(ids) // 2])]
-            told.append([problem.prompt, text, [(found.correct, found.first_error) for found in checks]])
-    return digest([task.budget, told])
+            responses.append([problem.prompt, text, [(found.correct, found.first_error) for found in checks]])
+    return digest([task.budget, responses])
 
 
 def setting_of(settings: LabSettings) -> dict:

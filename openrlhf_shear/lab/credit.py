@@ -168,7 +168,7 @@ def credited(
 
 
 def controlled(
-    rule: CreditRule, control: str | None, given: Sequence[RolloutGroup], base: Sequence[float], seed: int
+    rule: CreditRule, control: str | None, inputs: Sequence[RolloutGroup], base: Sequence[float], seed: int
 ) -> StepCredit:
     """Return the token advantages of groups by a rule that acts on whole groups.
 
@@ -183,11 +183,11 @@ def controlled(
     started = time.perf_counter()
     controls = control.split("/") if control else []
     if PERMUTED in controls:
-        given = [permuted(group, seed * len(given) + i) for i, group in enumerate(given)]
-    ends = accumulate(len(group.lengths) for group in given)
-    rollouts = [range(end - len(group.lengths), end) for group, end in zip(given, ends, strict=True)]
-    weights = [credit for credit, _ in weighed(rule, given, rollouts)]
-    lengths = [length for group in given for length in group.lengths]
+        inputs = [permuted(group, seed * len(inputs) + i) for i, group in enumerate(inputs)]
+    ends = accumulate(len(group.lengths) for group in inputs)
+    rollouts = [range(end - len(group.lengths), end) for group, end in zip(inputs, ends, strict=True)]
+    weights = [credit for credit, _ in weighed(rule, inputs, rollouts)]
+    lengths = [length for group in inputs for length in group.lengths]
     plain = {i: torch.full((n,), value) for i, (n, value) in enumerate(zip(lengths, base, strict=True))}
     credits = token_advantages(rule, weights, plain)
     advantages = [credits[i].advantages for i in range(len(plain))]

@@ -47,8 +47,8 @@ def worth_table(worths: Sequence[Worth], baseline: str) -> Table:
         },
         "Smallest effect": [_detectable(worth) for worth in worths],
     }
-    kept = {title: cells for title, cells in columns.items() if any(cells)}
-    return Table("What it is worth", tuple(kept), list(zip(*kept.values(), strict=True)), _notes(worths, baseline))
+    filled = {title: cells for title, cells in columns.items() if any(cells)}
+    return Table("What it is worth", tuple(filled), list(zip(*filled.values(), strict=True)), _notes(worths, baseline))
 
 
 def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:

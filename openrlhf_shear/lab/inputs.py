@@ -34,14 +34,14 @@ def further_inputs(
         problems: of each group.
         seed: of the continuations.
     """
-    made = {
+    makers = {
         "ref_log_probs": lambda: _log_probs(models.reference, rollouts.sequences, rollouts.mask),
         "hint_log_probs": lambda: hint_log_probs(models.policy, rollouts),
         "turns": lambda: [torch.zeros(length, dtype=torch.int64) for length in rollouts.lengths],
         "lm_head": lambda: models.policy.lm_head,
         "continuations": lambda: continuations(models, problems, rollouts, seed),
     }
-    return {name: make() for name, make in made.items() if name in needs}
+    return {name: make() for name, make in makers.items() if name in needs}
 
 
 def hint_log_probs(policy: Policy, rollouts: Rollouts) -> list[torch.Tensor]:
@@ -50,13 +50,13 @@ def hint_log_probs(policy: Policy, rollouts: Rollouts) -> list[torch.Tensor]:
     The policy reads the prompt and the response of another rollout of the group, then the prompt and the response. The
     other rollout is the next correct one, in a circle. Without one the policy reads the rollout alone.
     """
-    rows, given = _rows(rollouts), []
+    rows, hints = _rows(rollouts), []
     for group in rollouts.groups:
         members = range(group.start, group.stop)
         for i in members:
             circle = [*members[i - group.start + 1 :], *members[: i - group.start]]
-            given.append(next((j for j in circle if rollouts.correct[j]), None))
-    hinted = [row if j is None else torch.cat([rows[j], row]) for row, j in zip(rows, given, strict=True)]
+            hints.append(next((j for j in circle if rollouts.correct[j]), None))
+    hinted = [row if j is None else torch.cat([rows[j], row]) for row, j in zip(rows, hints, strict=True)]
     sequences = pad_sequence(hinted, batch_first=True, padding_value=rollouts.tokenizer.pad_token_id)
     ends, lengths = (torch.tensor(each)[:, None] for each in ([len(row) for row in hinted], rollouts.lengths))
     position = torch.arange(1, sequences.shape[1])
@@ -78,13 +78,13 @@ def continuations(
     starts = [len(row) - length for row, length in zip(rows, rollouts.lengths, strict=True)]
 
     def values(places: Sequence[tuple[int, int]], n: int) -> list[float]:
-        asked = [(i, t) for i, t in dict.fromkeys(places) if t < rollouts.lengths[i]]
-        prompts = [rows[i][: starts[i] + t].tolist() for i, t in asked for _ in range(n)]
-        room = [models.task.budget - t for _, t in asked for _ in range(n)]
-        own = seed + ((asked[0][0] + 1) << 32) if asked else seed
+        unfinished = [(i, t) for i, t in dict.fromkeys(places) if t < rollouts.lengths[i]]
+        prompts = [rows[i][: starts[i] + t].tolist() for i, t in unfinished for _ in range(n)]
+        room = [models.task.budget - t for _, t in unfinished for _ in range(n)]
+        own = seed + ((unfinished[0][0] + 1) << 32) if unfinished else seed
         ends = iter(continue_ids(models.policy, rollouts.tokenizer, prompts, room, own))
         known = {}
-        for i, t in asked:
+        for i, t in unfinished:
             problem, begun = problems[i // rollouts.group_size], rows[i][starts[i] :][:t]
             whole = (torch.cat([begun, next(ends)]) for _ in range(n))
             known[i, t] = sum(models.task.check(rollouts.tokenizer, problem, ids).correct for ids in whole) / n

@@ -140,5 +140,5 @@ def placement_table(placements: Mapping[str, Analysis]) -> Table:
         rows.append((rule, *cells, f"{errors.rollouts:,}"))
         checked = {"AUC": errors.auc, "share": placed.share, "same index": placed.auc_incorrect}
         warnings += [f"{rule}, {what}: {estimate.warning}" for what, estimate in checked.items() if estimate.warning]
-    said = [f"Intervals that say little: {'; '.join(sorted(warnings))}."] if warnings else []
-    return Table("Where the credit goes", HEADER, rows, [*NOTES, *said])
+    warning_notes = [f"Intervals that say little: {'; '.join(sorted(warnings))}."] if warnings else []
+    return Table("Where the credit goes", HEADER, rows, [*NOTES, *warning_notes])

@@ -69,8 +69,8 @@ def sample(
             f"lab.start: the policy reads the prompt {prompts[0]} as {read}; use one that was warmed up for "
             f"{task.about}"
         )
-    asked = {"max_new_tokens": task.budget, "temperature": temperature}
-    responses = sample_ids(policy, policy.tokenizer, prompts, seed, **asked)
+    options = {"max_new_tokens": task.budget, "temperature": temperature}
+    responses = sample_ids(policy, policy.tokenizer, prompts, seed, **options)
     return graded(task, policy.tokenizer, repeated, responses, group_size)
 
 

@@ -94,10 +94,10 @@ def train(
 
     def make_step(step: int) -> None:
         begun = time.perf_counter()
-        asked = problems[step * settings.prompts : (step + 1) * settings.prompts]
+        batch = problems[step * settings.prompts : (step + 1) * settings.prompts]
         draw = seed * 1_000_003 + step
-        rollouts = sample(policy, asked, settings.samples_per_prompt, settings, draw)
-        for name, value in _step(models, rule, variant.control, asked, rollouts, settings, draw, step + 1).items():
+        rollouts = sample(policy, batch, settings.samples_per_prompt, settings, draw)
+        for name, value in _step(models, rule, variant.control, batch, rollouts, settings, draw, step + 1).items():
             metrics[name].append(value)
         metrics["seconds"].append(time.perf_counter() - begun)
         if settings.eval_every and (step + 1) % settings.eval_every == 0:
@@ -169,11 +169,11 @@ def read_mini_batches(
     log_probs, entropies = (
         torch.cat([getattr(each, name).detach() for each in readings])[back] for name in ("log_probs", "entropies")
     )
-    kept = {}
+    by_kind = {}
     for name in ("states", "source_states"):
         rows = [state for each in readings for state in getattr(each, name) or ()]
-        kept[name] = [rows[i] for i in back] if rows else None
-    return Reading(log_probs, entropies, **kept), readings[0]
+        by_kind[name] = [rows[i] for i in back] if rows else None
+    return Reading(log_probs, entropies, **by_kind), readings[0]
 
 
 def _update(

@@ -81,10 +81,10 @@ def prefix_values(
     responses = [row[keep] for row, keep in zip(rollouts.sequences[:, 1:], rollouts.mask, strict=True)]
     doubts = [1 - row[keep].double().exp() for row, keep in zip(log_probs, rollouts.mask, strict=True)]
     starts = (rollouts.mask.int().argmax(1) + 1).tolist()  # of the responses
-    asked = [problem for problem in problems for _ in range(rollouts.group_size)]
+    repeated = [problem for problem in problems for _ in range(rollouts.group_size)]
     known: dict[Hashable, float] = {}  # values by label
     labels: list[list[Hashable]] = []  # by rollout: of each prefix; prefixes with the same label share a value
-    for i, (problem, response) in enumerate(zip(asked, responses, strict=True)):
+    for i, (problem, response) in enumerate(zip(repeated, responses, strict=True)):
         seen = task.situations(policy.tokenizer, problem, response)[: len(response)]
         labels.append([*_labels(seen, doubts[i].tolist(), i, i // rollouts.group_size, tolerance), ("end", i)])
         known |= {label: s.value for label, s in zip(labels[i], seen, strict=False) if s.value is not None}
@@ -107,7 +107,7 @@ def prefix_values(
         ends += continue_ids(policy, policy.tokenizer, rows[batch], room[batch], seed * 1_000_003 + at // BATCH)
     right = Counter()
     for (label, i, t), end in zip(wanted, ends, strict=True):
-        right[label] += task.check(policy.tokenizer, asked[i], torch.cat([responses[i][:t], end])).correct
+        right[label] += task.check(policy.tokenizer, repeated[i], torch.cat([responses[i][:t], end])).correct
     sampled = {label: right[label] / continuations for label, _, _ in wanted}
     values = known | sampled
     return Values(

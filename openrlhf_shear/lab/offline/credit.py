@@ -30,7 +30,7 @@ class ReadGroup:
     readings: Sequence[ResponseReading]
 
 
-def made(variant: Variant) -> CreditRule:
+def rule_of(variant: Variant) -> CreditRule:
     """Make a variant's rule.
 
     Raises ValueError: there is no such rule, it acts in the update, or it needs what is not there offline.
@@ -87,10 +87,10 @@ def _weights(
         "entropies": [reading.entropies for reading in readings],
         "token_ids": ids,
     }
-    given = {name: tuple(each) for name, each in values.items() if name in rule.needs}
+    inputs = {name: tuple(each) for name, each in values.items() if name in rule.needs}
     if "token_texts" in rule.needs:
-        given["token_texts"] = tuple(tuple(token_texts(tokenizer, each.tolist())) for each in ids)
-    known = RolloutGroup(group.problem, tuple(map(float, correct)), tuple(correct), tuple(map(len, ids)), **given)
+        inputs["token_texts"] = tuple(tuple(token_texts(tokenizer, each.tolist())) for each in ids)
+    known = RolloutGroup(group.problem, tuple(map(float, correct)), tuple(correct), tuple(map(len, ids)), **inputs)
     base = [1.0 if outcome else -1.0 for outcome in correct]
     advantages = controlled(rule, control, [known], base, seed).advantages
     return [(row * sign).numpy() for row, sign in zip(advantages, base, strict=True)]

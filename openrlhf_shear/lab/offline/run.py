@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.lab.offline.corruption import Planted
-from openrlhf_shear.lab.offline.credit import ReadGroup, against_same_outcome, made, traces_of
+from openrlhf_shear.lab.offline.credit import ReadGroup, against_same_outcome, rule_of, traces_of
 from openrlhf_shear.lab.offline.reading import Reader
 from openrlhf_shear.lab.offline.responses import ResponseGroup
 from openrlhf_shear.lab.offline.steps import StepTrace, lift, lift_differences, step_placement
@@ -27,7 +27,7 @@ class Weighed:
 
 def rules_of(variants: Sequence[Variant]) -> dict[Variant, CreditRule]:
     """Make the rules; ValueError for a rule that cannot be used offline."""
-    return {variant: made(variant) for variant in variants}
+    return {variant: rule_of(variant) for variant in variants}
 
 
 def gate(rules: Rules, planted: Iterable[Planted], reader: Reader, seed: int, bootstrap: Bootstrap) -> Analysis:
@@ -40,12 +40,12 @@ def gate(rules: Rules, planted: Iterable[Planted], reader: Reader, seed: int, bo
     """
     weighed = {variant: Weighed() for variant in rules if not variant.control}
     for changed, unchanged in _planted_groups(planted, reader):
-        for variant, kept in weighed.items():
-            for group, traces in ((changed, kept.own), (unchanged, kept.other)):
+        for variant, credit in weighed.items():
+            for group, traces in ((changed, credit.own), (unchanged, credit.other)):
                 traces += traces_of(rules[variant], None, group, reader.tokenizer, seed)
     placed = {
-        variant.name: step_placement(kept.own, bootstrap) | {"lift_unchanged": lift(kept.other, bootstrap)}
-        for variant, kept in weighed.items()
+        variant.name: step_placement(credit.own, bootstrap) | {"lift_unchanged": lift(credit.other, bootstrap)}
+        for variant, credit in weighed.items()
     }
     found = {name: each["lift"].value for name, each in placed.items() if each["lift"].value is not None}
     best = max(found, key=found.get, default=None)
@@ -64,15 +64,15 @@ def compare(rules: Rules, groups: Iterable[ResponseGroup], reader: Reader, seed:
     weighed = {variant: Weighed() for variant in rules}
     for group in groups:
         read = ReadGroup(group.problem, 0, group.responses, reader.read(group.responses))
-        for variant, kept in weighed.items():
-            kept.own += traces_of(rules[variant], variant.control, read, reader.tokenizer, seed + group.problem)
+        for variant, credit in weighed.items():
+            credit.own += traces_of(rules[variant], variant.control, read, reader.tokenizer, seed + group.problem)
             if not variant.control:
-                kept.other += against_same_outcome(rules[variant], read, reader.tokenizer)
+                credit.other += against_same_outcome(rules[variant], read, reader.tokenizer)
     placed = {
-        variant.name: step_placement(kept.own, bootstrap) | {"lift_same_outcome": lift(kept.other, bootstrap)}
-        for variant, kept in weighed.items()
+        variant.name: step_placement(credit.own, bootstrap) | {"lift_same_outcome": lift(credit.other, bootstrap)}
+        for variant, credit in weighed.items()
     }
-    own = {variant.name: kept.own for variant, kept in weighed.items()}
+    own = {variant.name: credit.own for variant, credit in weighed.items()}
     return Analysis({"rules": placed, "differences": lift_differences(own, bootstrap)})
 
 

@@ -69,10 +69,15 @@ def _attending(model, how: str) -> Iterator[None]:
 
 
 def _attend_to_room(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *asked: object, **more: object
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *options: object,
+    **more: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend to keys and values that `_Room` keeps."""
-    return eager_attention_forward(module, query.float(), key, value, *asked, **more)[0].to(query.dtype), None
+    return eager_attention_forward(module, query.float(), key, value, *options, **more)[0].to(query.dtype), None
 
 
 AttentionInterface.register(_KEPT, _attend_to_room)
@@ -102,7 +107,7 @@ class _Room(DynamicLayer):
         return self.keys, self.values
 
 
-def generate_long(model, input_ids: torch.Tensor, max_new_tokens: int, **asked: object) -> torch.Tensor:
+def generate_long(model, input_ids: torch.Tensor, max_new_tokens: int, **options: object) -> torch.Tensor:
     """Generate responses of some hundred tokens with transformers, and a preallocated cache in float32.
 
     torch's fused attention took 1.1 times as long on an AMD EPYC with AVX-512, and 1.7 times with a cache in bfloat16.
@@ -119,5 +124,5 @@ def generate_long(model, input_ids: torch.Tensor, max_new_tokens: int, **asked: 
             input_ids=input_ids,
             max_new_tokens=max_new_tokens,
             past_key_values=Cache(layer_class_to_replicate=layer),
-            **asked,
+            **options,
         )

@@ -74,8 +74,8 @@ class _Norm(nn.Module):
         self.weight, self._eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept, x = x.dtype, x.float()
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._eps)).to(kept)
+        dtype, x = x.dtype, x.float()
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._eps)).to(dtype)
 
 
 class _Attention(nn.Module):

@@ -81,9 +81,9 @@ class Form:
     @property
     def words(self) -> tuple[str, ...]:
         """The words of templates, sides and phrases, each once."""
-        said = [word for template in self.templates for word in (*template.parts, *template.sides)]
-        said += [word for phrases in self.phrases.values() for phrase in phrases for word in phrase.split()]
-        return tuple(dict.fromkeys(word for word in said if not word.startswith("{")))
+        words = [word for template in self.templates for word in (*template.parts, *template.sides)]
+        words += [word for phrases in self.phrases.values() for phrase in phrases for word in phrase.split()]
+        return tuple(dict.fromkeys(word for word in words if not word.startswith("{")))
 
 
 PLAIN = Form(

@@ -89,10 +89,12 @@ def encode_batch(
 
     Only the response and `<eos>` have labels.
     """
-    asked, told = (torch.tensor([tokenizer.encode(text) for text in texts]) for texts in (prompts, responses))
-    ids = torch.cat([asked, told, torch.full((len(asked), 1), tokenizer.eos_token_id)], 1)
+    prompt_ids, response_ids = (
+        torch.tensor([tokenizer.encode(text) for text in texts]) for texts in (prompts, responses)
+    )
+    ids = torch.cat([prompt_ids, response_ids, torch.full((len(prompt_ids), 1), tokenizer.eos_token_id)], 1)
     labels = ids.clone()
-    labels[:, : asked.shape[1]] = IGNORED
+    labels[:, : prompt_ids.shape[1]] = IGNORED
     return ids, labels
 
 
@@ -144,8 +146,8 @@ def warm_up(
                 seconds = before + time.perf_counter() - began
                 if state:
                     models = model.state_dict(), optimizer.state_dict()
-                    kept = (*models, rng.getstate(), step, longest, smooth, grown, seconds)
-                    torch.save(kept, state.with_suffix(".partial"))
+                    content = (*models, rng.getstate(), step, longest, smooth, grown, seconds)
+                    torch.save(content, state.with_suffix(".partial"))
                     state.with_suffix(".partial").replace(state)
                 report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
                 if step - grown >= settings.decay_steps:

@@ -56,7 +56,7 @@ def values(problem: WordProblem) -> frozenset:
     import sympy  # late: it takes half a second
 
     symbols = {name: sympy.Symbol(name) for name, _ in problem.numbers}
-    given = {symbols[name]: value for name, value in problem.numbers}
+    numbers = {symbols[name]: value for name, value in problem.numbers}
     found = set()
     expression = sympy.sympify(problem.expression, locals=symbols)
     for node in (*sympy.preorder_traversal(expression), *sympy.preorder_traversal(sympy.expand(expression))):
@@ -64,7 +64,7 @@ def values(problem: WordProblem) -> frozenset:
         if node.func in (sympy.Add, sympy.Mul):
             sizes = range(1, len(node.args) + 1)
             parts = [node.func(*some) for size in sizes for some in combinations(node.args, size)]
-        found |= {part.subs(given) for part in parts}
+        found |= {part.subs(numbers) for part in parts}
     return frozenset(found)
 
 
@@ -75,11 +75,11 @@ def _wrong(problem: WordProblem, response: str) -> Iterator[int]:
         rest = "".join(a + b for a, b in zip(operators, equation.captures(3), strict=True))
         # A sign of the first number may also be a point of a list.
         lefts = [equation[1] + rest, equation[1].lstrip("-\u2212") + rest]
-        said = _value(equation[4])
-        made = next((value for value in map(_value, lefts) if value == said), None)
-        if made is None:
+        result = _value(equation[4])
+        value_of_left = next((value for value in map(_value, lefts) if value == result), None)
+        if value_of_left is None:
             yield _digits(equation, 4)
-        elif made not in values(problem):
+        elif value_of_left not in values(problem):
             yield equation.starts(2)[0]
 
 

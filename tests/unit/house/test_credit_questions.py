@@ -16,7 +16,7 @@ from credit_questions import (
     TEXT,
     TRIALS,
     _shown,
-    asked,
+    answer_to,
     first_answer,
     second_answer,
 )
@@ -55,14 +55,14 @@ def test_each_rule_is_compared_at_its_best_rate(tmp_path):
     tune(tmp_path, question, rule, {1e-4: 0.2, 2e-4: 0.5, 4e-4: 0.3})
     tune(tmp_path, question, question.baseline, {1e-4: 0.2, 2e-4: 0.3, 4e-4: 0.4})
     with pytest.raises(ValueError, match="the tuning lacks 3 runs"):
-        asked(question, tmp_path)
+        answer_to(question, tmp_path)
     tune(tmp_path, question, question.baseline, {8e-4: 0.1})
     rng = np.random.default_rng(0)
     mine, its = ({seed: tuple(rng.random(2)) for seed in SEEDS} for _ in range(2))
     write(tmp_path, question, rule, 2e-4, mine)
     write(tmp_path, question, rule, 4e-4, dict.fromkeys(SEEDS, (1.0, 1.0)))
     write(tmp_path, question, question.baseline, 4e-4, its)
-    found = asked(question, tmp_path)
+    found = answer_to(question, tmp_path)
     row = found["difference"]
     assert (row["rates"], row["seeds"]) == ((2e-4, 4e-4), 24)
     for measure, of in (("evaluated", np.mean), ("final", lambda pair: pair[1]), ("best", max)):
@@ -84,35 +84,35 @@ def test_a_question_with_missing_seeds_is_interim(tmp_path, monkeypatch):
         tune(tmp_path, question, rule, {1e-4: 0.2, 2e-4: 0.5, 4e-4: 0.3})
     write(tmp_path, question, "uniform", 2e-4, {200: (0.1, 0.2), 201: (0.2, 0.2)})
     write(tmp_path, question, "shear", 2e-4, {200: (0.3, 0.2), 201: (0.3, 0.2), 202: (0.9, 0.9)})
-    found = asked(question, tmp_path)
+    found = answer_to(question, tmp_path)
     assert found["conclusion"] == "interim: 5 of 48 runs" and found["difference"] is None, "nobody looks yet"
 
 
 def test_a_folder_without_tuned_questions_overwrites_no_answer(tmp_path, monkeypatch, capsys):
-    kept = tmp_path / "kept.json"
-    kept.write_text("an answer")
+    earlier = tmp_path / "kept.json"
+    earlier.write_text("an answer")
     for folder, said in ((tmp_path, "no runs of the lab in"), (tmp_path / "lab", "nothing is written")):
-        monkeypatch.setattr(sys, "argv", ["credit_questions.py", "--runs", str(folder), "--output", str(kept)])
+        monkeypatch.setattr(sys, "argv", ["credit_questions.py", "--runs", str(folder), "--output", str(earlier)])
         with pytest.raises(SystemExit) as stopped:
             credit_questions.main()
-        assert said in f"{stopped.value}{capsys.readouterr().err}" and kept.read_text() == "an answer"
+        assert said in f"{stopped.value}{capsys.readouterr().err}" and earlier.read_text() == "an answer"
         (tmp_path / "lab/runs").mkdir(parents=True, exist_ok=True)
 
 
 def test_a_question_whose_runs_are_not_there_keeps_its_answer(tmp_path, monkeypatch, capsys):
-    def asked_of(question, folder):
+    def answer_of(question, folder):
         if question is QUESTIONS[2]:
             raise ValueError("the tuning lacks 6 runs")
         return {"difference": None, "conclusion": "interim"}
 
-    kept = tmp_path / "kept.json"
-    kept.write_text(json.dumps({"questions": {"2": "an answer"}}))
+    earlier = tmp_path / "kept.json"
+    earlier.write_text(json.dumps({"questions": {"2": "an answer"}}))
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr(credit_questions, "asked", asked_of)
-    line = ["credit_questions.py", "--runs", str(tmp_path), "--output", str(kept)]
+    monkeypatch.setattr(credit_questions, "answer_to", answer_of)
+    line = ["credit_questions.py", "--runs", str(tmp_path), "--output", str(earlier)]
     monkeypatch.setattr(sys, "argv", line)
     credit_questions.main()
-    found = json.loads(kept.read_text())["questions"]
+    found = json.loads(earlier.read_text())["questions"]
     assert found == {"1": {"difference": None, "conclusion": "interim"}, "2": "an answer"}
     assert "the tuning lacks 6 runs (ARMS=q2 " in capsys.readouterr().out
 
@@ -136,9 +136,9 @@ def test_the_conclusions_are_those_of_the_decision_tables():
 
 
 def test_the_page_has_the_kept_answer():
-    kept = json.loads((ROOT / "benchmarks/results/credit_questions.json").read_text())["questions"]
+    earlier = json.loads((ROOT / "benchmarks/results/credit_questions.json").read_text())["questions"]
     page = (ROOT / "docs/credit-questions.md").read_text()
-    for found in kept.values():
+    for found in earlier.values():
         row = _shown(found["difference"])
         assert all(row[name] in page for name in ("evaluated", "final", "best", "steps", "iqm", "improvement"))
         assert found["conclusion"].split(",")[0] in page.replace("Words", "words")

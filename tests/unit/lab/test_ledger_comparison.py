@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import run_tables
 from lab_cases import write_run
-from ledger_comparison import LARGE, SETTINGS, Asked, Kept, compared, differences
+from ledger_comparison import LARGE, SETTINGS, Comparison, Runs, compared, differences
 
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
@@ -24,26 +24,26 @@ def write(folder, rule, accuracy, large=None, **changes):
     start = start_policy(SETTINGS, folder, print)
     for job in jobs(settings, parse_rules(rule), accuracy, start, large or fingerprint(start), folder):
         write_run(job, accuracy[job.seed])
-        kept = json.loads(job.path.read_text()) | {"final": accuracy[job.seed] / 2}
+        content = json.loads(job.path.read_text()) | {"final": accuracy[job.seed] / 2}
         made = {"commit": "c0ffee", "machine": "a CPU", "versions": {"torch": "2"}}
-        job.path.write_text(json.dumps(kept | {"made": made}))
+        job.path.write_text(json.dumps(content | {"made": made}))
 
 
 def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
     write(tmp_path, "uniform", {0: 0.5, 1: 0.6, 3: 0.5, 99: 0.1})
     write(tmp_path, "shear", {0: 0.6, 1: 0.5, 2: 0.9, 99: 0.9})
-    kept = Kept(tmp_path)
-    found = differences(kept, Asked("primary", "shear", "uniform"))
+    runs = Runs(tmp_path)
+    found = differences(runs, Comparison("primary", "shear", "uniform"))
     assert found["mean"] == pytest.approx([0.1, -0.1]) and found["final"] == pytest.approx([0.05, -0.05])
-    assert [made["commit"] for made in distinct(kept.made)] == ["c0ffee"]
+    assert [made["commit"] for made in distinct(runs.made)] == ["c0ffee"]
 
 
 def test_runs_of_the_larger_policy_are_recognised_by_its_weights(tmp_path):
-    asked = Asked("5.1M", "shear", "uniform", large=True)
+    comparison = Comparison("5.1M", "shear", "uniform", large=True)
     for rule, accuracy in {"uniform": 0.4, "shear": 0.6}.items():
         write(tmp_path, rule, {0: 0.5})
         write(tmp_path, rule, {0: accuracy}, large=LARGE, start="runs/ledger/large")
-    assert differences(Kept(tmp_path), asked)["mean"] == pytest.approx([0.2])
+    assert differences(Runs(tmp_path), comparison)["mean"] == pytest.approx([0.2])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def published(name):
 )
 def test_the_published_differences_are_those_of_the_table(tables, name, study, earlier):
     """Every run is found, also of rules whose files were edited since."""
-    found = compared(Kept(tables[study]), Kept(tables[earlier]) if earlier else None)
+    found = compared(Runs(tables[study]), Runs(tables[earlier]) if earlier else None)
     rows = published(name)["differences"]
     assert [(row["rule"], row["over"], row["seeds"]) for row in found] == [
         (row["rule"], row["over"], row["seeds"]) for row in rows
@@ -87,7 +87,7 @@ def test_the_published_gates_are_those_of_the_table(tables):
 
 @pytest.mark.parametrize("number", credit_questions.QUESTIONS)
 def test_the_published_answers_are_those_of_the_table(tables, number):
-    found = credit_questions.asked(credit_questions.QUESTIONS[number], tables["credit_questions_runs"])
+    found = credit_questions.answer_to(credit_questions.QUESTIONS[number], tables["credit_questions_runs"])
     answer = published("credit_questions")["questions"][str(number)]
     assert found["conclusion"] == answer["conclusion"] and found["means"] == pytest.approx(answer["means"])
     for measure in credit_questions.MEASURES:
@@ -111,7 +111,7 @@ def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
     for folder, shear in ((now, 0.9), (then, 0.6)):
         write(folder, "uniform", {0: 0.5, 1: 0.5})
         write(folder, "shear", {0: shear, 1: shear**2})
-    rows = compared(Kept(now), Kept(then))
+    rows = compared(Runs(now), Runs(then))
     found = {(row["part"], row["rule"], row["over"]): row["mean"]["mean"] for row in rows}
     assert found[("primary", "shear", "uniform")] == pytest.approx((0.9 + 0.81) / 2 - 0.5)
     assert found[("again", "shear", "shear")] == pytest.approx((0.9 + 0.81 - 0.6 - 0.36) / 2)
@@ -121,7 +121,7 @@ def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
 def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):
     write(tmp_path, "uniform", {0: 0.5})
     write(tmp_path, "uniform", {0: 0.8}, learning_rate=2e-4)
-    found = differences(Kept(tmp_path), Asked("learning rate", "uniform", "uniform", learning_rate=2e-4))
+    found = differences(Runs(tmp_path), Comparison("learning rate", "uniform", "uniform", learning_rate=2e-4))
     assert found["mean"] == pytest.approx([0.3])
 
 
@@ -129,17 +129,20 @@ def test_two_rules_are_compared_at_another_rate(tmp_path):
     for rate, shear in {1e-4: 0.6, 2e-4: 0.9}.items():
         write(tmp_path, "uniform", {0: 0.5}, learning_rate=rate)
         write(tmp_path, "shear", {0: shear}, learning_rate=rate)
-    asked = Asked("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4)
-    assert differences(Kept(tmp_path), asked)["mean"] == pytest.approx([0.4])
+    comparison = Comparison("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4)
+    assert differences(Runs(tmp_path), comparison)["mean"] == pytest.approx([0.4])
 
 
 def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):
-    asked = Asked("primary", "shear", "uniform", range(3)), Asked("secondary", "shear", "shear/permuted", range(4))
-    monkeypatch.setattr(ledger_comparison, "ASKED", (*asked, replace(asked[1], over="shear/matched")))
+    planned = (
+        Comparison("primary", "shear", "uniform", range(3)),
+        Comparison("secondary", "shear", "shear/permuted", range(4)),
+    )
+    monkeypatch.setattr(ledger_comparison, "COMPARISONS", (*planned, replace(planned[1], over="shear/matched")))
     write(tmp_path, "uniform", {0: 0.5, 1: 0.5, 2: 0.5})
     write(tmp_path, "shear", {0: 0.51, 1: 0.52, 2: 0.53})
     write(tmp_path, "shear/permuted", {0: 0.5, 1: 0.5, 2: 0.5})
-    primary, secondary = compared(Kept(tmp_path))
+    primary, secondary = compared(Runs(tmp_path))
     # t = 0.02 / (0.01 / sqrt(3)) with 2 degrees of freedom: P(|T| > t) = 1 - t / sqrt(2 + t^2)
     t = 2 * np.sqrt(3)
     p = 1 - t / np.sqrt(2 + t * t)
@@ -150,7 +153,7 @@ def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):
 
 
 def test_every_planned_rule_is_one_and_no_difference_is_of_a_rule_with_itself():
-    for asked in ledger_comparison.ASKED:
-        names = {asked.rule, asked.over}
+    for comparison in ledger_comparison.COMPARISONS:
+        names = {comparison.rule, comparison.over}
         made = [variant.rule(SETTINGS) for variant in parse_rules(",".join(names))]
-        assert len(made) == len(names) == 2 or asked.learning_rate != asked.its_rate, asked
+        assert len(made) == len(names) == 2 or comparison.learning_rate != comparison.its_rate, comparison
