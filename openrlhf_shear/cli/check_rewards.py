@@ -21,7 +21,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @frame.command(_flags, __doc__)
 def main(args: argparse.Namespace) -> None:
     jail = find_jail()
-    rows = [{"escape": name, "refused by": by, "what happened": said} for name, by, said in try_escapes(jail)]
+    rows = [{"escape": name, "refused by": by, "what happened": outcome} for name, by, outcome in try_escapes(jail)]
     worked = [row["escape"] for row in rows if not refused(row["what happened"])]
     print_tables([Table("", tuple(rows[0]), [tuple(row.values()) for row in rows], left=tuple(rows[0]))])
     print("jail: " + "; ".join(jail.mechanisms))

@@ -61,18 +61,18 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
     _check_template(args)
     if problem := not_writable(nearest(args.output)):
         raise ValueError(f"--output cannot be written to: {problem}: got {str(args.output)!r}; use another folder")
-    made = Plan(
+    result = Plan(
         model=args.model,
         questions=[question for each in chosen for question in load_questions(each, args.data_dir, args.limit)],
         tasks={benchmark.name: benchmark.task for benchmark in chosen},
         ks={benchmark.name: k or benchmark.k for benchmark in chosen},
         sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
-        asked=PromptFormat(args.prompt_format == "chat", args.input_template),
+        prompt_format=PromptFormat(args.prompt_format == "chat", args.input_template),
         max_model_len=args.max_model_len,
         token_ids=token_ids,
     )
-    _try_graders(args, {*made.tasks.values()}, made.questions[0])
-    return made
+    _try_graders(args, {*result.tasks.values()}, result.questions[0])
+    return result
 
 
 def _try_graders(args: argparse.Namespace, tasks: set[str], first: Question) -> None:

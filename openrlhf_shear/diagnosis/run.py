@@ -76,13 +76,13 @@ class Diagnosis:
         ((dataset, samples),) = self.problems.ks.items()
         asked = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
         asked |= {"completions": self.completions, "problems": len(self.problems.questions)}
-        asked |= asdict(self.problems.sampling) | {"chat": self.problems.asked.chat}
+        asked |= asdict(self.problems.sampling) | {"chat": self.problems.prompt_format.chat}
         return asked | asdict(self.config) | self.beside
 
     @property
     def beside(self) -> dict:
         """The settings of the controls and the input template; empty without them, as in older tables."""
-        template = self.problems.asked.template
+        template = self.problems.prompt_format.template
         return ({"controls": True} if self.controls else {}) | ({} if template is None else {"template": template})
 
 

@@ -44,7 +44,7 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
     groups = []
     for question in problems.questions:
         answers = by_question.get(question.id, [])
-        ids = question_ids(tokenizer, question, problems.asked)
+        ids = question_ids(tokenizer, question, problems.prompt_format)
         prompt = tokenizer.decode(ids)
         rollouts = [
             Rollout(

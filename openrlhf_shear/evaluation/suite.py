@@ -39,5 +39,5 @@ def suite_plan(args: Namespace) -> Plan:
         tasks={benchmark.name: benchmark.task for benchmark in benchmarks},
         ks={benchmark.name: chosen.k or benchmark.k for benchmark in benchmarks},
         sampling=Sampling(chosen.temperature, 1.0, args.rollout.max_new_tokens or data.max_len, args.train.seed),
-        asked=PromptFormat(data.apply_chat_template, data.input_template),
+        prompt_format=PromptFormat(data.apply_chat_template, data.input_template),
     )

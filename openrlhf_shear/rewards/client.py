@@ -124,8 +124,8 @@ class RewardClient:
                 except _CallError as error:
                     answered = error.answered
                     tries = f"after {attempt + 1} of {self._retries + 1} tries"
-                    told = hidden(error.detail, *self._secrets)[:400]
-                    detail = f"{server.shown} {told} ({tries})"
+                    cause = hidden(error.detail, *self._secrets)[:400]
+                    detail = f"{server.shown} {cause} ({tries})"
                     failed = Verdict(None, failure=error.failure, which=error.which, detail=detail)
                     if not error.again:
                         return failed
@@ -192,21 +192,21 @@ class RewardClient:
                     break
                 url = target
         except (aiohttp.ClientError, OSError) as error:  # OSError includes the TimeoutError of the whole call
-            said = f"{type(error).__name__}: {str(error) or 'without a message'}"
+            problem = f"{type(error).__name__}: {str(error) or 'without a message'}"
             failure = _failure(error)
             which = type(error).__name__ if failure is Failure.SERVER_RAISED else ""
-            detail = said + self._waited(error)
+            detail = problem + self._waited(error)
             raise _CallError(failure, detail, which=which, again=True, answered=False) from error
-        said = hidden(text[:5000].decode(errors="replace"), *self._secrets)[:200]
+        shown = hidden(text[:5000].decode(errors="replace"), *self._secrets)[:200]
         if status >= 300:
             again, gone = status >= 500 or status in _AGAIN, status in _GATEWAY
-            detail = f"HTTPStatus: {status} {response.reason or ''}{_elsewhere(response)}: {said!r}"
+            detail = f"HTTPStatus: {status} {response.reason or ''}{_elsewhere(response)}: {shown!r}"
             failure = Failure.SERVER_ANSWERED
             raise _CallError(failure, detail, which=str(status), again=again, answered=not gone)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            detail = f"{type(error).__name__}: {error}: {said!r}"
+            detail = f"{type(error).__name__}: {error}: {shown!r}"
             raise _CallError(Failure.SERVER_NO_JSON, detail, again=True, answered=True) from error
 
     def _waited(self, error: Exception) -> str:

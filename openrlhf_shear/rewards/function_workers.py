@@ -52,7 +52,7 @@ class _Process(subprocess.Popen):
         with socket.socket(fileno=os.dup(self.pipe.fileno())) as ours:
             limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._asked = 0  # requests so far; request 0 is the report of the import
+        self._requests = 0  # requests so far; request 0 is the report of the import
         command = [sys.executable, "-m", __name__, path, str(theirs.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment["PYTHONDONTWRITEBYTECODE"] = "1"  # leave no cache beside the user's file
@@ -68,9 +68,9 @@ class _Process(subprocess.Popen):
 
     def ask(self, *request: object, seconds: float) -> object:
         """Return the answer to a request. Raises as `hear`."""
-        self._asked += 1
+        self._requests += 1
         try:
-            self.pipe.send((self._asked, *request))
+            self.pipe.send((self._requests, *request))
             return self.hear(seconds)
         except ConnectionError as error:
             raise self._ended() from error
@@ -91,8 +91,8 @@ class _Process(subprocess.Popen):
             raise self._ended() from error
         except ValueError as error:
             raise _OutOfTurnError(f"wrote something other than an answer into its answer pipe: {error}") from error
-        if not isinstance(message, list) or len(message) != 2 or message[0] != self._asked or self._says_more():
-            raise _OutOfTurnError(f"did not answer exactly request {self._asked}: got {str(message)[:200]}")
+        if not isinstance(message, list) or len(message) != 2 or message[0] != self._requests or self._says_more():
+            raise _OutOfTurnError(f"did not answer exactly request {self._requests}: got {str(message)[:200]}")
         return message[1]
 
     def _says_more(self) -> bool:
@@ -182,8 +182,8 @@ class FunctionWorkers(Crew):
         except _OutOfTurnError as error:
             return Verdict(None, failure=Failure.OUT_OF_TURN, detail=str(error)), False
         except (EOFError, OSError, ClosedError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
-            told = Verdict(None, failure=Failure.WORKER_DIED, detail=str(error))
-            return told, None if isinstance(error, ClosedError) or called_off() else False
+            verdict = Verdict(None, failure=Failure.WORKER_DIED, detail=str(error))
+            return verdict, None if isinstance(error, ClosedError) or called_off() else False
 
     def _refusal(self) -> Verdict:
         """Return the failure of a rollout that is not tried, as the calls before it came to nothing."""

@@ -47,16 +47,16 @@ def _as_openrlhf(function: Callable, signature: inspect.Signature) -> Callable:
 
     def called(queries: list[str], prompts: list[str], labels: list) -> dict:
         fields = labels[0] if isinstance(labels[0], dict) else {}
-        given = {name: [value] for name, value in fields.items() if takes_all or name in signature.parameters}
-        given |= {"prompts": prompts, "completions": [answer_of(queries[0], prompts[0])]}
-        missing = [name for name in columns if name not in given]
+        keywords = {name: [value] for name, value in fields.items() if takes_all or name in signature.parameters}
+        keywords |= {"prompts": prompts, "completions": [answer_of(queries[0], prompts[0])]}
+        missing = [name for name in columns if name not in keywords]
         if missing and len(columns) > 1:
             needs = f"it needs {', '.join(columns)}, and the label has no {', '.join(missing)}"
             raise TypeError(f"{needs}; use --data.label_key {','.join(columns)}")
-        given |= {name: labels for name in missing}
+        keywords |= {name: labels for name in missing}
         if not (takes_all or "prompts" in signature.parameters):
-            del given["prompts"]
-        output = function(**given)
+            del keywords["prompts"]
+        output = function(**keywords)
         return output if isinstance(output, dict) else {"rewards": output}
 
     return called
@@ -86,8 +86,8 @@ def problem_of(module: ModuleType) -> str | None:
         return None
     if _is_trl(signature):
         lacking = ", ".join(name for name in _columns(signature) if name in _OF_TRL)
-        told = f"has a {name} that needs {lacking}, which only TRL's trainer has; use completions, or **kwargs"
-        return told if lacking else None
+        problem = f"has a {name} that needs {lacking}, which only TRL's trainer has; use completions, or **kwargs"
+        return problem if lacking else None
     try:
         signature.bind([""], [""], [""])
     except TypeError as error:

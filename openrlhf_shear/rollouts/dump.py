@@ -26,24 +26,24 @@ class StepRollouts:
 
 
 def rollout_rows(
-    made: StepRollouts, tokenizer, group_size: int, first_error: FirstError | None = None
+    step: StepRollouts, tokenizer, group_size: int, first_error: FirstError | None = None
 ) -> list[Rollout]:
     """Return a row for each rollout, in the order of the step's prompts; `first_error` is the task's, if known.
 
     Rows hold response tokens only: neither the prompt's, nor those of an environment between two turns.
     """
     judged = {}  # rollout -> (reward, correct)
-    for group in made.groups:
+    for group in step.groups:
         judged |= zip(group.rollouts, zip(group.rewards, group.correct, strict=True), strict=True)
-    spans = _span_columns(made.groups, group_size)
+    spans = _span_columns(step.groups, group_size)
     rows = {}
-    for experience in made.experiences:
+    for experience in step.experiences:
         offset = experience.sequences.shape[1] - experience.action_mask.shape[1]
         for row, i in enumerate(experience.index):
             mask = experience.action_mask[row].bool()
             ids = experience.sequences[row, offset:][mask].tolist()
             prompt = _text(experience.prompts[row])
-            credit, (reward, correct) = made.tokens[i], judged[i]
+            credit, (reward, correct) = step.tokens[i], judged[i]
             failed = math.isnan(reward)
             rows[i] = Rollout(
                 group=str(i // group_size),

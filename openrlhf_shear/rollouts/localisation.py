@@ -207,8 +207,8 @@ def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, wit
     for trace in traces:
         weights, index = np.asarray(trace.weights, dtype=float), np.arange(len(trace.weights))
         wrong = index >= (len(index) if trace.first_error is None else trace.first_error)
-        kept = ~(wrong & trace.correct)
-        columns.append((np.full(len(index), trace.group)[kept], weights[kept], index[kept], wrong[kept]))
+        chosen = ~(wrong & trace.correct)
+        columns.append((np.full(len(index), trace.group)[chosen], weights[chosen], index[chosen], wrong[chosen]))
     groups, weights, index, wrong = map(np.concatenate, zip(*columns, strict=True)) if columns else np.zeros((4, 0))
     wrong, index = wrong.astype(bool), index.astype(int)
     problems, number = problem_codes(groups)

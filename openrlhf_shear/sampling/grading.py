@@ -43,8 +43,8 @@ class Grading:
         if self.cores < 0:
             raise ValueError(f"cores must be at least 0: got {self.cores}; use 0 for half of the machine's")
         if not 0 <= self.timeout < float("inf"):
-            given = f"got {self.timeout}; use e.g. 10, or 0 for the default"
-            raise ValueError(f"timeout must be a number of seconds: {given}")
+            got = f"got {self.timeout}; use e.g. 10, or 0 for the default"
+            raise ValueError(f"timeout must be a number of seconds: {got}")
         check_formats(self.answer_format.split(","))
         if self.memory_mb < 64:
             raise ValueError(f"memory_mb must be at least 64: got {self.memory_mb}; use e.g. 1024")
@@ -91,21 +91,21 @@ def grade(
         bar = tqdm(None, "grading", count, file=sys.stderr, disable=not progress, unit="answer")
         stack.enter_context(bar)
         for task, places in due.items():
-            asked = [(questions[completions[at].benchmark, completions[at].question], completions[at]) for at in places]
-            for at, verdict in zip(places, _verdicts(pools[task], task, asked), strict=True):
+            pairs = [(questions[completions[at].benchmark, completions[at].question], completions[at]) for at in places]
+            for at, verdict in zip(places, _verdicts(pools[task], task, pairs), strict=True):
                 completions[at] = replace(completions[at], verdict=verdict)
                 bar.update()
     return completions
 
 
-def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completion]]) -> Iterator[Verdict]:
+def _verdicts(pool: RewardPool, task: str, pairs: list[tuple[Question, Completion]]) -> Iterator[Verdict]:
     """Yield a verdict for each completion, in order; log the first failure of each kind."""
     samples = []
-    for question, completion in asked:
+    for question, completion in pairs:
         prompt = "\n\n".join(message["content"] for message in question.messages)
         samples.append((prompt + completion.response, prompt, question.label, question.tolerance))
     lenient, shown = GRADERS[task].lenient if task in GRADERS else None, set()
-    for (question, _), verdict in zip(asked, pool.grade_all(samples), strict=True):
+    for (question, _), verdict in zip(pairs, pool.grade_all(samples), strict=True):
         if verdict.failure is not None and verdict.why not in shown:
             shown.add(verdict.why)
             logger.warning("%s on %s of %s: %s", verdict.why, question.id, question.benchmark, verdict.detail[:300])

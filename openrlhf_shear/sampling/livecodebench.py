@@ -43,16 +43,16 @@ def label(row: Mapping[str, Any]) -> tuple[str, str]:
     rows = [*_read(row, "public_test_cases", list), *_private(row)]
     cases = [_case(case, "functional" if name else "stdin") for case in rows]
     if not name:
-        return tests({"inputs": [given for given, _ in cases], "outputs": [wanted for _, wanted in cases]})
-    inputs = [[_json("a test", line) for line in given.split("\n") if line.strip()] for given, _ in cases]
+        return tests({"inputs": [text for text, _ in cases], "outputs": [wanted for _, wanted in cases]})
+    inputs = [[_json("a test", line) for line in text.split("\n") if line.strip()] for text, _ in cases]
     return tests({"inputs": inputs, "outputs": [_result(wanted) for _, wanted in cases], "fn_name": name})
 
 
 def _case(case: Any, kind: str) -> tuple[str, str]:
     """Return input and output of a test."""
     match case:
-        case {"testtype": k, "input": str(given), "output": str(wanted)} if k == kind:
-            return given, wanted
+        case {"testtype": k, "input": str(text), "output": str(wanted)} if k == kind:
+            return text, wanted
     raise DataError(f"a test must be a {kind} one with texts for input and output: got {str(case)[:200]!r}")
 
 

@@ -20,7 +20,7 @@ class Plan:
     tasks: Mapping[str, str]
     ks: Mapping[str, int]
     sampling: Sampling
-    asked: PromptFormat = CHAT
+    prompt_format: PromptFormat = CHAT
     max_model_len: int | None = None  # tokens of prompt and completion (default: the model's limit)
     token_ids: bool = False  # whether to keep the tokens of completions too
     longest_prefix: int = 0  # tokens of extra room in the engines, beside prompt and completion
@@ -29,10 +29,10 @@ class Plan:
 
     def settings(self) -> dict:
         """Return the settings that a resume must share with the run it continues."""
-        asked = {"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.asked.chat}
-        if self.asked.template is not None:
-            asked["template"] = self.asked.template
-        return {**asked, "max_model_len": self.max_model_len, **asdict(self.sampling), **self.more}
+        settings = {"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.prompt_format.chat}
+        if self.prompt_format.template is not None:
+            settings["template"] = self.prompt_format.template
+        return {**settings, "max_model_len": self.max_model_len, **asdict(self.sampling), **self.more}
 
 
 def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> list[Completion]:

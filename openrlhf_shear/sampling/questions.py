@@ -128,7 +128,7 @@ def _question(benchmark: Benchmark, row: Row, key: str | None, number: int, at: 
     try:
         if benchmark.keep and not benchmark.keep(row):
             return None
-        asked, (label, kind) = benchmark.prompt(row), benchmark.label(row)
+        prompt, (label, kind) = benchmark.prompt(row), benchmark.label(row)
         tolerance = benchmark.tolerance(row) if benchmark.tolerance else None
     except Dropped as drop:
         raise DataError(f"{at} cannot be used: {drop.reason}: {drop.detail[:300]}") from drop
@@ -136,7 +136,7 @@ def _question(benchmark: Benchmark, row: Row, key: str | None, number: int, at: 
         raise DataError(f"{at} cannot be used: {error}") from error
     if problem := _label_problem(benchmark.task, label, kind):
         raise DataError(f"{at} cannot be used: its label {problem}")
-    turns = asked if isinstance(asked, list) else messages(ReadProblem(asked, label, kind), benchmark.system)
+    turns = prompt if isinstance(prompt, list) else messages(ReadProblem(prompt, label, kind), benchmark.system)
     return Question(benchmark.name, str(row[key] if key else number), turns, label, tolerance)
 
 

@@ -49,7 +49,7 @@ class Completion:
     def to_json(self) -> dict:
         row = asdict(self)
         if self.verdict is not None:
-            row["verdict"] = _kept(self.verdict)
+            row["verdict"] = _row(self.verdict)
         return _without_none(row, "token_ids")
 
     @classmethod
@@ -58,7 +58,7 @@ class Completion:
         return cls(**{**row, "verdict": None if verdict is None else of_texts(**verdict)})
 
 
-def _kept(verdict: Verdict) -> dict:
+def _row(verdict: Verdict) -> dict:
     """Return what the files have of a verdict. Older and newer versions read its reason or failure as text."""
     failed = verdict.failure is not None
     texts = {"reason": None if failed else verdict.why, "failure": verdict.why if failed else None}

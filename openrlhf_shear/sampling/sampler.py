@@ -76,9 +76,9 @@ Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Verdict
 Starter = Callable[[], AbstractContextManager[Sampler]]  # starts a sampler, and stops it at the end
 
 
-def question_ids(tokenizer, question: Question, asked: PromptFormat) -> list[int]:
+def question_ids(tokenizer, question: Question, prompt_format: PromptFormat) -> list[int]:
     """Return the token ids of a question as the policy reads it."""
-    return prompt_ids(tokenizer, asked.text(tokenizer, question.messages))
+    return prompt_ids(tokenizer, prompt_format.text(tokenizer, question.messages))
 
 
 def seed_of(seed: int, benchmark: str, question: str, sample: int) -> int:

@@ -150,11 +150,11 @@ class Store:
 
 def latest(completions: Iterable[Completion]) -> list[Completion]:
     """Return one completion for each key: the first that did not fail, else the last."""
-    kept: dict[Key, Completion] = {}
+    by_key: dict[Key, Completion] = {}
     for completion in completions:
-        if completion.key not in kept or kept[completion.key].failed:
-            kept[completion.key] = completion
-    return list(kept.values())
+        if completion.key not in by_key or by_key[completion.key].failed:
+            by_key[completion.key] = completion
+    return list(by_key.values())
 
 
 def _lines(rows: Iterable[dict]) -> str:

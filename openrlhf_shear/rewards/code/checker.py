@@ -52,7 +52,7 @@ class Checker:
             DiedError: the checker was killed.
         """
         try:
-            return self._said(at, output, timeout)
+            return self._answer(at, output, timeout)
         except NoAnswerError as error:
             self._control(at, error)
             raise
@@ -62,7 +62,7 @@ class Checker:
         _, expected = self._of_test(at)
         output = plain.encode(expected) if isinstance(self._tests, FunctionTests) else expected
         try:
-            self._said(at, output, self._timeout)
+            self._answer(at, output, self._timeout)
         except NoAnswerError:
             raise CheckerError(f"the label's checker gave no answer for test {at}: {error.detail}") from None
 
@@ -71,18 +71,18 @@ class Checker:
             return self._tests.inputs[at], self._tests.outputs[at]
         return self._tests.arguments[at], self._tests.expected(at)
 
-    def _said(self, at: int, output: object, timeout: float) -> bool:
-        given, expected = self._of_test(at)
+    def _answer(self, at: int, output: object, timeout: float) -> bool:
+        value, expected = self._of_test(at)
         deadline = time.monotonic() + timeout + GRACE_SECONDS
-        task = {"input": given, "expected": expected, "output": output, "timeout": timeout}
+        task = {"input": value, "expected": expected, "output": output, "timeout": timeout}
         try:
             self._process.tell(task, deadline)
             ended = self._process.hear(deadline)
         except TimeoutError as error:
             raise CheckerError(f"the label's checker is late for test {at}") from error
         raise_if_killed(ended, timeout, "the label's checker")
-        said = _SAID.get(ended["answer"])
-        if ended["how"] != "ended" or ended["code"] != 0 or said is None:
+        answer = _SAID.get(ended["answer"])
+        if ended["how"] != "ended" or ended["code"] != 0 or answer is None:
             last = [ended["how"], *ended["stderr"].strip().splitlines()][-1]
             raise NoAnswerError(ended["how"] == "timeout", last[:_MOST_CHARACTERS])
-        return said
+        return answer

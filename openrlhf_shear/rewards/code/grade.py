@@ -219,13 +219,13 @@ class _Grade:
         memory_mb = max(self._job["memory_mb"] + _TESTS_MB, _JUDGE_MB)
         judge.tell(vars(tests) | {"kind": "judge", "memory_mb": memory_mb}, deadline)
         while True:
-            said = _heard(judge, deadline)
-            if said["gone"]:
+            report = _heard(judge, deadline)
+            if report["gone"]:
                 ended = solver.end(gone=True)
                 raise_if_killed(ended, self._timeout, "the program")
                 if ended["overfull"]:
                     raise _OverError("the program made too many files")
-            yield Outcome(said["outcome"]), said["detail"]
+            yield Outcome(report["outcome"]), report["detail"]
 
     def _start(self, stack: ExitStack, side: str, packages: bool, *pipes: int) -> Grade:
         """Start a process on a side, for code that needs packages or not."""

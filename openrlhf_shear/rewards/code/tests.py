@@ -184,13 +184,13 @@ def _lines(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _arguments(given: object) -> tuple:
-    if isinstance(given, str):
+def _arguments(value: object) -> tuple:
+    if isinstance(value, str):
         try:
-            return tuple(json.loads(line) for line in given.split("\n") if line.strip())
+            return tuple(json.loads(line) for line in value.split("\n") if line.strip())
         except ValueError:
-            return (given,)
-    return tuple(given) if isinstance(given, list) else (given,)
+            return (value,)
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _accepted(result: object) -> tuple:

@@ -113,25 +113,25 @@ def same_output(expected: str, got: str) -> bool:
     """Return whether two outputs are equal by line without space at the ends, else by token, numbers as decimals."""
     if len(got) > 8 * len(expected) + 4096:
         return False
-    wanted, said = ([line.strip() for line in text.strip().splitlines()] for text in (expected, got))
-    if len(wanted) != len(said):
+    wanted, output = ([line.strip() for line in text.strip().splitlines()] for text in (expected, got))
+    if len(wanted) != len(output):
         return False
-    pairs = [(line.split(), other.split()) for line, other in zip(wanted, said, strict=True) if line != other]
+    pairs = [(line.split(), other.split()) for line, other in zip(wanted, output, strict=True) if line != other]
     return all(len(tokens) == len(others) and all(map(_same_token, tokens, others)) for tokens, others in pairs)
 
 
-def _same_token(wanted: str, said: str) -> bool:
-    if wanted == said:
+def _same_token(wanted: str, output: str) -> bool:
+    if wanted == output:
         return True
     if endless := _endless(wanted):
-        return endless == _endless(said)
+        return endless == _endless(output)
     if _ZEROS.match(wanted):  # 007: a name, not a number
         return False
-    if not _NUMBER.fullmatch(wanted) or not _NUMBER.fullmatch(said):
+    if not _NUMBER.fullmatch(wanted) or not _NUMBER.fullmatch(output):
         return False
     with decimal.localcontext() as context:
         context.traps[decimal.Overflow] = context.traps[decimal.InvalidOperation] = False
-        expected, got = decimal.Decimal(wanted), decimal.Decimal(said)
+        expected, got = decimal.Decimal(wanted), decimal.Decimal(output)
         exact = not set(".eE") & set(wanted)
         return expected == got if exact else abs(expected - got) <= TOLERANCE * max(1, abs(expected))
 

@@ -293,13 +293,13 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
     except JailError as error:
         return str(error)
     try:
-        counted, said = process.communicate(timeout=_PROBE_SECONDS)
+        counted, errors = process.communicate(timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return f"it did not start within {_PROBE_SECONDS:g} s"
     finally:
         kill(process)
     if process.returncode != 0:
-        return said.decode(errors="replace").strip()[-500:] or f"it ended with exit code {process.returncode}"
+        return errors.decode(errors="replace").strip()[-500:] or f"it ended with exit code {process.returncode}"
     least, started, most = map(int, counted.split())
     if not least <= started <= most:
         jail.threads = 0

@@ -61,14 +61,14 @@ class ControlGroup:
 def make() -> ControlGroup:
     """Make a group; it limits nothing if no control group can be made."""
     name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
-    made: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for controller, version, parent in parents():
         folder, (file, value) = parent / name, _LIMITS[controller][version - 1]
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
-            made[folder] = None
+            folders[folder] = None
             (folder / file).write_text(value)
-    return ControlGroup(tuple(made))
+    return ControlGroup(tuple(folders))
 
 
 def is_limited(group: ControlGroup) -> bool:

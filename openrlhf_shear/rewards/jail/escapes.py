@@ -187,22 +187,22 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
         "PARENT": os.getpid(),
         "MARK": MARK,
     }
-    given = {"names": names, "attempts": {name: attempt for name, (attempt, _) in ESCAPES.items()}}
+    request = {"names": names, "attempts": {name: attempt for name, (attempt, _) in ESCAPES.items()}}
     process = jail.start(INSIDE / "escapes.py", Limits())
     try:
-        out, _ = process.communicate(json.dumps(given).encode() + b"\n", timeout=_SECONDS)
+        out, _ = process.communicate(json.dumps(request).encode() + b"\n", timeout=_SECONDS)
     finally:
         kill(process)
-    said = dict(map(json.loads, out.splitlines()))
+    outcomes = dict(map(json.loads, out.splitlines()))
     attempts = [{name: attempt for name, (attempt, _) in ESCAPES_OF_A_PROGRAM.items()}]
     for name, (leave, find, _) in LEFT_BEHIND.items():
         attempts += [{"leaving": leave}, {name: find}]
     for tried in _of_programs(jail, names, attempts):
-        said |= tried
+        outcomes |= tried
     left = {name: (find, refuses) for name, (_, find, refuses) in LEFT_BEHIND.items()}
     every = ESCAPES | ESCAPES_OF_A_PROGRAM | left
-    told = [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
-    return [row for row in told if row[0] not in jail.lacks]
+    rows = [(name, refuses, outcomes.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
+    return [row for row in rows if row[0] not in jail.lacks]
 
 
 def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
@@ -220,8 +220,8 @@ def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterato
                 host.greet()
             with contextlib.closing(Grade(host)) as grade, contextlib.suppress(DiedError, TimeoutError):
                 deadline = time.monotonic() + _SECONDS
-                given = json.dumps({"names": names, "attempts": attempts})
-                for message in (job, {"stdin": given + "\n", "timeout": _SECONDS}):
+                request = json.dumps({"names": names, "attempts": attempts})
+                for message in (job, {"stdin": request + "\n", "timeout": _SECONDS}):
                     grade.tell(message, deadline)
                 yield dict(map(json.loads, grade.hear(deadline)["stdout"].splitlines()))
             clean = grade.is_clean()

@@ -16,7 +16,7 @@ def old_bubblewrap(bwrap: str, needed: Iterable[str]) -> str:
 
     Version 0.4.1 of RHEL 9 has no --size (new in 0.7.0), which limits a jail's /tmp.
     """
-    help_, version = (_said(bwrap, flag) for flag in ("--help", "--version"))
+    help_, version = (_output(bwrap, flag) for flag in ("--help", "--version"))
     known = set(help_.split())
     lacking = sorted({flag for flag in needed if flag.startswith("--") and flag != "--"} - known)
     if "--unshare-user" not in known or not lacking:  # not the help of bubblewrap
@@ -56,7 +56,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _said(bwrap: str, flag: str) -> str:
+def _output(bwrap: str, flag: str) -> str:
     try:
         return subprocess.run([bwrap, flag], capture_output=True, text=True, timeout=_SECONDS).stdout
     except (OSError, subprocess.SubprocessError):

@@ -73,7 +73,7 @@ def answer_place(response: str) -> int | None:
 
 def _boxed(response: str) -> str | None:
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
-    return _boxes_to(response, at) if at >= 0 else _said(response[-_TAIL:])
+    return _boxes_to(response, at) if at >= 0 else _unboxed(response[-_TAIL:])
 
 
 def _tagged(response: str) -> str | None:
@@ -161,16 +161,16 @@ def _box_at(response: str, at: int) -> tuple[str, int] | None:
     return text[start + 1 : end], at + end + 1
 
 
-def _said(tail: str) -> str | None:
+def _unboxed(tail: str) -> str | None:
     hashes = tail.rfind("####")
-    *_, said = [None, *_SAID.finditer(tail)]
+    *_, mark = [None, *_SAID.finditer(tail)]
     marked, _, after = tail[hashes + 4 :].strip().partition("\n")
     heads = (after and not re.search(r"[0-9$\\]", marked)) or _HEADING.match(marked)  # it heads a paragraph
-    if hashes >= 0 and (said is None or (said.start() < hashes and not heads)):
+    if hashes >= 0 and (mark is None or (mark.start() < hashes and not heads)):
         return marked.strip(_NOT_SAID)
-    if said is None:
+    if mark is None:
         return None
-    rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")
+    rest = tail[mark.end() :].lstrip(_NOT_SAID + "\n")
     if display := _DISPLAY.match(rest):
         return display[1] or display[2]
     line = rest.partition("\n")[0].strip(_NOT_SAID)

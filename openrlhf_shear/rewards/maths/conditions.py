@@ -54,9 +54,9 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
         place = domain.start() if domain else None
     if not place or not _closed(value := text[:place].strip().rstrip(",;").strip()):
         return text, None
-    said = text[(found[0] if found else domain).end() :] if found else text[place:]
-    said = said.strip().strip('"').strip()
-    return (text, None) if _NUMBER.fullmatch(said) else (value, _condition(said))  # 2 for 1
+    condition = text[(found[0] if found else domain).end() :] if found else text[place:]
+    condition = condition.strip().strip('"').strip()
+    return (text, None) if _NUMBER.fullmatch(condition) else (value, _condition(condition))  # 2 for 1
 
 
 def agree(gold: Condition | None, answer: Condition | None) -> bool:
@@ -76,14 +76,16 @@ def renamed(answer: str, condition: Condition | None, gold: Condition | None) ->
     return answer if old == new else re.sub(rf"(?<![A-Za-z\\]){old}(?![A-Za-z])|(?<=[0-9]){old}", new, answer)
 
 
-def _condition(said: str) -> Condition:
-    kind = next((name for name, pattern in _SETS.items() if pattern.search(said)), "")
-    names = frozenset(_NAME.findall(re.sub(r"\\mathbb\s*\{?[A-Z]\}?|\\[a-z]+|[A-Za-z]{2,}", " ", said)) if kind else ())
-    rest = said
+def _condition(condition: str) -> Condition:
+    kind = next((name for name, pattern in _SETS.items() if pattern.search(condition)), "")
+    names = frozenset(
+        _NAME.findall(re.sub(r"\\mathbb\s*\{?[A-Z]\}?|\\[a-z]+|[A-Za-z]{2,}", " ", condition)) if kind else ()
+    )
+    rest = condition
     for pattern in _SETS.values():
         rest = pattern.sub(" ", rest)
     says_more = _SAYS.search(rest)
-    return Condition(kind, names - set("ZRQNC"), squeeze(said) if says_more else "")
+    return Condition(kind, names - set("ZRQNC"), squeeze(condition) if says_more else "")
 
 
 def _uses(value: str, names: str) -> bool:

@@ -24,7 +24,7 @@ from openrlhf_shear.rewards.maths.question import formulas_of
 from openrlhf_shear.rewards.maths.ranges import as_intervals
 from openrlhf_shear.rewards.maths.splitting import inside, split
 from openrlhf_shear.rewards.maths.text import COMMAND, MAX_ANSWER, squeeze, tidy
-from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read, same, without_name
+from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read_value, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
@@ -82,10 +82,10 @@ def grade_math(
     if isinstance(response, str):
         answer, reason = final_answer(response, formats)
         if reason is None:
-            asked = _Asked(timeout, None if tolerance is None else Fraction(tolerance), ordered, question)
+            terms = _Terms(timeout, None if tolerance is None else Fraction(tolerance), ordered, question)
             workers = workers or default_workers(allow_unsandboxed)
             try:
-                method, reason = _compared(tidy(answer), golds, asked, workers)
+                method, reason = _compared(tidy(answer), golds, terms, workers)
             except WorkerDiedError as error:
                 shown, seconds = answer[:_SHOWN], time.perf_counter() - started
                 return Verdict(None, None, Failure.WORKER_DIED, answer=shown, detail=str(error), seconds=seconds)
@@ -94,7 +94,7 @@ def grade_math(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Terms:
     """What a comparison needs besides its two texts."""
 
     timeout: float
@@ -107,27 +107,27 @@ class _Asked:
         return None if self.question is None else formulas_of(self.question)
 
 
-def _compared(answer: str, golds: list[str], asked: _Asked, workers: MathWorkers) -> tuple[str, Reason | None]:
+def _compared(answer: str, golds: list[str], terms: _Terms, workers: MathWorkers) -> tuple[str, Reason | None]:
     """Return the method, and why the answer equals none of the golds; None if it equals a gold."""
-    matches = [_match(gold, answer, asked) for gold in golds]
+    matches = [_match(gold, answer, terms) for gold in golds]
     undecided = [match for match in matches if isinstance(match, tuple)]
     if None in matches or not undecided:
         return "normalized", None if None in matches else matches[0]
-    for wanted, given in undecided:
-        near = None if asked.tolerance is None else float(asked.tolerance)
-        formulas = asked.formulas and [formula for formula in asked.formulas if refusal(formula, wanted) is None]
-        correct, reason = workers.compare(wanted, given, asked.timeout, near, formulas)
+    for wanted, candidate in undecided:
+        near = None if terms.tolerance is None else float(terms.tolerance)
+        formulas = terms.formulas and [formula for formula in terms.formulas if refusal(formula, wanted) is None]
+        correct, reason = workers.compare(wanted, candidate, terms.timeout, near, formulas)
         if correct:
             return "math_verify", None
     return "math_verify", reason or Reason.WRONG
 
 
-def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | None:
+def _match(gold: str, answer: str, terms: _Terms) -> Reason | tuple[str, str] | None:
     """Compare two tidy texts. Return None (equal), why they differ, or two texts that a worker has to compare."""
     if (wanted := read_number(gold)) and (
-        value := read_number(answer) or read_number(_counted(answer, asked.question))
+        value := read_number(answer) or read_number(_counted(answer, terms.question))
     ):
-        return _decided(wanted, value, same(wanted, value, asked.tolerance))
+        return _decided(wanted, value, same(wanted, value, terms.tolerance))
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
     if choice and _LETTER.fullmatch(squeeze(gold)):  # "(B) C" is one choice, not two
         return None if choice == squeeze(gold) else Reason.WRONG
@@ -143,21 +143,21 @@ def _match(gold: str, answer: str, asked: _Asked) -> Reason | tuple[str, str] | 
     (subject, gold), (name, answer) = as_intervals(gold), as_intervals(answer)
     if subject and name and subject != name:
         return Reason.WRONG
-    gold, answer = _of_one_kind(gold, answer, asked)
+    gold, answer = _of_one_kind(gold, answer, terms)
     (gold, gold_unit), (answer, answer_unit) = _without_unit(gold), _without_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return Reason.WRONG
-    wanted, value = read(gold), read(answer)
+    wanted, value = read_value(gold), read_value(answer)
     if isinstance(wanted, ValueGroup) and isinstance(value, Number):
-        value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
+        value = read_value(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
     solved = value if subject else wanted
     if bool(subject) != bool(name) and isinstance(solved, ValueGroup) and not solved.brackets:
         return Reason.WRONG  # the ends of an inequality's interval do not solve it
-    equal = same(wanted, value, asked.tolerance, asked.ordered)
+    equal = same(wanted, value, terms.tolerance, terms.ordered)
     if equal is not None:
         return _decided(wanted, value, equal)
     gold, answer = _without_names(gold, answer)
-    if asked.ordered:
+    if terms.ordered:
         gold, answer = _as_tuple(gold), _as_tuple(answer)
     if not readable(gold, commands(gold)):
         return Reason.WRONG  # a gold with words: only the same words will do
@@ -188,11 +188,11 @@ def _decided(wanted: Value, value: Value, equal: bool) -> Reason | None:
     return None if equal else Reason.UNEVALUATED if lazy else Reason.WRONG
 
 
-def _of_one_kind(gold: str, answer: str, asked: _Asked) -> tuple[str, str]:
+def _of_one_kind(gold: str, answer: str, terms: _Terms) -> tuple[str, str]:
     """Return both as lists in one notation; without the quantity that only one names; angles in the gold's measure."""
     gold, answer = as_list(gold), as_list(answer)
     if ("=" in answer and "=" not in gold) or (r"\equiv" in answer and r"\mod" not in gold):
-        answer = value_of(answer, frozenset(map(squeeze, asked.formulas or ())))
+        answer = value_of(answer, frozenset(map(squeeze, terms.formulas or ())))
     elif "=" in gold and "=" not in answer:
         gold = value_of_named(gold)
     if (function := _FUNCTION.match(gold)) and (other := _FUNCTION.match(answer)) and function[1] == other[1]:
@@ -229,7 +229,7 @@ def _without_choice(text: str) -> tuple[str, str]:
 def _without_unit(text: str) -> tuple[str, frozenset[str]]:
     """Return a number that is not rational without its unit, and the unit: `2\\pi "cm"`. Other texts stay unchanged."""
     bare, unit, scale = split_unit(text)
-    if bare == text or unit is None or scale != 1 or isinstance(read(text), Number):
+    if bare == text or unit is None or scale != 1 or isinstance(read_value(text), Number):
         return text, frozenset()
     if '"' in bare or not bare.strip() or has_variables(bare):
         return text, frozenset()

@@ -8,7 +8,7 @@ from openrlhf_shear.rewards.labels import golds_of, is_ordered
 from openrlhf_shear.rewards.maths.grade import grade_math, tidy_golds
 from openrlhf_shear.rewards.maths.numbers import Number
 from openrlhf_shear.rewards.maths.text import tidy
-from openrlhf_shear.rewards.maths.values import read
+from openrlhf_shear.rewards.maths.values import read_value
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.verdict import Verdict
 
@@ -59,9 +59,9 @@ def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool
     """
     if strict or answer is None:
         return strict
-    number = read(tidy(answer))
+    number = read_value(tidy(answer))
     golds = [gold] if isinstance(gold, str) else gold
-    return isinstance(number, Number) and any(_near(read(tidy(text)), number) for text in golds)
+    return isinstance(number, Number) and any(_near(read_value(tidy(text)), number) for text in golds)
 
 
 def _near(gold: object, answer: Number) -> bool:

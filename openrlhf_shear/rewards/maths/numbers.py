@@ -100,8 +100,8 @@ def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
         start = next((at for at in letters if _KNOWN_UNIT.match(text, at)), -1)
         if start < 0:
             return text, frozenset(), 1
-    said = text[start:end].lower().replace("per cent", "percent").replace("mph", "miles per hour")
-    words = re.findall(r"[a-z]+", said)
+    unit = text[start:end].lower().replace("per cent", "percent").replace("mph", "miles per hour")
+    words = re.findall(r"[a-z]+", unit)
     if not words or _NOT_UNITS.intersection(words):
         return text, None, 1
     scale = 1

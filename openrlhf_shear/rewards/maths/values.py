@@ -53,7 +53,7 @@ class ValueGroup:
 Value = Number | Text | ValueGroup
 
 
-def read(text: str, depth: int = 0) -> Value:
+def read_value(text: str, depth: int = 0) -> Value:
     """Return the value of a tidy text (see `text.tidy`). Never raises."""
     text = text.strip()
     if (number := read_number(text)) is not None:
@@ -65,18 +65,18 @@ def read(text: str, depth: int = 0) -> Value:
     if depth < _DEEPEST:
         for brackets, separators in (("", SEPARATORS), (r"\cup", (r"\cup",))):
             if 1 < len(items := split(text, separators)) <= _MOST_ITEMS:
-                return ValueGroup(brackets, tuple(read(item, depth + 1) for item in items))
+                return ValueGroup(brackets, tuple(read_value(item, depth + 1) for item in items))
         name, rest = without_name(text)
         if rest != text:
-            return _named(read(rest, depth + 1), name)
+            return _named(read_value(rest, depth + 1), name)
         if 1 < len(items := split(text, (":",))) <= _MOST_ITEMS:
-            return ValueGroup(":", tuple(read(item, depth + 1) for item in items))
+            return ValueGroup(":", tuple(read_value(item, depth + 1) for item in items))
         if (held := inside(text)) is not None:
             brackets, items = held
             if len(items) == 1 and brackets == "()":
-                return read(items[0], depth + 1)
+                return read_value(items[0], depth + 1)
             if brackets == "{}" or 1 < len(items) <= _MOST_ITEMS:
-                return ValueGroup(brackets, tuple(read(item, depth + 1) for item in items))
+                return ValueGroup(brackets, tuple(read_value(item, depth + 1) for item in items))
     return Text(squeeze(text).removeprefix("+"))
 
 
@@ -208,8 +208,8 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
         written = [tuple(_nameless(items) for items in orders)]
         if gold.brackets == "" and not any(item.name for item in gold.items):
             written.append((gold.items, _nameless(answer.items)))  # 16, 3 are also w=16, d=3
-    said = [_same_items(*pair, tolerance, ordered) for pair in written]
-    return True if True in said else None if None in said else False
+    verdicts = [_same_items(*pair, tolerance, ordered) for pair in written]
+    return True if True in verdicts else None if None in verdicts else False
 
 
 def _same_items(

@@ -52,19 +52,19 @@ class MathWorkers(Crew):
         job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}
         job["formulas"] = None if formulas is None else list(formulas)
         try:
-            said = self._asked(job)
+            reply = self._reply(job)
         except _GONE:
             try:
-                said = self._asked(job)
+                reply = self._reply(job)
             except _GONE as error:
                 raise WorkerDiedError(
                     f"two hosts in a row died or did not answer: {error!r} (out of memory?)"
                 ) from error
-        if "fault" in said:
-            raise WorkerDiedError(said["fault"])
-        return said["correct"], None if said["reason"] is None else Reason(said["reason"])
+        if "fault" in reply:
+            raise WorkerDiedError(reply["fault"])
+        return reply["correct"], None if reply["reason"] is None else Reason(reply["reason"])
 
-    def _asked(self, job: dict) -> dict:
+    def _reply(self, job: dict) -> dict:
         with self._lent() as host:
             deadline = time.monotonic() + 2 * job["timeout"] + GRACE_SECONDS  # it may try twice
             jail.tell(host, job, deadline)

@@ -46,13 +46,13 @@ def group_rollouts(
     rollouts: Sequence[Rollout], limit: int | None = None, steps: Mapping[str, int] | None = None
 ) -> list[list[Rollout]]:
     """Return the rollouts of each group, by `sample`; groups in the order given, at most `limit` of a step."""
-    kept, counts = [], Counter()
+    whole, counts = [], Counter()
     for name, group in by_group(rollouts).items():
         step = (steps or {}).get(name)
         counts[step] += 1
         if limit is None or counts[step] <= limit:
-            kept.append(sorted(group, key=lambda rollout: rollout.sample))
-    return kept
+            whole.append(sorted(group, key=lambda rollout: rollout.sample))
+    return whole
 
 
 def shading(rollout: Rollout) -> np.ndarray | None:

@@ -46,7 +46,7 @@ class TrainingSuite:
         limits = (reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
         self._grading = Grading(*limits, reward.answer_format)
         self._engines, self._sleeps = engines, args.vllm.enable_sleep
-        settings = self._plan.sampling, self._plan.asked, args.data.max_len
+        settings = self._plan.sampling, self._plan.prompt_format, args.data.max_len
         self._sampler = EngineSampler(engines.handles, tokenizer, *settings, check_stop)
 
     def evaluate(self, step: int, go_on: bool = False) -> Scores:

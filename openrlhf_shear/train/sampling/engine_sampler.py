@@ -116,11 +116,11 @@ def started_engines(
 
     trusted = engines.trust_remote_code
     tokenizer = AutoTokenizer.from_pretrained(plan.model, trust_remote_code=trusted)
-    if plan.asked.chat and not tokenizer.chat_template:
+    if plan.prompt_format.chat and not tokenizer.chat_template:
         raise ValueError(f"--model {plan.model} has no chat template; use --prompt-format plain")
     config = AutoConfig.from_pretrained(plan.model, trust_remote_code=trusted)
     positions = config.get_text_config().max_position_embeddings
-    longest = max(len(question_ids(tokenizer, question, plan.asked)) for question in plan.questions)
+    longest = max(len(question_ids(tokenizer, question, plan.prompt_format)) for question in plan.questions)
     room = plan.max_model_len or min(positions, longest + plan.longest_prefix + plan.sampling.max_new_tokens)
     if longest >= room:
         logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; they fail")
@@ -143,7 +143,7 @@ def started_engines(
         gpu_memory_utilization=engines.gpu_memory_utilization,
     )
     try:
-        yield EngineSampler(handles, tokenizer, plan.sampling, plan.asked, room)
+        yield EngineSampler(handles, tokenizer, plan.sampling, plan.prompt_format, room)
     finally:
         with suppress(ray.exceptions.RayError):  # a dead engine has nothing left to release
             ray.get([handle.shut_down.remote() for handle in handles])

@@ -57,7 +57,7 @@ def rows(tmp_path, monkeypatch):
 def test_a_file_is_asked_with_the_run_s_columns_and_reward(rows):
     plan = suite_plan(arguments())
     assert [question.label for question in plan.questions] == ["1", "2", "3"]
-    assert (plan.tasks, plan.ks, plan.asked.chat) == ({"custom-rows": "math"}, {"custom-rows": 1}, True)
+    assert (plan.tasks, plan.ks, plan.prompt_format.chat) == ({"custom-rows": "math"}, {"custom-rows": 1}, True)
     assert (plan.sampling.temperature, plan.sampling.max_new_tokens, plan.sampling.seed) == (0.1, 512, 7)
     plan = suite_plan(arguments(k=4, limit=2))
     assert len(plan.questions) == 2 and plan.ks == {"custom-rows": 4}

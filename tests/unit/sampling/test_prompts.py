@@ -121,7 +121,7 @@ def test_training_agents_evaluation_suite_and_diagnosis_read_the_same_ids(tmp_pa
         ids = engine_ids(tokenizer, text, SingleTurnAgentExecutor())
         assert ids == expected(tokenizer, question, kind, chat, template), tokenizer.decode(ids)
         assert ids == engine_ids(tokenizer, text, agents_executor())
-        assert ids == prompt_ids(tokenizer, text) == question_ids(tokenizer, plan.questions[i], plan.asked)
+        assert ids == prompt_ids(tokenizer, text) == question_ids(tokenizer, plan.questions[i], plan.prompt_format)
         assert ids == list(groups[i].prompt)
         assert tokenizer.decode(ids) == groups[i].rollouts[0].prompt
 

@@ -87,8 +87,8 @@ class Server:
         return {"result": result, "changed": changed}
 
     def _encode(self, value: object) -> object:
-        def keep(kept: object) -> int:
-            self._objects.append(kept)
+        def keep(thing: object) -> int:
+            self._objects.append(thing)
             return len(self._objects) - 1
 
         return plain.encode(value, keep)
@@ -102,7 +102,9 @@ class Client:
 
     def __init__(self, calls: int, replies: int, classes: dict[str, type]) -> None:
         self._calls, self._replies, self._classes = calls, replies, classes
-        self._said: dict[str, tuple[str, object]] = {}  # answers since the last change, and their values, by question
+        self._answers: dict[
+            str, tuple[str, object]
+        ] = {}  # answers since the last change, and their values, by question
         self.gone: str | None = None  # reason of a GoneError, for a judge whose tests caught even that
         self.refused: str | None = None  # reason of a NotComparableError
 
@@ -123,9 +125,14 @@ class Client:
 
     def ask(self, operation: str, on: object, arguments: tuple = (), named: dict | None = None) -> object:
         named = named or {}
-        request = [operation, on, [_given(value) for value in arguments], {name: _given(named[name]) for name in named}]
+        request = [
+            operation,
+            on,
+            [_argument(value) for value in arguments],
+            {name: _argument(named[name]) for name in named},
+        ]
         if operation in _CHANGES:
-            self._said.clear()
+            self._answers.clear()
         try:
             wire.send(self._calls, request)
         except OSError as error:
@@ -146,9 +153,9 @@ class Client:
         Objects in it are then those of the earlier answer, as they may be made again each time. An iterator may have
         come to its end since.
         """
-        said = str(_without_numbers(reply))  # as text: 1 is not True, nan is nan
-        before, first = self._said.setdefault(question, (said, value))
-        if said == before:
+        answer = str(_without_numbers(reply))  # as text: 1 is not True, nan is nan
+        before, first = self._answers.setdefault(question, (answer, value))
+        if answer == before:
             return first if operation == "iterate" or type(first) is Handle else value
         if operation == "iterate" and reply == {"result": ["list", []]}:
             return value
@@ -175,12 +182,12 @@ def in_place(function: Callable) -> Callable:
     if type(function) is not Handle:
         return function
     inner = vars(function)
-    return lambda *given, **named: inner["_client"].ask("call in place", inner["_number"], given, named)
+    return lambda *arguments, **named: inner["_client"].ask("call in place", inner["_number"], arguments, named)
 
 
-def _write_back(given: dict[str, object], changed: dict[str, object]) -> None:
+def _write_back(arguments: dict[str, object], changed: dict[str, object]) -> None:
     for place, now in changed.items():
-        before = given.get(place)
+        before = arguments.get(place)
         if type(before) is type(now) and type(now) in _MUTABLE:
             before.clear()
             (before.extend if type(now) is list else before.update)(now)
@@ -242,11 +249,11 @@ class Handle:
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __hash__ = _refuse
 
 
-def _given(value: object) -> object:
-    def number_of(kept: object) -> int:
-        if type(kept) is not Handle:
-            raise TypeError(f"a test may give a response plain values and its own objects: got {type(kept).__name__}")
-        return vars(kept)["_number"]
+def _argument(value: object) -> object:
+    def number_of(thing: object) -> int:
+        if type(thing) is not Handle:
+            raise TypeError(f"a test may give a response plain values and its own objects: got {type(thing).__name__}")
+        return vars(thing)["_number"]
 
     return plain.encode(value, number_of)
 

@@ -30,7 +30,7 @@ def _checked(job: dict, task: dict) -> bool:
         return False
     names = {"__name__": "checker"}
     exec(compile(job["checker"], "<checker>", "exec", dont_inherit=True), names)
-    said = names["check"](task["input"], task["expected"], output)
-    if not isinstance(said, bool):
-        raise TypeError(f"check must return True or False: got {type(said).__name__}")
-    return said
+    answer = names["check"](task["input"], task["expected"], output)
+    if not isinstance(answer, bool):
+        raise TypeError(f"check must return True or False: got {type(answer).__name__}")
+    return answer

@@ -42,10 +42,10 @@ def verdicts(job: dict, client: Client) -> Iterator[tuple[str, str]]:
     def prepare() -> None:
         exec(_compiled(job["helpers"]), names)
         defined = client.names()
-        asked, modules, library = _asked(job, names)
+        needed, modules, library = _needs(job, names)
         names.update({name: importlib.import_module(name) for name in modules})
         names.update({name: prelude.NAMES[name] for name in library})
-        names.update({name: client.ask("global", name) for name in asked & {*defined}})
+        names.update({name: client.ask("global", name) for name in needed & {*defined}})
         exec(_compiled(job["setup"]), names)
 
     problem = _outcome(prepare, client)
@@ -53,7 +53,7 @@ def verdicts(job: dict, client: Client) -> Iterator[tuple[str, str]]:
         yield problem or _outcome(lambda source=test: exec(_compiled(source), names), client) or ("passed", "")
 
 
-def _asked(job: dict, known: dict[str, object]) -> tuple[set[str], set[str], set[str]]:
+def _needs(job: dict, known: dict[str, object]) -> tuple[set[str], set[str], set[str]]:
     """Return the names that the response has to define, and the modules and library names that the tests lack.
 
     The tests use those modules without importing them. A name of the library or of Python is asked for only if no other
@@ -68,9 +68,9 @@ def _asked(job: dict, known: dict[str, object]) -> tuple[set[str], set[str], set
     bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     modules = used & bases & sys.stdlib_module_names
     others = used - modules
-    for asked in (others - _LIBRARY - vars(builtins).keys(), others - vars(builtins).keys(), others):
-        if asked:
-            return asked, modules, (others - asked) & _LIBRARY
+    for needed in (others - _LIBRARY - vars(builtins).keys(), others - vars(builtins).keys(), others):
+        if needed:
+            return needed, modules, (others - needed) & _LIBRARY
     return set(), modules, set()
 
 
@@ -119,8 +119,8 @@ class _InPlace(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if not isinstance(node.value, ast.Call):
             return node
-        given = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
-        names = {value.id for value in given if isinstance(value, ast.Name)}
+        arguments = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
+        names = {value.id for value in arguments if isinstance(value, ast.Name)}
         return self._marked(node) if names and names & self._looked_into else node
 
     def _marked(self, node: ast.Expr | ast.Assign) -> ast.AST:
@@ -148,5 +148,5 @@ def _outcome(work, client: Client) -> tuple[str, str] | None:
 def _detail(error: BaseException) -> str:
     """Return the error's last line, with the line of the test that met it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<tests>"]
-    said = traceback.format_exception_only(error)[-1].strip()
-    return f"{said} (line {lines[-1]} of the test)"[:500] if lines else said[:500]
+    message = traceback.format_exception_only(error)[-1].strip()
+    return f"{message} (line {lines[-1]} of the test)"[:500] if lines else message[:500]

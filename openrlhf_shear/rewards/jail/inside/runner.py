@@ -112,26 +112,26 @@ def _watch(pid: int, ends: tuple[int, ...], task: dict) -> dict:
     feed, out, err, answer = ends
     deadline = time.monotonic() + task["timeout"]
     left = memoryview(task.get("stdin", "").encode("utf-8", "surrogatepass"))
-    said = {fd: bytearray() for fd in (out, err, answer)}
+    output = {fd: bytearray() for fd in (out, err, answer)}
     flooded = False
     os.set_blocking(feed, False)
     with selectors.DefaultSelector() as selector:
         selector.register(feed, selectors.EVENT_WRITE)
-        for fd in said:
+        for fd in output:
             selector.register(fd, selectors.EVENT_READ)
-        while said.keys() & selector.get_map() and not flooded and (wait := deadline - time.monotonic()) > 0:
+        while output.keys() & selector.get_map() and not flooded and (wait := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(wait):
                 if key.fd == feed:
                     left = more = _feed(feed, left)
                 else:
                     more = os.read(key.fd, _CHUNK)
-                    said[key.fd] += more
+                    output[key.fd] += more
                     if key.fd == err:
-                        del said[err][:-MAX_ERROR]
+                        del output[err][:-MAX_ERROR]
                 if not more:
                     selector.unregister(key.fd)
                     os.close(key.fd)
-            flooded = sum(map(len, said.values())) > MAX_OUTPUT
+            flooded = sum(map(len, output.values())) > MAX_OUTPUT
         for fd in [*selector.get_map()]:
             os.close(fd)
     code, cpu = ended(pid, 0.0 if flooded else deadline)
@@ -140,10 +140,10 @@ def _watch(pid: int, ends: tuple[int, ...], task: dict) -> dict:
         os.waitpid(pid, 0)
     how = "output_limit" if flooded else "timeout" if code is None else "ended"
     if code != 0 or flooded:
-        said[out] = said[answer] = b""
-    texts = {"stdout": said[out], "stderr": said[err], "answer": said[answer]}
-    told = {name: text.decode("utf-8", "replace") for name, text in texts.items()}
-    return {"how": how, "code": code, "cpu": cpu, **told}
+        output[out] = output[answer] = b""
+    texts = {"stdout": output[out], "stderr": output[err], "answer": output[answer]}
+    decoded = {name: text.decode("utf-8", "replace") for name, text in texts.items()}
+    return {"how": how, "code": code, "cpu": cpu, **decoded}
 
 
 def _feed(fd: int, left: memoryview) -> memoryview:

@@ -51,8 +51,8 @@ def compare(
         return False, "wrong"
     if not verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None) or _empty_relation(gold, answer):
         return False, "wrong"
-    asked = None if formulas is None else lambda: any(_is(gold, formula) for formula in formulas)
-    return (True, None) if worked_out(gold, answer, asked) else (False, "unevaluated")
+    in_question = None if formulas is None else lambda: any(_is(gold, formula) for formula in formulas)
+    return (True, None) if worked_out(gold, answer, in_question) else (False, "unevaluated")
 
 
 def _is(gold, formula: str) -> bool:

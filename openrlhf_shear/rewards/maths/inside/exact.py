@@ -29,10 +29,10 @@ def equal(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     decided = None
     for point in _POINTS:
         values = {symbol: point(k) for k, symbol in enumerate(symbols)}
-        wanted, given = (sympy.sympify(tree.subs(values)) for tree in (gold, answer))
-        if not (gold.has(sympy.I) or answer.has(sympy.I)) and not (_real(wanted) or _real(given)):
+        wanted, other = (sympy.sympify(tree.subs(values)) for tree in (gold, answer))
+        if not (gold.has(sympy.I) or answer.has(sympy.I)) and not (_real(wanted) or _real(other)):
             continue  # roots of negative numbers
-        decided = is_zero(wanted - given, _digits(gold, answer))
+        decided = is_zero(wanted - other, _digits(gold, answer))
         if not decided:
             return decided
     return decided

@@ -80,15 +80,15 @@ class Host:
 
     def answer(self, task: dict) -> dict:
         """Return {"correct", "reason"} of a pair; {"fault": why} if its child was killed from outside, twice."""
-        said = self._tried(task)
-        return self._tried(task) if "fault" in said or said["reason"] in ("memory", "crashed") else said
+        report = self._tried(task)
+        return self._tried(task) if "fault" in report or report["reason"] in ("memory", "crashed") else report
 
     def _tried(self, task: dict) -> dict:
         child = self._child = self._child or self._fork()
         deadline = time.monotonic() + task["timeout"]
         try:
             wire.send(child.tasks, task)
-            said = wire.receive(child.answers, deadline)
+            report = wire.receive(child.answers, deadline)
         except TimeoutError:
             self._ended()
             return {"correct": False, "reason": "timeout"}
@@ -96,9 +96,9 @@ class Host:
             if self._ended() == -signal.SIGKILL:  # sent by a person, or by a kernel short of memory; not by this host
                 return {"fault": "the child that compared was killed from outside (out of memory?)"}
             return {"correct": False, "reason": "crashed"}
-        if said["last"]:
+        if report["last"]:
             self._ended()
-        return said
+        return report
 
     def _fork(self) -> _Child:
         (theirs_in, tasks), (answers, theirs_out) = os.pipe(), os.pipe()

@@ -44,7 +44,7 @@ class Work:
         return self.inner + self.outer - self.monomials
 
 
-def worked_out(gold: sympy.Basic, answer: sympy.Basic, asked: Callable[[], bool] | None = None) -> bool:
+def worked_out(gold: sympy.Basic, answer: sympy.Basic, in_question: Callable[[], bool] | None = None) -> bool:
     """Return whether the answer leaves no more to do than the gold it equals.
 
     No operation may be pending that is not pending in the gold. Where the question asks for another form, the answer
@@ -61,11 +61,11 @@ def worked_out(gold: sympy.Basic, answer: sympy.Basic, asked: Callable[[], bool]
         return False
     if not getattr(gold, "free_symbols", set()) - {sympy.Symbol("i")}:
         more = left.products > wanted.products
-        return not more or (asked is not None and not asked())
+        return not more or (in_question is not None and not in_question())
     more = left.inner > wanted.inner or left.outer > wanted.outer or left.denominators > wanted.denominators
-    if asked is None:
+    if in_question is None:
         return not more
-    return not (more or (left.inner, left.outer) != (wanted.inner, wanted.outer)) or not asked()
+    return not (more or (left.inner, left.outer) != (wanted.inner, wanted.outer)) or not in_question()
 
 
 def work_of(tree: sympy.Basic) -> Work:
