@@ -22,7 +22,7 @@ HOLDERS = {"info", "metrics", "status", "stats", "merged_status", "status_mean",
 
 
 def metric_names(tree: ast.Module) -> set[str]:
-    """Literal keys of what holds metrics: X["name"] = ..., X = {"name": ...}, X |= {...}, "metrics": {...}."""
+    """Literal names of metrics: X["name"] = ..., X = {"name": ...}, X |= {...}, meter.add("name", ...)."""
     names = set()
 
     def holds(node: ast.expr) -> bool:
@@ -33,6 +33,8 @@ def metric_names(tree: ast.Module) -> set[str]:
         return {key.value for key in literal if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("meter.add", "meter.add_loss")):
+            names |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             continue
@@ -47,7 +49,7 @@ def metric_names(tree: ast.Module) -> set[str]:
 def test_every_metric_of_training_is_kept_apart():
     found = {name for file in FILES for name in metric_names(ast.parse(file.read_text(encoding="utf-8")))}
     found |= {field.name for field in fields(Experience) if Experience.is_episode_tensor_field(field.name)}
-    assert {"kl", "reward", "policy_loss", "rollout/reward_mean", "critic_lr"} <= found
+    assert {"kl", "reward", "policy_loss", "rollout/reward_mean", "critic_lr", "values"} <= found
     assert not [name for name in found if renamed(name) == name]
 
 
