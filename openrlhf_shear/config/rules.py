@@ -1,11 +1,12 @@
 """Description of every built-in credit rule, from which flags, help, checks, the lab's names and reports follow.
 
-A new rule `name` is a class `NameRule` in `credit/rules/name.py`, and a description here: its class of knobs, if it has
-any, and a call of `_describe`. Nothing here needs torch.
+A new rule `name` is a class `NameRule` in `credit/rules/name.py`, and a description here: its class of knobs under
+`described`, or a call of `describe` if it has none. Nothing here needs torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Knobs, Range, knob
 from openrlhf_shear.config.refusal import Refusal
@@ -52,16 +53,34 @@ class BuiltIn:
 
 
 RULES: dict[str, BuiltIn] = {}
+K = TypeVar("K", bound=Knobs)
 
 
-def _describe(name: str, about: str, kind: str = "weights", needs: tuple[str, ...] = (), **others) -> None:
-    """Add a rule to `RULES`; `others` are further fields of `BuiltIn`."""
-    RULES[name] = BuiltIn(name, about, Traits(kind, frozenset(needs)), **others)
+def describe(name: str, about: str, needs: str = "", kind: str = "weights", **others) -> None:
+    """Add a rule to `RULES`; `needs` are names with spaces between them, and `others` further fields of `BuiltIn`."""
+    RULES[name] = BuiltIn(name, about, Traits(kind, frozenset(needs.split())), **others)
 
 
-_describe("uniform", "weights of 1 everywhere (GRPO itself)")
+def described(about: str, **others) -> Callable[[type[K]], type[K]]:
+    """Add the rule of the decorated class of knobs to `RULES`."""
+
+    def add(config: type[K]) -> type[K]:
+        describe(config.section, about, config=config, **others)
+        return config
+
+    return add
 
 
+describe("uniform", "weights of 1 everywhere (GRPO itself)")
+
+
+@described(
+    "adds to the advantages of tokens at which the policy is unsure",
+    needs="entropies",
+    kind="update",
+    title="Entropy adv.",
+    ink="orange",
+)
 @dataclass(frozen=True)
 class EntropyAdvConfig(Knobs, section="entropy_adv"):
     """Knobs of `entropy_adv`, which adds an entropy term to each advantage (Cheng et al. 2025, arXiv 2506.14758)."""
@@ -72,17 +91,11 @@ class EntropyAdvConfig(Knobs, section="entropy_adv"):
     )
 
 
-_describe(
-    "entropy_adv",
-    "adds to the advantages of tokens at which the policy is unsure",
-    "update",
-    ("entropies",),
-    config=EntropyAdvConfig,
-    title="Entropy adv.",
-    ink="orange",
+@described(
+    "weights of 1 for the group's tokens with the highest entropy, 0 for the others",
+    needs="entropies",
+    title="Entropy mask",
 )
-
-
 @dataclass(frozen=True)
 class EntropyMaskConfig(Knobs, section="entropy_mask"):
     """Knobs of `entropy_mask` (Wang et al. 2025, arXiv 2506.01939)."""
@@ -90,15 +103,9 @@ class EntropyMaskConfig(Knobs, section="entropy_mask"):
     fraction: float = knob(0.2, "Share of a group's tokens to train on, those with the highest entropy.", _PART)
 
 
-_describe(
-    "entropy_mask",
-    "weights of 1 for the group's tokens with the highest entropy, 0 for the others",
-    needs=("entropies",),
-    config=EntropyMaskConfig,
-    title="Entropy mask",
+@described(
+    "its own advantages, from rewards that tokens share by entropy", needs="entropies", kind="advantages", title="GTPO"
 )
-
-
 @dataclass(frozen=True)
 class GtpoConfig(Knobs, section="gtpo"):
     """Knobs of `gtpo` (Tan et al. 2025, arXiv 2508.04349)."""
@@ -113,16 +120,12 @@ class GtpoConfig(Knobs, section="gtpo"):
     )
 
 
-_describe(
-    "gtpo",
-    "its own advantages, from rewards that tokens share by entropy",
-    "advantages",
-    ("entropies",),
-    config=GtpoConfig,
-    title="GTPO",
+@described(
+    "its own advantages: GRPO's plus how much a token goes with right answers",
+    needs="token_ids",
+    kind="advantages",
+    title="KTAE",
 )
-
-
 @dataclass(frozen=True)
 class KtaeConfig(Knobs, section="ktae"):
     """Knobs of `ktae` (Sun et al. 2025, arXiv 2505.16826)."""
@@ -137,23 +140,22 @@ class KtaeConfig(Knobs, section="ktae"):
             yield self.refusal("gain", "must be above 0 where ktae.fisher is 0", "e.g. 1")
 
 
-_describe(
-    "ktae",
-    "its own advantages: GRPO's plus how much a token goes with right answers",
-    "advantages",
-    ("token_ids",),
-    config=KtaeConfig,
-    title="KTAE",
-)
-_describe(
+describe(
     "prm_reshape",
     "weights from a process reward model's score of the token's step",
-    needs=("prm_scores",),
+    needs="prm_scores",
     title="PRM(Reshape adv.)",
     ink="green",
 )
 
 
+@described(
+    "its own advantages, from the worst step by a process reward model",
+    needs="prm_scores",
+    kind="advantages",
+    title="PRM(PURE)",
+    ink="purple",
+)
 @dataclass(frozen=True)
 class PureConfig(Knobs, section="pure"):
     """Knobs of `pure` (Cheng et al. 2025, arXiv 2504.15275)."""
@@ -169,34 +171,31 @@ class PureConfig(Knobs, section="pure"):
     )
 
 
-_describe(
-    "pure",
-    "its own advantages, from the worst step by a process reward model",
-    "advantages",
-    ("prm_scores",),
-    config=PureConfig,
-    title="PRM(PURE)",
-    ink="purple",
+describe(
+    "shear", "weights from the hidden states", needs="hidden_states", title="SHEAR", ink="blue", config=ShearConfig
 )
-_describe(
-    "shear", "weights from the hidden states", needs=("hidden_states",), config=ShearConfig, title="SHEAR", ink="blue"
-)
-_describe(
+describe(
     "text",
     "SHEAR's weights from n-grams of the text in place of hidden states: its control",
-    needs=("token_ids",),
-    config=TextConfig,
+    needs="token_ids",
     title="SHEAR on n-grams",
     ink="brown",
+    config=TextConfig,
 )
-_describe(
+describe(
     "error_odds",
     "blame for the tokens that may be the first error: surprising where the policy was sure",
-    needs=("log_probs", "entropies", "hidden_states"),
+    needs="log_probs entropies hidden_states",
     config=ErrorOddsConfig,
 )
 
 
+@described(
+    "its own advantages: rewards less a baseline at each place, weighted by how unsure rollouts were",
+    needs="source_states lm_head token_ids",
+    kind="advantages",
+    title="OTB",
+)
 @dataclass(frozen=True)
 class OtbConfig(Knobs, section="otb"):
     """Knobs of `otb` (Li et al. 2026, arXiv 2602.07078)."""
@@ -209,16 +208,9 @@ class OtbConfig(Knobs, section="otb"):
     )
 
 
-_describe(
-    "otb",
-    "its own advantages: rewards less a baseline at each place, weighted by how unsure rollouts were",
-    "advantages",
-    ("source_states", "lm_head", "token_ids"),
-    config=OtbConfig,
-    title="OTB",
+@described(
+    "weights from how much a token's gradient looks like its own side's", needs="source_states log_probs", title="DelTA"
 )
-
-
 @dataclass(frozen=True)
 class DeltaConfig(Knobs, section="delta"):
     """Knobs of `delta` (Zhang et al. 2026, arXiv 2605.21467)."""
@@ -232,15 +224,11 @@ class DeltaConfig(Knobs, section="delta"):
             yield self.refusal("high", "must be at least delta.low", "e.g. 1.2")
 
 
-_describe(
-    "delta",
-    "weights from how much a token's gradient looks like its own side's",
-    needs=("source_states", "log_probs"),
-    config=DeltaConfig,
-    title="DelTA",
+@described(
+    "less blame for tokens whose blame would make correct rollouts less likely",
+    needs="source_states lm_head token_ids",
+    title="NTHR",
 )
-
-
 @dataclass(frozen=True)
 class NthrConfig(Knobs, section="nthr"):
     """Knobs of `nthr` (Deng et al. 2025, arXiv 2505.18830)."""
@@ -258,15 +246,7 @@ class NthrConfig(Knobs, section="nthr"):
     )
 
 
-_describe(
-    "nthr",
-    "less blame for tokens whose blame would make correct rollouts less likely",
-    needs=("source_states", "lm_head", "token_ids"),
-    config=NthrConfig,
-    title="NTHR",
-)
-
-
+@described("more to tokens before those that the update makes likelier", needs="log_probs", kind="update", title="FIPO")
 @dataclass(frozen=True)
 class FipoConfig(Knobs, section="fipo"):
     """Knobs of `fipo` (Ma et al. 2026, arXiv 2603.19835)."""
@@ -287,16 +267,12 @@ class FipoConfig(Knobs, section="fipo"):
     )
 
 
-_describe(
-    "fipo",
-    "more to tokens before those that the update makes likelier",
-    "update",
-    ("log_probs",),
-    config=FipoConfig,
-    title="FIPO",
+@described(
+    "its own advantages: GRPO's plus the rise over the reference model, compared step by step",
+    needs="log_probs ref_log_probs",
+    kind="advantages",
+    title="SPRO",
 )
-
-
 @dataclass(frozen=True)
 class SproConfig(Knobs, section="spro"):
     """Knobs of `spro` (Fei et al. 2025, arXiv 2507.01551)."""
@@ -304,16 +280,7 @@ class SproConfig(Knobs, section="spro"):
     beta: float = knob(0.05, "Reward of a token for each nat of log-ratio to the reference model.", POSITIVE)
 
 
-_describe(
-    "spro",
-    "its own advantages: GRPO's plus the rise over the reference model, compared step by step",
-    "advantages",
-    ("log_probs", "ref_log_probs"),
-    config=SproConfig,
-    title="SPRO",
-)
-
-
+@described("weights from how much likelier a correct sibling makes the token", needs="log_probs hint_log_probs")
 @dataclass(frozen=True)
 class RlsdConfig(Knobs, section="rlsd"):
     """Knobs of `rlsd` (arXiv 2604.03128), as in ms-swift."""
@@ -325,14 +292,11 @@ class RlsdConfig(Knobs, section="rlsd"):
     )
 
 
-_describe(
-    "rlsd",
-    "weights from how much likelier a correct sibling makes the token",
-    needs=("log_probs", "hint_log_probs"),
-    config=RlsdConfig,
+@described(
+    "its own advantages: how much likelier a correct sibling makes the token",
+    needs="log_probs hint_log_probs",
+    kind="advantages",
 )
-
-
 @dataclass(frozen=True)
 class SdpoConfig(Knobs, section="sdpo"):
     """Knobs of `sdpo` (Hübotter et al. 2026, arXiv 2601.20802)."""
@@ -340,15 +304,9 @@ class SdpoConfig(Knobs, section="sdpo"):
     share: float = knob(1.0, "Share of the hint's advantage; GRPO's advantage has the rest.", _PART)
 
 
-_describe(
-    "sdpo",
-    "its own advantages: how much likelier a correct sibling makes the token",
-    "advantages",
-    ("log_probs", "hint_log_probs"),
-    config=SdpoConfig,
+@described(
+    "its own advantages, from the values of prefixes by Monte Carlo", needs="continuations token_ids", kind="advantages"
 )
-
-
 @dataclass(frozen=True)
 class VineConfig(Knobs, section="vine"):
     """Knobs of `vine` (Kazemnejad et al. 2024, arXiv 2410.01679)."""
@@ -356,12 +314,3 @@ class VineConfig(Knobs, section="vine"):
     every: int = knob(32, "Tokens of a step, at whose start a value is estimated.", COUNT)
     samples: int = knob(9, "Continuations for each value.", COUNT)
     whiten: bool = knob(True, "Scale a training step's advantages to mean 0 and variance 1.")
-
-
-_describe(
-    "vine",
-    "its own advantages, from the values of prefixes by Monte Carlo",
-    "advantages",
-    ("continuations", "token_ids"),
-    config=VineConfig,
-)

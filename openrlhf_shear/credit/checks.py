@@ -26,14 +26,14 @@ def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Cr
 
     The rule sees rollouts whose numbers are not finite as rollouts without a reward (`without_nonfinite`).
     """
-    groups = [_told(rule, group, without_nonfinite(group)) for group in groups]
+    groups = [_usable(rule, group, without_nonfinite(group)) for group in groups]
     wheres = [_where(rule, f"group {group.number}") for group in groups]
     if type(rule).credits is CreditRule.credits:  # one by one, so that a message names the group
-        credits = [_asked(where, partial(rule.credit, group)) for where, group in zip(wheres, groups, strict=True)]
+        credits = [_guarded(where, partial(rule.credit, group)) for where, group in zip(wheres, groups, strict=True)]
     else:
         numbers = ", ".join(str(group.number) for group in groups)
         where = wheres[0] if len(groups) == 1 else _where(rule, f"groups {numbers}")
-        credits = _asked(where, lambda: rule.credits(groups))
+        credits = _guarded(where, lambda: rule.credits(groups))
         if not isinstance(credits, list) or len(credits) != len(groups):
             raise CreditRuleError(f"{where}: credits() must return a list with a Credit for each group")
     return [_checked(rule, *each) for each in zip(wheres, groups, credits, strict=True)]
@@ -64,7 +64,7 @@ def without_nonfinite(group: RolloutGroup) -> RolloutGroup:
     return replace(group, rewards=rewards, correct=correct, **changed)
 
 
-def _told(rule: CreditRule, given: RolloutGroup, usable: RolloutGroup) -> RolloutGroup:
+def _usable(rule: CreditRule, given: RolloutGroup, usable: RolloutGroup) -> RolloutGroup:
     lost = usable.correct.count(None) - given.correct.count(None)
     if lost:
         logger.warning(
@@ -92,13 +92,13 @@ def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) 
 def checked_part(rule: CreditRule, group: RolloutGroup, part: int, parts: int) -> object:
     """Return `rule.part(group, part, parts)`, of the group that `checked_credits` gives the rule."""
     group = without_nonfinite(group)
-    return _asked(_where(rule, f"group {group.number}"), lambda: rule.part(group, part, parts), "part() raised")
+    return _guarded(_where(rule, f"group {group.number}"), lambda: rule.part(group, part, parts), "part() raised")
 
 
 def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return `rule.over_batch(advantages)`; refuse anything but finite advantages of these rollouts."""
     where = _where(rule, "over the batch")
-    made = _asked(where, lambda: rule.over_batch(advantages))
+    made = _guarded(where, lambda: rule.over_batch(advantages))
     _check_tensors(where, "advantages", made, [len(values) for values in advantages])
     return made
 
@@ -117,10 +117,10 @@ def checked_advantages(
     """
     where = _where(rule, "in the update")
     given = {"entropies": entropies, "log_probs": log_probs, "old_log_probs": old_log_probs}
-    asked = rule.needs | ({"old_log_probs"} if "log_probs" in rule.needs else set())
-    given = {name: values.detach().float() for name, values in given.items() if name in asked}
+    needs = rule.needs | ({"old_log_probs"} if "log_probs" in rule.needs else set())
+    given = {name: values.detach().float() for name, values in given.items() if name in needs}
     entropies = given.pop("entropies", None)
-    shaped, metrics = _asked(where, lambda: rule.advantages(advantages, entropies, mask, **given))
+    shaped, metrics = _guarded(where, lambda: rule.advantages(advantages, entropies, mask, **given))
     if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
         raise CreditRuleError(f"{where}: advantages must be a tensor {tuple(advantages.shape)}: got {_shape(shaped)}")
     if bad := int((~torch.isfinite(shaped[mask])).sum()):
@@ -131,7 +131,7 @@ def checked_advantages(
 def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
     """Return `rule.evidence(group, credit)`; refuse anything but evidence of these rollouts."""
     where, group = _where(rule, f"group {group.number}"), without_nonfinite(group)
-    evidence = _asked(where, lambda: rule.evidence(group, credit), "evidence() raised")
+    evidence = _guarded(where, lambda: rule.evidence(group, credit), "evidence() raised")
     if evidence is None:
         return None
     if not isinstance(evidence, GroupEvidence):
@@ -150,11 +150,11 @@ def _where(rule: CreditRule | UpdateRule, place: str) -> str:
     return f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), {place}"
 
 
-def _asked(where: str, ask: Callable[[], Any], said: str = "it raised") -> Any:
+def _guarded(where: str, ask: Callable[[], Any], problem: str = "it raised") -> Any:
     try:
         return ask()
     except Exception as error:
-        raise CreditRuleError(f"{where}: {said} {type(error).__name__}: {error}") from error
+        raise CreditRuleError(f"{where}: {problem} {type(error).__name__}: {error}") from error
 
 
 def _check_tensors(where: str, name: str, tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:

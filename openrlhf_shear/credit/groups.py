@@ -3,17 +3,18 @@
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import NamedTuple
 
 import torch
 
+from openrlhf_shear.config.spec import WAITING_BYTES
 from openrlhf_shear.credit.apply import weighed
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence, checked_part
 from openrlhf_shear.credit.rule import OF_ROLLOUTS, Credit, CreditRule, GroupCredit, RolloutGroup, StepScores
-from openrlhf_shear.credit.waiting import waiting_bytes
+from openrlhf_shear.transport.tiles import free_bytes
 
 LATE = ("ref_log_probs",)  # needs that are known only after the policy has read all rollouts
 LEAST_SPREAD = 2.0  # of `cost_spread`, std(C) / epsilon: below it, training warns
@@ -237,6 +238,36 @@ class GroupCollector:
             logger.warning("no evidence is dumped: %s", error)
             shown = None
         return replace(group_credit, evidence=shown, evidence_seconds=time.perf_counter() - started)
+
+
+def spare_bytes(device: torch.device) -> int:
+    """Return the bytes of a CUDA device that are free, less the most that a forward pass has needed for a moment."""
+    moment = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    return free_bytes(device) - moment
+
+
+def waiting_bytes(
+    limit: float | None, device: torch.device, spare: Callable[[torch.device], int] = spare_bytes
+) -> float:
+    """Return the limit, in bytes, on the states of waiting groups on `device`.
+
+    `limit` is `SearchConfig.max_waiting_bytes`. Where it is None, half of the spare memory of a CUDA device may hold
+    waiting groups: the other half is for the search and its copy of a group.
+
+    Args:
+        spare: returns the device's spare memory.
+
+    >>> waiting_bytes(None, torch.device("cuda"), lambda device: 60 * 2**30) // 2**30
+    30
+    """
+    if limit is not None:
+        return limit
+    if device.type != "cuda":
+        return WAITING_BYTES
+    there = spare(device)
+    chosen = max(0, there // 2)
+    logger.info("waiting groups: up to %.3g GiB of the %.3g GiB to spare on %s", chosen / 2**30, there / 2**30, device)
+    return chosen
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""Interface of credit rules: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md)."""
+"""Interface of credit rules: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md).
+
+Next: `credit.rules.shear`, SHEAR as a rule. All built-in rules are described in `config.rules`.
+"""
 
 import itertools
 import math

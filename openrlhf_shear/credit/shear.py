@@ -10,6 +10,7 @@ Spans start every `stride` tokens. The paper leaves open which start is the last
 (`transport.span_starts`).
 
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
+Next: `transport.geometry`, spans and costs, then `transport.search`, the min over spans.
 """
 
 from collections.abc import Iterator, Sequence

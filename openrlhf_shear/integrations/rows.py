@@ -113,11 +113,11 @@ def of_responses(
         values: by their names in the rule's needs, (B, A) of any float dtype.
     """
 
-    def kept(values: torch.Tensor | None) -> list | None:
+    def response_rows(values: torch.Tensor | None) -> list | None:
         rows = None if values is None else zip(values.cpu(), mask.cpu().bool(), strict=True)
         return rows and [(row.float() if row.is_floating_point() else row)[keep] for row, keep in rows]
 
-    columns = {**states, **{name: kept(rows) for name, rows in values.items()}, "token_ids": kept(ids)}
+    columns = states | {name: response_rows(rows) for name, rows in (values | {"token_ids": ids}).items()}
     if "turns" in needs:
         columns["turns"] = [turn_numbers(row) for row in mask.cpu().bool()]
     if "token_texts" in needs:

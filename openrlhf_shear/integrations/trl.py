@@ -146,8 +146,8 @@ class ShearGRPOTrainer(GRPOTrainer):
                 for name, found in states.items():
                     found += response_states(hidden, attended[rows], masks[name][rows], packed=False)
         values = {"log_probs": log_probs, "entropies": entropies, "ref_log_probs": batch.get("ref_per_token_logps")}
-        asked = {name: values[name] for name in values.keys() & needs}
-        return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, **asked)
+        rows_of_needs = {name: values[name] for name in values.keys() & needs}
+        return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, **rows_of_needs)
 
     def _policy(self) -> torch.nn.Module:
         policy = self.accelerator.unwrap_model(self.model)

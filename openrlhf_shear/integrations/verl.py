@@ -51,11 +51,11 @@ from openrlhf_shear.integrations.rows import (
 
 NAME = "shear"  # of the trainer and of the estimator
 FIELDS = ("credit_positive", "credit_negative", "credit_metrics")  # which a worker adds to a row; the last is JSON
-ROW, ASKED = "credit_row", "credit"  # keys in a worker's batch: the number of a row; the request, an `Asked`
+ROW, REQUEST = "credit_row", "credit"  # keys in a worker's batch: the number of a row; the request, a `RuleRequest`
 
 
 @dataclass(frozen=True)
-class Asked:
+class RuleRequest:
     """Request for credit: what a worker must know of the step."""
 
     credit: str  # the rule, as in `config.names`
@@ -71,18 +71,18 @@ class ShearWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
-        """Return verl's output; with `ASKED` in the batch, add the fields `FIELDS`, nested (B, j) like the responses.
+        """Return verl's output; with `REQUEST` in the batch, add the fields `FIELDS`, nested (B, j) like the responses.
 
         Raises CreditRuleError: the rule failed.
         """
-        asked = tu.pop(data, key=ASKED, default=None)
-        if asked is None:
+        request = tu.pop(data, key=REQUEST, default=None)
+        if request is None:
             return super().compute_log_prob(data)
         data[ROW] = torch.arange(len(data))
         with captured_rows(self.actor.engine) as states:
             output = super().compute_log_prob(data)
         data.pop(ROW)
-        return None if output is None else credited(asked, data, output, states, self.actor)
+        return None if output is None else credited(request, data, output, states, self.actor)
 
 
 @contextmanager
@@ -117,9 +117,11 @@ def captured_rows(engine) -> Iterator[dict[int, torch.Tensor]]:
         del engine.forward_step
 
 
-def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[int, torch.Tensor], actor) -> TensorDict:
+def credited(
+    request: RuleRequest, data: TensorDict, output: TensorDict, states: dict[int, torch.Tensor], actor
+) -> TensorDict:
     """Add the credit of its rows to `output`; parts of their groups may lie on other ranks."""
-    rule, masks = made_rule(asked.credit, "algorithm.credit", "verl"), data["response_mask"]
+    rule, masks = made_rule(request.credit, "algorithm.credit", "verl"), data["response_mask"]
     mask = masks.to_padded_tensor(0).bool()
     needs, engine = rule.needs, actor.engine
     padded = {
@@ -139,9 +141,9 @@ def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[in
     counts = gather([len(data)])
     first = sum(counts[: engine.get_data_parallel_rank()])
     scores = [row.sum().item() for row in data["rm_scores"].unbind()]
-    rows = made_rows(first, tu.get(data, "uid"), scores, asked.threshold, mask, tensors)
+    rows = made_rows(first, tu.get(data, "uid"), scores, request.threshold, mask, tensors)
     rows = [row for row in rows if row.length]  # verl pads batches with rows without response tokens
-    groups, metrics = credited_groups(rule, rows, asked.step, gather)
+    groups, metrics = credited_groups(rule, rows, request.step, gather)
     for field, sign in zip(FIELDS, (1.0, -1.0), strict=False):
         credit = torch.full(mask.shape, sign)
         base = {row.rollout: torch.full((row.length,), sign) for row in rows}
@@ -233,17 +235,17 @@ class ShearTrainer(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(ShearWorker)
 
     def _compute_old_log_prob(self, batch, metrics):
-        batch.extra_info[ASKED] = Asked(self._credit, self._threshold, self.global_steps)
+        batch.extra_info[REQUEST] = RuleRequest(self._credit, self._threshold, self.global_steps)
         batch = super()._compute_old_log_prob(batch, metrics)
-        batch.extra_info.pop(ASKED, None)
+        batch.extra_info.pop(REQUEST, None)
         return batch
 
     def _compute_advantage(self, batch, metrics):
         """Compute verl's advantages, with the weights that the estimator needs."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
-        said = json.loads(tu.get(data, FIELDS[2])[0])
-        metrics.update(said)
-        for line in step_warnings(said, self._told):
+        shown = json.loads(tu.get(data, FIELDS[2])[0])
+        metrics.update(shown)
+        for line in step_warnings(shown, self._told):
             print(line)
         with weighed(*(data[field].to_padded_tensor(0) for field in FIELDS[:2])):
             return super()._compute_advantage(batch, metrics)

@@ -20,28 +20,28 @@ _FAST_TRITON = (3, 7)  # earlier ones lay blocks out otherwise, and spill regist
 
 
 @cache
-def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
+def choose_backend(backend: str, device: str, window: int) -> type[SinkhornPairs]:
     """Return the solver of a search's entropic problems; log the choice and its reason once in a process.
 
     Args:
-        asked: `SearchConfig.backend`: "auto", or a backend to force.
+        backend: `SearchConfig.backend`: "auto", or a backend to force.
         device: type of the device of the hidden states: "cpu" or "cuda".
         window: span length, in tokens.
 
     Raises ValueError: the backend is unknown, or a forced backend cannot run this search here.
     """
-    if asked not in BACKENDS:
-        raise ValueError(f"credit.backend {asked!r} is not known; use one of {', '.join(BACKENDS)}")
-    name = _PREFERRED.get(device, "torch") if asked == "auto" else asked
+    if backend not in BACKENDS:
+        raise ValueError(f"credit.backend {backend!r} is not known; use one of {', '.join(BACKENDS)}")
+    name = _PREFERRED.get(device, "torch") if backend == "auto" else backend
     chosen, problem = _load(name, device, window)
-    if problem and asked != "auto":
-        raise ValueError(f"credit.backend {asked} cannot be used: {problem}; use auto")
+    if problem and backend != "auto":
+        raise ValueError(f"credit.backend {backend} cannot be used: {problem}; use auto")
     if problem:
         logger.warning("span search backend: torch, which is slower (%s cannot be used: %s)", name, problem)
         return SinkhornPairs
     if name == "triton":
         warn_of_a_slow_triton()
-    logger.info("span search backend: %s (%s)", name, "asked for" if asked != "auto" else f"the fastest on {device}")
+    logger.info("span search backend: %s (%s)", name, "asked for" if backend != "auto" else f"the fastest on {device}")
     return chosen
 
 
@@ -57,11 +57,11 @@ def warn_of_a_slow_triton() -> None:
         )
 
 
-def check_device(asked: str, device: str) -> None:
+def check_device(backend: str, device: str) -> None:
     """Refuse a forced backend that cannot run on `device` (ValueError), without importing it."""
-    problem = _wrong_device(asked, device)
+    problem = _wrong_device(backend, device)
     if problem:
-        raise ValueError(f"credit.backend {asked} cannot be used: {problem}; use auto")
+        raise ValueError(f"credit.backend {backend} cannot be used: {problem}; use auto")
 
 
 def _wrong_device(name: str, device: str) -> str | None:

@@ -1,4 +1,8 @@
-"""Spans, and costs between tokens. Legend: T response tokens, K spans, n/m tokens of a span, d hidden size."""
+"""Spans, and costs between tokens.
+
+Legend: T response tokens, K spans, n/m tokens of a span, d hidden size.
+Next: `transport.search`, which finds the nearest span of the other side.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -84,11 +84,11 @@ class Race:
             now = (matters & (ranks < turn)).any(1)
             later = matters.any(1) & ~now
             order = torch.where(now, 0, torch.where(later, 1, 2)).argsort(stable=True)
-            solved, kept = torch.stack([now.sum(), later.sum()]).tolist()
+            solved, remaining = torch.stack([now.sum(), later.sum()]).tolist()
             for which in order[:solved].split(most) if solved else ():
                 self._solve(left[which])
-            kept = order[solved : solved + kept]
-            left, ranks, turn = left[kept], ranks[kept], 3 * turn
+            rest = order[solved : solved + remaining]
+            left, ranks, turn = left[rest], ranks[rest], 3 * turn
 
     def _sharpen(self, bounds: torch.Tensor) -> None:
         sharper = torch.fmax(self.lower_bound, bounds.flatten())  # a NaN is no bound

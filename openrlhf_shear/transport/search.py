@@ -6,6 +6,7 @@ lower bound is within the best distance found so far for either of its two spans
 neither span, so the result equals that of solving every pair.
 
 Legend: K_c/K_w spans of the correct/incorrect side, P pairs.
+Next: `transport.sinkhorn`, the distance of two spans; `transport.race` orders the pairs.
 """
 
 import math

@@ -3,7 +3,7 @@
     W_eps(P, Q) = min over couplings gamma of <C, gamma> + eps * KL(gamma | P x Q)
 
 The value is the dual value `<a, f> + <b, g>` after an exact column update. At any iteration it is a lower bound of
-W_eps, and its gap is of second order in the marginal error.
+W_eps, and its gap is of second order in the marginal error. Next: `credit.apply`, from weights to advantages.
 """
 
 from dataclasses import dataclass, fields, replace

@@ -101,14 +101,14 @@ class Tile:
 
 
 @cache
-def search_bytes(asked: int, device: torch.device) -> int:
+def search_bytes(limit: int, device: torch.device) -> int:
     """Return the memory, in bytes, that a search may take beside the hidden states.
 
-    `asked` is `SearchConfig.max_cost_bytes`; where it is 0, the free memory of the device decides. The choice is made
+    `limit` is `SearchConfig.max_cost_bytes`; where it is 0, the free memory of the device decides. The choice is made
     once in a process, so that all steps run alike.
     """
-    if asked or device.type != "cuda":
-        return asked or SEARCH_BYTES
+    if limit or device.type != "cuda":
+        return limit or SEARCH_BYTES
     free = free_bytes(device)
     chosen = max(_LEAST_BYTES, 2 ** int(math.log2(max(free, 1) / 4)))
     logger.info("span search: up to %.3g GiB of the %.3g GiB that are free on %s", chosen / 2**30, free / 2**30, device)

@@ -27,8 +27,8 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 ALSO = {
     "deepspeed.runtime.zero.partition_parameters:GatheredParameters.__init__": "called by lora.merged in its own place",
     "openrlhf.cli.train_ppo_ray:train": "imports and calls by name what hooks.py replaces",
-    "openrlhf.models.actor:Actor.forward": "credit/captured.py asks it for entropies, credit/in_update.py reads them",
-    "openrlhf.models.loss:PolicyLoss.forward": "credit/in_update.py changes its third argument",
+    "openrlhf.models.actor:Actor.forward": "credit/captured.py asks it for entropies, credit/apply.py reads them",
+    "openrlhf.models.loss:PolicyLoss.forward": "credit/apply.py changes its third argument",
     "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "calls flash_attn_stand_in",
     "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "calls flash_attn_stand_in",
     "openrlhf.models.ring_attn_utils:update_ring_attn_params": "calls ring_flash_attn_stand_in",

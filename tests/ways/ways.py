@@ -147,11 +147,11 @@ def by_verl(given: list[dict]) -> list[torch.Tensor]:
     """Through the FSDP worker's log-probs, and the estimator on verl's GRPO advantages of 1 and -1."""
     from cpu_worker import batch, worker
 
-    from openrlhf_shear.integrations.verl import Asked
+    from openrlhf_shear.integrations.verl import RuleRequest
 
     made = worker()
     dropping(made.actor.engine.module)
-    output = made.compute_log_prob(batch(given, credit=Asked(CREDIT, 0.5, 1)))
+    output = made.compute_log_prob(batch(given, credit=RuleRequest(CREDIT, 0.5, 1)))
     rows = zip(output["credit_positive"].unbind(), given, strict=True)
     return [weights[torch.tensor(row["mask"]).bool()] for weights, row in rows]
 

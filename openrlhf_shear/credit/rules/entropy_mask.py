@@ -43,14 +43,14 @@ class EntropyMaskRule(CreditRule):
         tokens = torch.cat([torch.empty(0), *rated])
         if not len(tokens):
             return Credit([torch.ones(n) for n in group.lengths])
-        tau = tokens.topk(kept(self.config.fraction, len(tokens))).values[-1]
+        tau = tokens.topk(tokens_to_train(self.config.fraction, len(tokens))).values[-1]
         return Credit([(h >= tau).float() for h in group.entropies], {"threshold": tau.item()})
 
 
-def kept(fraction: float, tokens: int) -> int:
+def tokens_to_train(fraction: float, tokens: int) -> int:
     """Return ceil(fraction * tokens), at least 1, as if the fraction were the decimal that its user wrote.
 
-    >>> kept(0.2, 11), kept(0.55, 100)  # in float64, 0.55 * 100 is 55.00000000000001
+    >>> tokens_to_train(0.2, 11), tokens_to_train(0.55, 100)  # in float64, 0.55 * 100 is 55.00000000000001
     (3, 55)
     """
     return max(1, math.ceil(fraction * tokens - 1e-9))

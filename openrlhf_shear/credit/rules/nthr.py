@@ -19,7 +19,7 @@ These are section 5 of the paper, with beta and eta of its section 7.3. We found
 - The authors' later THR (arXiv 2510.03669) also changes the credit of correct rollouts, and is another rule.
 
 Cost: the logits of correct rollouts twice, of incorrect ones once, 2 T V d operations each in the policy's dtype, plus
-4 T V' d in float32. V' is the number of ids kept, some thousands, or V. For V = 152k and d = 3584, M takes 2.2 GB with
+4 T V' d in float32. V' is the number of these ids, some thousands, or V. For V = 152k and d = 3584, M takes 2.2 GB with
 `all`, and 16 x 8k tokens then take 2e14 to 3e14 float32 operations.
 """
 
@@ -57,25 +57,25 @@ class NthrRule(CreditRule):
 
     def scores(self, group: RolloutGroup, right: list[int], wrong: list[int]) -> tuple[dict[int, torch.Tensor], float]:
         """Return s of each token, by rollout (T_i,) float32 on the CPU, and tau."""
-        kept = torch.arange(len(group.lm_head.weight))
+        entries = torch.arange(len(group.lm_head.weight))
         if self.config.vocabulary == "responses":
-            kept = torch.unique(torch.cat([group.token_ids[i] for i in (*right, *wrong)]))
+            entries = torch.unique(torch.cat([group.token_ids[i] for i in (*right, *wrong)]))
         states = group.source_states[right[0]]
-        matrix = torch.zeros(len(kept), states.shape[1], device=states.device)  # M
-        for g, h in (pair for i in right for pair in _gradients(group, i, kept)):
+        matrix = torch.zeros(len(entries), states.shape[1], device=states.device)  # M
+        for g, h in (pair for i in right for pair in _gradients(group, i, entries)):
             matrix.addmm_(g.T, h)
         scores = {
-            i: torch.cat([torch.empty(0), *(((g @ matrix) * h).sum(1).cpu() for g, h in _gradients(group, i, kept))])
+            i: torch.cat([torch.empty(0), *(((g @ matrix) * h).sum(1).cpu() for g, h in _gradients(group, i, entries))])
             for i in (*right, *wrong)
         }
         return scores, self.config.beta * min(scores[i].mean().item() for i in right if group.lengths[i])
 
 
-def _gradients(group: RolloutGroup, i: int, kept: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield g (n, V') and h (n, d) of a few tokens at a time, float32; `kept` (V',) are the ids of g, ascending."""
+def _gradients(group: RolloutGroup, i: int, entries: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield g (n, V') and h (n, d) of a few tokens at a time, float32; `entries` (V',) are the ids of g, ascending."""
     states = group.source_states[i]
     for tokens, log_probs in group.lm_head.chunks(states):
-        errors = -log_probs[:, kept.to(states.device)].exp()
-        place = torch.searchsorted(kept, group.token_ids[i][tokens]).to(states.device)
+        errors = -log_probs[:, entries.to(states.device)].exp()
+        place = torch.searchsorted(entries, group.token_ids[i][tokens]).to(states.device)
         errors[torch.arange(len(errors), device=states.device), place] += 1
         yield errors, states[tokens].float()

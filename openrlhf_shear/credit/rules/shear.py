@@ -1,4 +1,7 @@
-"""SHEAR: a token's weight is the distance of its spans to the rollouts of the other outcome (`credit.shear`)."""
+"""SHEAR as a rule: a token's weight is the distance of its spans to the rollouts of the other outcome.
+
+Next: `credit.shear`, the formula and its computation.
+"""
 
 from collections.abc import Sequence
 

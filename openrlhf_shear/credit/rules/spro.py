@@ -49,6 +49,6 @@ class SproRule(CreditRule):
         rewards = pad_sequence([self.config.beta * each.cumsum(0) for each in ratios], batch_first=True)
         mask = pad_sequence([torch.ones_like(each, dtype=torch.bool) for each in ratios], batch_first=True)
         steps = torch.where(mask, rewards - rewards.sum(0) / mask.sum(0), 0.0)  # every column has a token
-        for i, row, kept in zip(rated, steps, mask, strict=True):
-            advantages[i] = (outcome[i] + row[kept]).float()
+        for i, row, there in zip(rated, steps, mask, strict=True):
+            advantages[i] = (outcome[i] + row[there]).float()
         return Credit(metrics={"process": steps.abs().sum().item() / max(int(mask.sum()), 1)}, advantages=advantages)

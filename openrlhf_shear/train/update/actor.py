@@ -8,9 +8,9 @@ import transformers
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
+from openrlhf_shear.credit.apply import shaped_advantages
 from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
 from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector
-from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule

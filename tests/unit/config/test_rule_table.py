@@ -14,7 +14,6 @@ from openrlhf_shear.config.rules import VineConfig
 from openrlhf_shear.config.shear import ErrorOddsConfig
 from openrlhf_shear.credit import rules
 from openrlhf_shear.credit.registry import load_rule, make_rule, traits_of
-from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
@@ -36,17 +35,16 @@ class LateRule(CreditRule):
 NEW_ENTRY = """
 from dataclasses import dataclass
 from openrlhf_shear.config.knobs import POSITIVE, Knobs, knob
-from openrlhf_shear.config.rules import _describe
+from openrlhf_shear.config.rules import described
 from openrlhf_shear.credit import rules
 
 rules.__path__.append(".")
 
+@described("weights that grow along the rollout", needs="log_probs", title="Late", ink="brown")
 @dataclass(frozen=True)
 class LateConfig(Knobs, section="late"):
     power: float = knob(2.0, "Power of a token's place.", POSITIVE)
 
-_describe("late", "weights that grow along the rollout", needs=("log_probs",), config=LateConfig, title="Late",
-          ink="brown")
 """
 USES = """
 import argparse, json, sys, types
@@ -206,18 +204,63 @@ def test_error_odds_without_the_rise_reads_no_hidden_states(job, words):
     assert spec.traits.needs == load_rule(spec).needs == {"log_probs", "entropies"}
 
 
-KEPT = {  # the lab's runs, by the folders that they have had since rules could be tried there
-    "uniform": "uniform-d7c70b38e4fd",
-    "shear": "shear-d95ee23ee331",
-    "shear/window=4/stride=1/matched": "shear+matched-c485128fd65e",
-    "error_odds": "error_odds-225f4efde811",
-    "error_odds/rise=0": "error_odds-83d21fe208f5",
-    "entropy_adv/kappa=3": "entropy_adv-efa1e774da4e",
-    "oracle_first_wrong": "oracle_first_wrong-46c7723546cd",
-    "shear/epsilon=4": "shear-677eda395c3d",
-}
+# A knob of the spans is a field of `SpanCut` and its effect in `span_starts`: the whole change that adds it.
+NEW_KNOB = """
+import json, sys, types
+from pathlib import Path
+import openrlhf_shear.config as config
+
+def changed(name, old, new):
+    path = Path(config.__file__).parents[1] / (name.replace(".", "/") + ".py")
+    source = path.read_text()
+    assert source.count(old) == 1
+    module = types.ModuleType(f"openrlhf_shear.{name}")
+    sys.modules[module.__name__] = module
+    exec(compile(source.replace(old, new), str(path), "exec"), vars(module))
+
+for name in [name for name in sys.modules if name.startswith("openrlhf_shear.config")]:
+    del sys.modules[name]
+sys.modules["openrlhf_shear.config"] = package = types.ModuleType("openrlhf_shear.config")
+package.__path__ = config.__path__
+field = '    skip: int = knob(1, "Factor of the stride.", COUNT)\\n\\n'
+changed("config.spans", "    def conflicts", field + "    def conflicts")
+exec(Path(config.__file__).read_text(), vars(package))
+changed("transport.geometry", "= cut.window, cut.stride, cut", "= cut.window, cut.stride * cut.skip, cut")
+
+from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.transport import span_starts
+
+def starts(rule):
+    return span_starts(17, rule.config).tolist()
+
+line = json.loads(sys.argv[1])
+Path("run.yaml").write_text("shear:\\n  skip: 2\\n")
+of_training = {}
+for rule in ("shear", "text", "error_odds"):
+    for words in ([f"{rule}/window=5/stride=2/skip=2"], [f"{rule}/window=5/stride=2", f"--{rule}.skip", "2"]):
+        of_training[" ".join(words)] = starts(load_rule(parse([*line, "--algo.advantage.estimator", *words]).credit))
+settings = LabSettings(window=5, stride=2)
+of_yaml = parse([*line, "--algo.advantage.estimator", "shear/window=5/stride=2", "--config", "run.yaml"]).credit
+print(json.dumps({
+    "training": of_training,
+    "yaml": starts(load_rule(of_yaml)),
+    "lab": [starts(each.rule(settings)) for each in parse_rules("shear/skip=2,shear")],
+    "identity": [each.identity(settings).get("skip") for each in parse_rules("shear/skip=2,shear")],
+}))
+"""
 
 
-def test_runs_that_the_lab_keeps_are_found_again(tmp_path):
-    wanted = jobs(LabSettings(), parse_rules(",".join(KEPT)), [0], tmp_path, "start", tmp_path)
-    assert [job.path.parent.name for job in wanted] == list(KEPT.values())
+def test_a_new_knob_of_the_spans_is_its_field_and_its_effect(job, tmp_path):
+    line = job("--algo.advantage.estimator shear")
+    run = subprocess.run(
+        [sys.executable, "-c", NEW_KNOB, json.dumps(line)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    twice = [0, 4, 8, 12]
+    assert set(map(tuple, found["training"].values())) == {tuple(twice)} and len(found["training"]) == 6
+    assert found["yaml"] == twice and found["lab"] == [twice, [0, 2, 4, 6, 8, 10, 12]]
+    assert found["identity"] == [2, None], "finished runs are found again"

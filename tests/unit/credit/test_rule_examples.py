@@ -19,7 +19,7 @@ from openrlhf_shear.credit.checks import checked_over_batch
 from openrlhf_shear.credit.groups import step_metrics
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rule import StepScores
-from openrlhf_shear.credit.rules.entropy_mask import kept
+from openrlhf_shear.credit.rules.entropy_mask import tokens_to_train
 from openrlhf_shear.credit.rules.ktae import associations
 from openrlhf_shear.credit.rules.otb import energies
 from openrlhf_shear.lab import inputs
@@ -63,8 +63,8 @@ def test_a_smaller_share_keeps_a_subset():
 def test_the_number_of_tokens_is_that_of_the_decimal_fraction():
     for hundredths in range(1, 101):
         for tokens in (1, 2, 3, 7, 10, 99, 100, 101, 12345):
-            assert kept(hundredths / 100, tokens) == math.ceil(Fraction(hundredths, 100) * tokens)
-    assert kept(1e-12, 5) == 1
+            assert tokens_to_train(hundredths / 100, tokens) == math.ceil(Fraction(hundredths, 100) * tokens)
+    assert tokens_to_train(1e-12, 5) == 1
 
 
 # ── gtpo ──

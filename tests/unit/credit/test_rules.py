@@ -11,9 +11,9 @@ import torch
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.credit import Credit, CreditRule, UpdateRule
+from openrlhf_shear.credit.apply import shaped_advantages
 from openrlhf_shear.credit.checks import CreditRuleError, checked_credits, checked_over_batch
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
-from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup, StepScores
 from openrlhf_shear.credit.rules.prm_reshape import PrmReshapeRule
