@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.line.run import OF_GROUPS
-from openrlhf_shear.train.sampling.accounts import Accounts
-from openrlhf_shear.train.sampling.batches import Batch, Batches
+from openrlhf_shear.train.carriers import Accounts, Batch
+from openrlhf_shear.train.sampling.batches import Batches
 from openrlhf_shear.train.screen.outcome import NotFiniteError, RewardsLostError
 
 logger = init_logger(__name__)

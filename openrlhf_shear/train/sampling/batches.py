@@ -10,27 +10,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.carriers import Accounts, Batch, RunState
 from openrlhf_shear.train.sampling.rollout_rewards import is_failed
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rollouts of a step, with the run's place in the data after them."""
-
-    samples: list[Experience]  # whole groups in prompt order; empty if nothing passed the filter
-    pass_rate: float | None  # share of prompts that passed (%)
-    counts: Accounts  # counts of all rollouts sampled for it
-    seconds: float  # duration of the generation
-    place: tuple[int, int]  # the episode, and the number of its consumed prompts
-    first_episode: int  # of the oldest rollouts here and in `kept`
-    kept: list[Experience]  # accepted rollouts for later batches
-    last: bool  # whether no prompt of the run is left
 
 
 class Batches:
@@ -52,7 +38,7 @@ class Batches:
         self._ready: deque[Batch] = deque()
         self.restore({"episode": 0, "consumed": 0})
 
-    def restore(self, states: dict) -> None:
+    def restore(self, states: RunState) -> None:
         """Restore the result of `state`; the next batches use its waiting rollouts first."""
         self._kept = self._generator.kept = [Experience(**sample) for sample in states.get("waiting", [])]
         if "ledger" in states:
@@ -61,7 +47,7 @@ class Batches:
         self._first_episode = states.get("waiting_episode", states["episode"])  # of the kept rollouts
         self._stream = self._batches(*self._place)
 
-    def state(self) -> dict:
+    def state(self) -> RunState:
         """Return the state for a checkpoint: the place, the accounts, and the waiting rollouts."""
         self._collect()
         episode, consumed = self._place

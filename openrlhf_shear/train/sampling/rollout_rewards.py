@@ -9,8 +9,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.verdict import Failure, Verdict, of_numbers
-from openrlhf_shear.train.carriers import FAILED
-from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.carriers import FAILED, Accounts
 
 logger = init_logger(__name__)
 VERDICT = "verdict"  # key of a response (`reward_executor`)

@@ -12,8 +12,7 @@ from openrlhf.utils.logging_utils import init_logger
 from vllm import SamplingParams
 
 from openrlhf_shear.rewards.verdict import Verdict
-from openrlhf_shear.train.carriers import ENGINE, FAILED, OLDER
-from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.carriers import ENGINE, FAILED, OLDER, Accounts
 from openrlhf_shear.train.sampling.dispatch import Dispatch, Prompt
 from openrlhf_shear.train.sampling.engine_gap import log_probs_mode
 from openrlhf_shear.train.sampling.engines import Engines

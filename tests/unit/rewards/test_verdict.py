@@ -12,7 +12,7 @@ import torch
 from openrlhf_shear.rewards.server import answer
 from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict, of_numbers, of_texts, read_reward
 from openrlhf_shear.sampling.records import Completion
-from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.carriers import Accounts
 
 DOCS = Path(__file__).parents[3] / "docs" / "rewards.md"
 TEXTS = {  # of failures with a text after their own

@@ -8,7 +8,7 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.baselines import fill_failed, group_advantages
-from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.carriers import Accounts
 
 
 def test_a_ledger_that_adds_up_gives_metrics():

@@ -10,8 +10,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from processes import wait_until
 
-from openrlhf_shear.train.carriers import FAILED
-from openrlhf_shear.train.sampling.accounts import Accounts
+from openrlhf_shear.train.carriers import FAILED, Accounts
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead, Turns
 from openrlhf_shear.train.sampling.rollout_rewards import is_failed
 

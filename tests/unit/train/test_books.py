@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from openrlhf_shear.train.carriers import Accounts
 from openrlhf_shear.train.run.books import Books
-from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.screen.outcome import NotFiniteError, RewardsLostError
 
 

@@ -10,7 +10,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.data.training_rows import COUNT
-from openrlhf_shear.train.carriers import FAILED, Save
+from openrlhf_shear.train.carriers import FAILED, Accounts, Batch, Save
 from openrlhf_shear.train.checkpoints import fingerprint
 from openrlhf_shear.train.checkpoints.folders import NotOursError
 from openrlhf_shear.train.checkpoints.resume import states_of
@@ -19,8 +19,7 @@ from openrlhf_shear.train.run import trainer_actor
 from openrlhf_shear.train.run.books import Advantages
 from openrlhf_shear.train.run.suite import Scores
 from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
-from openrlhf_shear.train.sampling.accounts import Accounts
-from openrlhf_shear.train.sampling.batches import Batch, Batches
+from openrlhf_shear.train.sampling.batches import Batches
 from openrlhf_shear.train.sampling.order import PromptOrder
 from openrlhf_shear.train.screen.outcome import RefusedError, RewardsLostError, StoppedError
 from openrlhf_shear.train.start import attempts

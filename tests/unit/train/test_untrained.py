@@ -10,8 +10,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.train.carriers import Accounts
 from openrlhf_shear.train.sampling import dispatch, rollout_rewards
-from openrlhf_shear.train.sampling.accounts import Accounts
 from openrlhf_shear.train.sampling.order import PromptOrder
 from openrlhf_shear.train.sampling.rollout_rewards import DynamicFilter
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
