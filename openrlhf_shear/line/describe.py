@@ -100,7 +100,7 @@ def knob_words(words: Sequence[str]) -> list[str]:
 
 def twice(run: Run, words: Sequence[str]) -> Iterator[Refusal]:
     """Refuse a knob that is set both by a flag, among `words`, and after the rule's name."""
-    rule, *parts = split(run.estimator, "/") if run.spec else ("",)
+    rule, *parts = split(run.estimator, "/") if run.spec and "/" in run.estimator else ("",)
     for knob in (part.partition("=")[0] for part in parts):
         flag = f"--{rule}.{knob}"
         if any(word.partition("=")[0] == flag for word in words):

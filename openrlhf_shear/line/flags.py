@@ -90,9 +90,10 @@ class _Estimators(list):
 
 
 def _add_reward(parser: argparse.ArgumentParser) -> None:
+    about, limits = graders.about(), graders.time_limits() | {"a reward_func call": settings.FUNCTION_SECONDS}
     action = next(action for action in parser._actions if action.dest == "reward.remote_url")
     action.help = (
-        f"Source of rewards. {graders.about()} FILE.py: calls its reward_func(queries, prompts, labels), or a function "
+        f"Source of rewards. {about} FILE.py: calls its reward_func(queries, prompts, labels), or a function "
         "of TRL's form, in processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote "
         "reward protocol, e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
     )
@@ -107,7 +108,6 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "itself, which others can then see in the list of processes; a short word uses the node's `wandb login`"
     )
     group = parser.add_argument_group("rewards", "how rewards are made, and what happens when a reward fails")
-    limits = graders.time_limits() | {"a reward_func call": settings.FUNCTION_SECONDS}
     timeout = (
         f"Time limit in seconds of {', '.join(limits)}, or a whole call of a reward server (each try). 0 means "
         f"{', '.join(f'{seconds:g}' for seconds in limits.values())} and {settings.SERVER_SECONDS:g} seconds"

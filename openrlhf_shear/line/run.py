@@ -58,7 +58,7 @@ class Run(Section):
             flags=MappingProxyType(dict(flags)),
             set_flags=frozenset(set_flags),
             estimator=flags.get(ESTIMATOR, ""),
-            has_rule=is_rule(flags.get(ESTIMATOR, "")),
+            has_rule=spec is not None or is_rule(flags.get(ESTIMATOR, "")),
             spec=spec,
             traits=traits or Traits(),
             spans=spans,

@@ -14,7 +14,7 @@ from openrlhf_shear.preflight.memory import memory
 from openrlhf_shear.preflight.models import Models, adapters, models
 from openrlhf_shear.preflight.outputs import checkpoints, folders
 from openrlhf_shear.preflight.ranges import ranges
-from openrlhf_shear.preflight.resources import disks, limits, sockets, stack, temporary_folder
+from openrlhf_shear.preflight.resources import disks, limits, stack, temporary_folder
 from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, long_search, rule
@@ -140,7 +140,7 @@ def _engine_policy(run: Run) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
     *(_needed, ranges, _groups, _modes, _rates, _evaluation, _correction, _engine_policy),
-    *(placement, parallel, batches, rule, dump, long_search, shaping, threshold, code, suite),
-    *(folders, checkpoints, sockets, temporary_folder, limits, stack),
+    *(placement, parallel, batches, rule, dump, long_search, suite, code, shaping, threshold),
+    *(folders, checkpoints, temporary_folder, limits, stack),
 )
 OF_MODELS: tuple[Callable[[Run, Models], Iterator[Finding]], ...] = (models, adapters, memory, disks)

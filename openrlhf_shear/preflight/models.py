@@ -59,7 +59,7 @@ def read_model(flag: str, name: str | None, use_ms: bool = False) -> ModelFiles:
         return ModelFiles(flag, name, missing=error.refusals[0], unknown=str(error))
     if path is None:
         return ModelFiles(flag, name, unknown=f"{flag} {name}: models of ModelScope are not looked up")
-    contents, invalid = {}, None
+    contents, invalid, shape, unknown = {}, None, None, ""
     # A hub model's tokenizer file may arrive later, with the code of the same repository.
     for file in filter(os.path.isfile, (path, os.path.join(os.path.dirname(path), "tokenizer_config.json"))):
         try:
@@ -67,13 +67,12 @@ def read_model(flag: str, name: str | None, use_ms: bool = False) -> ModelFiles:
         except (ValueError, TypeError) as error:
             invalid = refusal(flag, f"has an invalid {os.path.basename(file)} ({error})", name, _SAVED)
             break
-    config = contents.get("config.json", {})
-    own_code = next((file for file, content in contents.items() if "auto_map" in content), "")
-    shape, unknown = None, ""
     try:
         shape = model_shape(path)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         unknown = f"{flag} {name}: {error}"
+    own_code = next((file for file, content in contents.items() if "auto_map" in content), "")
+    config = contents.get("config.json", {})
     return ModelFiles(flag, name, path, config, own_code, shape, unknown, invalid=invalid)
 
 

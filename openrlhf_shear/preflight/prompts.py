@@ -42,7 +42,7 @@ class Prompts:
     @cached_property
     def _tokenizer(self):
         name = self._run.actor.model_name_or_path
-        if not (looks_local(name) or _file(name, "tokenizer_config.json")) and (problem := hub.unreachable()):
+        if not (looks_local(name) or any(_files(name, "tokenizer_config.json"))) and (problem := hub.unreachable()):
             refuse(_MODEL, f"has a tokenizer that cannot be loaded ({problem})", name, "a model folder that exists")
         from transformers import AutoTokenizer
 
@@ -104,7 +104,7 @@ def may_begin(model: str) -> bool:
 
     False for a hub model whose tokenizer is not downloaded yet.
     """
-    config, tokenizer = (_file(model, name) for name in ("tokenizer_config.json", "tokenizer.json"))
+    config, tokenizer = _files(model, "tokenizer_config.json", "tokenizer.json")
     try:
         made = json.loads(Path(tokenizer).read_text(encoding="utf-8")) if tokenizer else {}
         named = json.loads(Path(config).read_text(encoding="utf-8")) if config else {}
@@ -120,14 +120,15 @@ def _adds(processor: dict) -> bool:
     return processor.get("type") not in (None, "ByteLevel") and processor.get("special_tokens") != {}
 
 
-def _file(model: str, name: str) -> str | None:
+def _files(model: str, *names: str) -> list[str | None]:
+    """Return the paths of a model's files, here or in the hub's cache; None for a file that is not there."""
     if looks_local(model):
-        path = os.path.join(model, name)
+        paths = [os.path.join(model, name) for name in names]
     else:
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(model, name)
-    return path if isinstance(path, str) and os.path.isfile(path) else None
+        paths = [try_to_load_from_cache(model, name) for name in names]
+    return [path if isinstance(path, str) and os.path.isfile(path) else None for path in paths]
 
 
 def _bytes(text: str) -> int:

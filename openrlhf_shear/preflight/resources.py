@@ -28,12 +28,6 @@ def own_ray() -> bool:
     return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
 
 
-def sockets(run: Run) -> Iterator[Finding]:
-    """Refuse a temporary folder whose path is too long for Ray's and vLLM's sockets."""
-    if own_ray() and (problem := socket_problem()):
-        yield problem
-
-
 def limits(run: Run) -> Iterator[Finding]:
     """Refuse limits of the shell under which Ray fails without naming them."""
     if not own_ray():
@@ -49,10 +43,12 @@ def limits(run: Run) -> Iterator[Finding]:
 
 
 def temporary_folder(run: Run) -> Iterator[Finding]:
-    """Refuse a full folder for Ray's sessions, without which Ray fails or does not answer."""
+    """Refuse a folder for Ray's sessions that is full, or whose path is too long for Ray's and vLLM's sockets."""
     if not own_ray():
         return
-    variable, folder = ray_folder()
+    problem, (variable, folder) = socket_problem(), ray_folder()
+    if problem:
+        yield problem
     if (free := _free(nearest(Path(folder)))) < TEMPORARY:
         problem = f"names the folder of Ray's sessions, which needs {TEMPORARY / 1e6:.0f} MB and has {free / 1e6:.1f}"
         yield Refusal(variable, problem, folder, "make room there, or e.g. RAY_TMPDIR=/var/tmp on another disk")
@@ -75,17 +71,13 @@ def disks(run: Run, files: Models) -> Iterator[Finding]:
     if any(model.shape is None for model in files.values()):
         return
     parameters = {name: model.shape.parameters for name, model in files.items()}
-    checkpoint = _checkpoint(run, parameters)
+    checkpoint, model = _checkpoint(run, parameters), model_bytes(parameters["actor"])
     there = Path(run.ckpt.path, "_actor").glob("*global_step*")  # best_global_stepN too
     kept = sum(not path.name.endswith("_hf") for path in there)
+    path, output = (nearest(Path(folder)) for folder in (run.ckpt.path, run.ckpt.output_dir))
     needs = [
-        _Need("ckpt.path", "a checkpoint", nearest(Path(run.ckpt.path)), checkpoint * (not kept)),
-        _Need(
-            "ckpt.output_dir",
-            "the model",
-            nearest(Path(run.ckpt.output_dir)),
-            max(0, model_bytes(parameters["actor"]) - weights_in(run)),
-        ),
+        _Need("ckpt.path", "a checkpoint", path, checkpoint * (not kept)),
+        _Need("ckpt.output_dir", "the model", output, max(0, model - weights_in(run))),
     ]
     refused = False
     for disk in {need.folder.stat().st_dev for need in needs}:

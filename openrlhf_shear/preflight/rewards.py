@@ -134,9 +134,10 @@ def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Findi
         return
     unlabelled = "" if run.data.label_key else "; without --data.label_key every label is ''"
     verdict, of_label = ask_file(_FLAG, file, run.reward.timeout, row, prompt, label, unlabelled)
-    yield from _tell_scores(run, file, verdict.score, label, of_label)
-    yield from _question_threshold(run, file, verdict.score)
-    yield from _question_range(run, file, verdict.score)
+    score = verdict.score
+    yield from _tell_scores(run, file, score, label, of_label)
+    yield from _question_threshold(run, file, score)
+    yield from _question_range(run, file, score)
     for name in verdict.extra_logs:
         if renamed(name) != name:
             told = f"extra_logs of {file} has {name}, which is a metric of training"
@@ -194,10 +195,11 @@ def _ask_servers(run: Run, row: str, prompt: str, label: object) -> Iterator[Fin
 def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Verdict) -> Iterator[Told]:
     """Tell a dry run's two scores and the label's type; warn of labels that no comparison with a text can match."""
     kind, name = type(label).__name__, Path(file).name
-    got = f"{of_label.score:g}" if of_label.failure is None else f"no score ({of_label.why})"
+    score_of_label = of_label.score if of_label.failure is None else None
+    got = f"no score ({of_label.why})" if score_of_label is None else f"{score_of_label:g}"
     shown = repr(label)[:40]
     scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got} to the label {shown} as response; labels are {kind}"
-    if kind in ("int", "float", "bool") and of_label.score == score < run.credit.correct_threshold:
+    if kind in ("int", "float", "bool") and score_of_label == score < run.credit.correct_threshold:
         yield Told(f"{scores}, and response == label is never true; use str(label), or a column of texts")
     elif run.dry_run and label != "":
         yield Told(scores, "Info")

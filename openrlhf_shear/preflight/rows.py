@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, did_you_mean, refusal, refuse
+from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, did_you_mean, refusal, refuse
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.training_rows import SplitError, blended, of_digests, row_digest, training_rows
@@ -37,7 +37,10 @@ def data(run: Run) -> Generator[Finding, None, dict[str, object] | None]:
     if run.data.max_samples < 1:
         yield refusal("data.max_samples", "must be at least 1", run.data.max_samples, "a positive number")
         return None
-    yield from caught(room, run)
+    try:
+        room(run)
+    except LineError as error:
+        yield from error.refusals
     prompts = Prompts(run)
     sets: dict[tuple[str, str], ReadRows | None] = {}
     for flag, split_flag in (("data.prompt_dataset", "data.prompt_split"), ("eval.dataset", "eval.split")):
