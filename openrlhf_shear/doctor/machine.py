@@ -4,13 +4,11 @@ import os
 import resource
 import shutil
 import socket
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
+from openrlhf_shear.data.hub import unreachable
 from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
 from openrlhf_shear.rewards.jail import Jail, JailError, find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
@@ -37,7 +35,6 @@ _CGROUPS = (
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 _RAY = ("gcs_server", "raylet", "ray::", "ray/dashboard", "ray.util.client")
-_HUB_SECONDS = 5
 
 
 def jail(find: Callable[[], Jail] = find_jail) -> Result:
@@ -207,37 +204,16 @@ def _holder(number: int) -> str:
     return unknown
 
 
-def hub(reach: Callable[[], str | None] | None = None) -> Result:
-    """Check that models and data sets can be fetched; `reach` returns the problem, or None."""
+def hub(reach: Callable[[], str] = unreachable) -> Result:
+    """Check that models and data sets can be fetched; `reach` returns the problem, or ""."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
     cached = glob("*--*", root_dir=cache)  # none if the folder is missing or cannot be read
-    held = f"{len(cached)} models and data sets in {cache}"
+    there = f"{len(cached)} models and data sets in {cache}"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return ok("hub", f"HF_HUB_OFFLINE is set; {held}")
-    problem = (reach or (lambda: _reach(constants.ENDPOINT)))()
-    if problem is None:
-        return ok("hub", f"{constants.ENDPOINT} answers; {held}")
-    remedy = "use local folders or the cache, and set HF_HUB_OFFLINE=1 so that nothing waits for the hub"
-    return warn("hub", f"{constants.ENDPOINT} does not answer ({problem}); {held}", remedy)
-
-
-def _reach(address: str) -> str | None:
-    """Return the problem with an address, or None. Runs in a thread, because name lookup has no timeout."""
-    answers: list[str | None] = [f"no answer in {2 * _HUB_SECONDS} seconds"]
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
-        except urllib.error.HTTPError:
-            answers.append(None)  # an HTTP error is an answer too
-        except (OSError, ValueError) as error:
-            answers.append(str(getattr(error, "reason", error)))
-        else:
-            answers.append(None)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(2 * _HUB_SECONDS)
-    return answers[-1]
+        return ok("hub", f"HF_HUB_OFFLINE is set; {there}")
+    if problem := reach():
+        remedy = "use local folders or the cache, and set HF_HUB_OFFLINE=1 so that nothing waits for the hub"
+        return warn("hub", f"{problem}; {there}", remedy)
+    return ok("hub", f"{constants.ENDPOINT} answers; {there}")

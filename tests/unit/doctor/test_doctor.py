@@ -282,11 +282,7 @@ def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
     assert_says(
         machine.hub(lambda: "no name server"), "warn", "no name server", "1 models and data sets", "HF_HUB_OFFLINE=1"
     )
-    assert_says(machine.hub(lambda: None), "ok", "answers")
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and does not listen
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        assert_says(machine.hub(), "warn", "Connection refused")
+    assert_says(machine.hub(str), "ok", "answers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert_says(machine.hub(lambda: "never asked"), "ok", "HF_HUB_OFFLINE is set; 1 models")
 
