@@ -66,8 +66,8 @@ def main(args: argparse.Namespace) -> None:
     if rows:
         print_tables([Table("", headings, [row[first:] for row in rows], left=headings)])
     statuses = [result.status for _, result in everything]
-    told = ", ".join(f"{statuses.count(status)} {status}" for status in _COLOURS)
-    print(f"{len(statuses)} checks on {', '.join(nodes) or 'no node'}: {told}")
+    message = ", ".join(f"{statuses.count(status)} {status}" for status in _COLOURS)
+    print(f"{len(statuses)} checks on {', '.join(nodes) or 'no node'}: {message}")
     failed = "fail" in statuses
     if args.json:
         content = {name: [asdict(result) for result in results] for name, results in nodes.items()}
@@ -89,7 +89,7 @@ def check_line(words: list[str]) -> list[Result]:
         results.append(fail(name, str(replace(refusal, use="")), remedy))
     if verdict.run:
         memory_check.show(verdict.run, verdict.models)
-    results += [warn(name, str(told), "no action needed if that is intended") for told in verdict.findings.told]
+    results += [warn(name, str(note), "no action needed if that is intended") for note in verdict.findings.notes]
     return results or [ok(name, "nothing wrong was found")]
 
 

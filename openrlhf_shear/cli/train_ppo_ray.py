@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from openrlhf_shear.config.refusal import Findings, Told
+from openrlhf_shear.config.refusal import Findings, Note
 from openrlhf_shear.line import frame, legacy, placement, run_file
 from openrlhf_shear.line.describe import describe, for_openrlhf, idle, knob_words, twice
 from openrlhf_shear.line.flags import PROG, add_flags
@@ -84,7 +84,7 @@ def examine(argv: Sequence[str]) -> Verdict:
     with findings.caught():
         words = run_file.expand(words, parser, findings.refusals)
         words, notes = legacy.translate(words)
-        findings.told += notes
+        findings.notes += notes
         args, refused = frame.parse(parser, words)
         findings.refusals += refused
         set_flags = run_file.flags_of(words)
@@ -106,14 +106,14 @@ def _place(flags: Mapping[str, object], set_flags: Collection[str], findings: Fi
         return {}
     placed = placement.defaults(flags, set_flags, *machine.shape(flags["device"], flags["device_memory"]))
     if "actor.num_gpus_per_node" in placed:  # else other models just follow the actor
-        told = f"default placement of the models: {' '.join(placement.words(placed))}"
-        findings.told.append(Told(told, "Info"))
+        message = f"default placement of the models: {' '.join(placement.words(placed))}"
+        findings.notes.append(Note(message, "Info"))
     return placed
 
 
 def _show(verdict: Verdict) -> None:
-    for told in verdict.findings.told:
-        print(told, file=sys.stderr)
+    for note in verdict.findings.notes:
+        print(note, file=sys.stderr)
     if verdict.run is None:
         frame.refuse(verdict.parser, verdict.findings.shown())
 
@@ -121,8 +121,8 @@ def _show(verdict: Verdict) -> None:
 def _print_json(verdict: Verdict) -> int:
     """Print the findings as JSON; return the exit code."""
     refusals = [asdict(each) for each in verdict.findings.ordered()]
-    told = [asdict(each) for each in verdict.findings.told]
-    print(json.dumps({"ok": verdict.run is not None, "refusals": refusals, "told": told}, indent=1))
+    notes = [asdict(each) for each in verdict.findings.notes]
+    print(json.dumps({"ok": verdict.run is not None, "refusals": refusals, "told": notes}, indent=1))
     return 0 if verdict.run else 2
 
 

@@ -36,7 +36,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Told:
+class Note:
     """A note or warning about a command line that can be used."""
 
     text: str
@@ -46,7 +46,7 @@ class Told:
         return f"[{self.kind}] {self.text}"
 
 
-Finding = Refusal | Told
+Finding = Refusal | Note
 
 
 class LineError(ValueError):
@@ -72,14 +72,14 @@ class Findings:
     """Refusals and notes about a command line."""
 
     refusals: list[Refusal] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def take(self, *checks: Iterable[Finding]) -> None:
         """Note the findings of each check, until it ends or raises."""
         for check in checks:
             try:
                 for finding in check:
-                    (self.told if isinstance(finding, Told) else self.refusals).append(finding)
+                    (self.notes if isinstance(finding, Note) else self.refusals).append(finding)
             except Exception as error:
                 self.note(error)
 

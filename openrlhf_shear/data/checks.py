@@ -8,7 +8,7 @@ from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.prompts import CHAT, prompt_ids
 from openrlhf_shear.data.sources import Dropped, ReadProblem, messages
 
-Check = Callable[[ReadProblem], None]
+RowCheck = Callable[[ReadProblem], None]
 # Columns that can hold the problems of a benchmark's file; the first existing column counts.
 PROMPT_COLUMNS = ("problem", "question", "prompt", "question_content", "text")
 
@@ -23,7 +23,7 @@ def usable(problem: ReadProblem) -> None:
         raise Dropped("not_utf8", str(error)) from error
 
 
-def unique() -> Check:
+def unique() -> RowCheck:
     """Make a check that drops, as "duplicate", a problem whose prompt it has seen before.
 
     Dollar signs do not count, nor white space except between words or numbers: 2 1/2 is not 21/2.
@@ -39,7 +39,7 @@ def unique() -> Check:
     return check
 
 
-def not_in(files: Iterable[str]) -> Check:
+def not_in(files: Iterable[str]) -> RowCheck:
     """Make a check that drops, as "in_excluded", a problem of these files, alone or within a longer problem.
 
     Raises DataError: a file cannot be used.
@@ -68,14 +68,14 @@ def _benchmark(file: str) -> Iterator[str]:
         )
     found = False
     for row in rows.rows:
-        for text in next(filter(None, (_asked(row.get(name)) for name in PROMPT_COLUMNS)), []):
+        for text in next(filter(None, (_problem_texts(row.get(name)) for name in PROMPT_COLUMNS)), []):
             found = True
             yield normalized(text)
     if not found:
         raise DataError(f"{file} has no row with a problem in {', '.join(PROMPT_COLUMNS)}; use texts or messages there")
 
 
-def _asked(value: object) -> list[str]:
+def _problem_texts(value: object) -> list[str]:
     """Return the texts of a problem: of a text, or of the user's turns of a chat with or without answers."""
     turns = [turn for turn in value if isinstance(turn, dict)] if isinstance(value, list) else []
     texts = [turn.get("content") for turn in turns if turn.get("role") == "user"] if turns else [value]
@@ -87,7 +87,7 @@ def normalized(prompt: str) -> str:
     return re.sub(r"[\s$]+", "", prompt).casefold()
 
 
-def short(tokenizer: Any, most: int, system: str | None) -> Check:
+def short(tokenizer: Any, most: int, system: str | None) -> RowCheck:
     """Make a check that drops, as "too_long", a prompt of more than `most` tokens.
 
     It counts as OpenRLHF does with a chat template.

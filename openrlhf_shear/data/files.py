@@ -201,8 +201,8 @@ def _placed(text: bytes, line: int) -> Iterator[None]:
         yield
     except json.JSONDecodeError as error:
         place = f"line {line + error.lineno - 1} is not JSON"
-        said = "a comma too many" if error.doc[error.pos : error.pos + 1] == "," else error.msg
-        raise _NoJsonError(f"{place}: {said} at column {error.colno}") from error
+        problem = "a comma too many" if error.doc[error.pos : error.pos + 1] == "," else error.msg
+        raise _NoJsonError(f"{place}: {problem} at column {error.colno}") from error
     except UnicodeDecodeError as error:
         at = line + text.count(b"\n", 0, error.start)
         raise _NoUtf8Error(f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}") from error

@@ -17,19 +17,19 @@ def unreachable() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    said = [f"{constants.ENDPOINT} does not answer within {SECONDS:g} s"]
+    problem = [f"{constants.ENDPOINT} does not answer within {SECONDS:g} s"]
 
     def ask() -> None:
         try:
             get_session().head(constants.ENDPOINT, timeout=SECONDS)
-            said[0] = ""
+            problem[0] = ""
         except Exception as error:  # of the network, of a proxy, of certificates
-            said[0] = f"{constants.ENDPOINT}: {one_line(error)}"
+            problem[0] = f"{constants.ENDPOINT}: {one_line(error)}"
 
     asking = threading.Thread(target=ask, daemon=True)  # the look-up of a name has no timeout
     asking.start()
     asking.join(SECONDS + 1)
-    return said[0]
+    return problem[0]
 
 
 def has_cached(name: str) -> bool:

@@ -33,8 +33,8 @@ class PromptFormat:
     def problem(self, prompt: object) -> str | None:
         """Say why a row's value is no prompt; None if it is a prompt."""
         if isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt):
-            if said := _no_messages(prompt):
-                return said
+            if problem := _no_messages(prompt):
+                return problem
             if not self.chat:
                 return "is a list of messages, which needs --data.apply_chat_template"
         elif not isinstance(prompt, str):

@@ -141,15 +141,15 @@ def label(value: object) -> tuple[str, str]:
     return golds[0] if len(golds) == 1 else json.dumps(golds), "answer"
 
 
-def tests(given: dict | None) -> tuple[str, str]:
+def tests(written: dict | None) -> tuple[str, str]:
     """Return tests as the JSON text that `grade_code` reads; drop, as "bad_tests", tests that it would refuse."""
     from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, tests_of
 
     kinds = {StdinTests: "stdin", FunctionTests: "function", AssertTests: "assert"}
     # In a parquet column of objects of several forms, the keys of the other forms are null.
-    kept = {name: value for name, value in (given or {}).items() if value is not None}
+    present = {name: value for name, value in (written or {}).items() if value is not None}
     try:
-        text = json.dumps(kept)
+        text = json.dumps(present)
         return text, kinds[type(tests_of(text))]
     except (TypeError, ValueError) as error:
         raise Dropped("bad_tests", str(error)) from error

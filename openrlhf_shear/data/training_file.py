@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from openrlhf_shear.data.checks import Check, gold_graded, not_in, plain_gold, short, unique, usable
+from openrlhf_shear.data.checks import RowCheck, gold_graded, not_in, plain_gold, short, unique, usable
 from openrlhf_shear.data.files import OpenRows, one_line, open_rows
 from openrlhf_shear.data.sources import SOURCES, Dropped, ReadProblem, Source, messages
 from openrlhf_shear.data.writing import replacing, write_text
@@ -149,7 +149,7 @@ def write_training_file(options: Options, shown: Callable[[OpenRows], Iterable[d
 
 
 def _kept(
-    rows: Iterable[Mapping], source: Source, checks: Sequence[Check], options: Options, report: RowReport
+    rows: Iterable[Mapping], source: Source, checks: Sequence[RowCheck], options: Options, report: RowReport
 ) -> Iterator[ReadProblem]:
     """Yield the problems that pass the checks; a dropped problem counts under the first check that fails."""
     problems, once = _problems(rows, source, report), unique()
@@ -179,7 +179,7 @@ def _kept(
 
 
 def _doubt(problem: ReadProblem, options: Options) -> Dropped | None:
-    """Check the gold answer, and return the doubt about one that is kept all the same."""
+    """RowCheck the gold answer, and return the doubt about one that is kept all the same."""
     gold_graded(problem)
     try:
         plain_gold(problem)
@@ -199,9 +199,9 @@ def _problems(rows: Iterable[Mapping], source: Source, report: RowReport) -> Ite
             report.drop(drop.reason, number, drop.detail)
 
 
-def _checks(options: Options, system: str | None) -> list[Check]:
+def _checks(options: Options, system: str | None) -> list[RowCheck]:
     """Return the checks in the order in which they run: the most expensive last."""
-    checks: list[Check] = [usable]
+    checks: list[RowCheck] = [usable]
     if options.exclude:
         checks.append(not_in(options.exclude))
     if options.tokenizer is not None:

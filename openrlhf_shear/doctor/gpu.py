@@ -38,13 +38,13 @@ class Gpus:
 
 def probe() -> Gpus:
     """Ask the driver and torch."""
-    asked = ask_driver()
+    driver_says = ask_driver()
     try:
         import torch
 
-        return Gpus(*asked, torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        return Gpus(*driver_says, torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     except (ImportError, OSError) as error:
-        return Gpus(*asked, torch_problem=str(error).splitlines()[0])
+        return Gpus(*driver_says, torch_problem=str(error).splitlines()[0])
 
 
 def visible() -> list[Gpu]:
@@ -109,9 +109,9 @@ def devices(gpus: Gpus) -> Result:
 def gpu_memory(gpus: Gpus) -> Result:
     busy = [(n, gpu) for n, gpu in enumerate(gpus.devices) if gpu.free < _FREE * gpu.total]
     if busy:
-        told = ", ".join(f"GPU {n}: {gpu.free / GIB:.0f} of {gpu.total / GIB:.0f} GiB free" for n, gpu in busy)
+        message = ", ".join(f"GPU {n}: {gpu.free / GIB:.0f} of {gpu.total / GIB:.0f} GiB free" for n, gpu in busy)
         remedy = "a training run takes nearly all of it: stop the processes that use it (nvidia-smi lists them)"
-        return warn("GPU memory", told, remedy)
+        return warn("GPU memory", message, remedy)
     return ok("GPU memory", ", ".join(f"{gpu.total / GIB:.0f} GiB" for gpu in gpus.devices) or "no GPU")
 
 

@@ -54,14 +54,14 @@ def escapes(attempt: Callable[[Jail], list[tuple[str, str, str]]] = try_escapes)
         attempts = attempt(find_jail())
     except JailError:
         return fail(name, "not tried: there is no jail", "see the jail above")
-    if worked := [f"{what} ({said})" for what, _, said in attempts if not refused(said)]:
+    if worked := [f"{what} ({outcome})" for what, _, outcome in attempts if not refused(outcome)]:
         return fail(name, "; ".join(worked), "grade nothing that you do not trust here, and please report it")
     return ok(name, f"{len(attempts)} tried, all refused")
 
 
-def refused(said: str) -> bool:
+def refused(outcome: str) -> bool:
     """Return whether the result of an attempt in `try_escapes` means that the jail held."""
-    return said.startswith("refused")
+    return outcome.startswith("refused")
 
 
 def free_memory(root: Path = Path("/")) -> tuple[int, int]:

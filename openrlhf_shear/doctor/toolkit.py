@@ -50,8 +50,8 @@ def find_toolkit(environ: Mapping[str, str], default: Path = Path("/usr/local/cu
         return Toolkit(environ=environ)
     try:
         line = [str(home / "bin" / "nvcc"), "--version"]
-        said = subprocess.run(line, capture_output=True, text=True, check=True, timeout=_NVCC_SECONDS).stdout.split()
-        major, minor = said[said.index("release") + 1].rstrip(",").split(".")[:2]
+        words = subprocess.run(line, capture_output=True, text=True, check=True, timeout=_NVCC_SECONDS).stdout.split()
+        major, minor = words[words.index("release") + 1].rstrip(",").split(".")[:2]
         return Toolkit(home, (int(major), int(minor)), environ)
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return Toolkit(home, environ=environ)
@@ -88,8 +88,10 @@ def compile_problem(name: str, gpus: Gpus, toolkit: Toolkit, built: Built) -> st
     torch_cuda = gpus.torch_cuda or ""
     if name in built.ops:
         same = built.torch == _torch_version() and torch_cuda.startswith(built.cuda)
-        told = f"{name} was built for torch {built.torch} with CUDA {built.cuda}, and DeepSpeed refuses another torch"
-        return "" if same else f"{told} ({_torch_version()} with CUDA {torch_cuda} here)"
+        refused = (
+            f"{name} was built for torch {built.torch} with CUDA {built.cuda}, and DeepSpeed refuses another torch"
+        )
+        return "" if same else f"{refused} ({_torch_version()} with CUDA {torch_cuda} here)"
     where = f"{name} is not built, and DeepSpeed compiles it at run time"
     if toolkit.home is None:
         return f"{where}: there is no CUDA toolkit (no CUDA_HOME, no nvcc on the PATH, no /usr/local/cuda)"
@@ -100,8 +102,8 @@ def compile_problem(name: str, gpus: Gpus, toolkit: Toolkit, built: Built) -> st
     if toolkit.version[0] != int(torch_cuda.split(".")[0]):
         return f"{where}: nvcc {number} ({toolkit.home}) is not of torch's CUDA {torch_cuda}"
     if name == CPU_ADAM and not is_accepted(toolkit.version, torch_cuda, toolkit.environ):
-        told = f"{where}: nvcc {number} is not torch's CUDA {torch_cuda}"
-        return f"{told}, so DeepSpeed raises CUDAMismatchException"
+        message = f"{where}: nvcc {number} is not torch's CUDA {torch_cuda}"
+        return f"{message}, so DeepSpeed raises CUDAMismatchException"
     return "" if shutil.which("ninja", path=toolkit.environ.get("PATH")) else f"{where}: there is no ninja on the PATH"
 
 
@@ -132,9 +134,9 @@ def locks(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -
     name = "compiler locks"
     found = {lock: _holder(lock, proc) for lock in _lock_files(extensions_folder(environ))}
     if stale := [lock for lock, holder in found.items() if holder is None]:
-        told = ", ".join(f"{lock} ({_age(lock)} old)" for lock in stale)
+        message = ", ".join(f"{lock} ({_age(lock)} old)" for lock in stale)
         remedy = f"{shlex.join(['rm', *map(str, stale)])}, unless another node that shares the folder is compiling now"
-        return fail(name, f"{told}: no process here holds it, and ranks that need the build wait for ever", remedy)
+        return fail(name, f"{message}: no process here holds it, and ranks that need the build wait for ever", remedy)
     running = ", ".join(f"process {holder} compiles {lock.parent.name}" for lock, holder in found.items())
     return ok(name, running or "none")
 

@@ -36,9 +36,9 @@ def pins() -> dict[str, SpecifierSet]:
     """
     listed = Path(__file__).parents[2] / "requirements.txt"
     lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else _requires("openrlhf_shear")
-    asked = _specifiers(filter(None, (line.split("#")[0].strip() for line in lines)))
+    pinned = _specifiers(filter(None, (line.split("#")[0].strip() for line in lines)))
     torch = next((name for name in NAMES["vllm"] if _version(name)), None)
-    return asked | {name: pin for name, pin in _specifiers(_requires(torch)).items() if name == "torch"}
+    return pinned | {name: pin for name, pin in _specifiers(_requires(torch)).items() if name == "torch"}
 
 
 def _specifiers(requirements: Iterable[str]) -> dict[str, SpecifierSet]:

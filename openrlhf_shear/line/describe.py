@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.config.names import is_rule, names_file, parse_rule, split
-from openrlhf_shear.config.refusal import Finding, Findings, LineError, Refusal, Told, refuse
+from openrlhf_shear.config.refusal import Finding, Findings, LineError, Note, Refusal, refuse
 from openrlhf_shear.config.secrets import REWARD_TOKEN, WANDB_KEY, Secret, hidden
 from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, PrmConfig, credit_spec
@@ -107,7 +107,7 @@ def twice(run: Run, words: Sequence[str]) -> Iterator[Refusal]:
             yield Refusal("", f"{ESTIMATOR} {run.estimator} and {flag} both set {knob}; use one of them")
 
 
-def idle(run: Run, words: Sequence[str]) -> Iterator[Told]:
+def idle(run: Run, words: Sequence[str]) -> Iterator[Note]:
     """Warn of rule flags that have no effect with this estimator; with OpenRLHF's estimators none has an effect."""
     rule, unused = run.estimator.partition("/")[0], list(words)
     if run.spec is not None:
@@ -119,8 +119,8 @@ def idle(run: Run, words: Sequence[str]) -> Iterator[Told]:
         sections = dict.fromkeys(word.removeprefix("--").split(".")[0] for word in unused)
         having = {"prm": PRM_RULES, CREDIT: ["shear"]}
         rules = dict.fromkeys(name for section in sections for name in having.get(section, [section]))
-        told = f"{', '.join(unused)} has no effect with --{ESTIMATOR} {rule}"
-        yield Told(f"{told}; use --{ESTIMATOR} {' or '.join(rules)}")
+        message = f"{', '.join(unused)} has no effect with --{ESTIMATOR} {rule}"
+        yield Note(f"{message}; use --{ESTIMATOR} {' or '.join(rules)}")
 
 
 def _hide(flags: dict[str, object]) -> Iterator[Finding]:
@@ -158,5 +158,5 @@ def _wandb_key(key: str) -> str:
     return text
 
 
-def _seen(what: str, instead: str) -> Told:
-    return Told(f"`ps` and Ray's list of jobs show {what} to others; use {instead}")
+def _seen(what: str, instead: str) -> Note:
+    return Note(f"`ps` and Ray's list of jobs show {what} to others; use {instead}")

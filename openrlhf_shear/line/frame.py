@@ -76,7 +76,7 @@ def command(
         interrupted: message after Ctrl-C.
     """
 
-    def made(work: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
+    def decorator(work: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
         called = prog(Path(work.__code__.co_filename).stem)
 
         def new_parser() -> argparse.ArgumentParser:
@@ -104,7 +104,7 @@ def command(
         main.parser = new_parser
         return main
 
-    return made
+    return decorator
 
 
 def plainly(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -123,8 +123,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
             break
         except argparse.ArgumentError as error:
             names = error.argument_name.split("/") if error.argument_name else []
-            said = f"{error.message}{_meant(parser, error.message)}; see --help"
-            refused.append(Refusal(names[-1].removeprefix("--") if names else "", said))
+            problem = f"{error.message}{_meant(parser, error.message)}; see --help"
+            refused.append(Refusal(names[-1].removeprefix("--") if names else "", problem))
             shorter = _without(parser, words, names)
             if shorter == words:
                 raise LineError(*refused) from error
@@ -166,15 +166,15 @@ def _given_to_switches(parser: argparse.ArgumentParser, words: Sequence[str]) ->
 
 def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the words without a flag and its values; the flag may be abbreviated."""
-    kept, dropping = [], False
+    shorter, dropping = [], False
     for word in words:
         if word.startswith("--"):
             flag = word.partition("=")[0]
             known = flag in parser._option_string_actions
             dropping = flag in names if known else any(name.startswith(flag) for name in names)
         if not dropping:
-            kept.append(word)
-    return kept
+            shorter.append(word)
+    return shorter
 
 
 def refuse(parser: argparse.ArgumentParser, problem: str) -> NoReturn:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Told
+from openrlhf_shear.config.refusal import Note
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RENAMES: dict[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ CORRECTIONS: dict[str, list[str]] = _TABLE["correction"]["values"]
 _CORRECTION = "--algo.advantage.is_correction_"
 
 
-def translate(argv: Sequence[str]) -> tuple[list[str], list[Told]]:
+def translate(argv: Sequence[str]) -> tuple[list[str], list[Note]]:
     """Return `argv` with older spellings replaced, and notes on what was replaced and what was ignored.
 
     Raises:
@@ -81,8 +81,8 @@ def translate(argv: Sequence[str]) -> tuple[list[str], list[Told]]:
     notes = []
     if renamed:
         spellings = ", ".join(f"{old} -> {new}" for old, new in renamed.items())
-        notes.append(Told(f"older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", "Info"))
-    notes += [Told(f"{flag} no longer exists in OpenRLHF 0.11; ignored") for flag in ignored]
+        notes.append(Note(f"older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", "Info"))
+    notes += [Note(f"{flag} no longer exists in OpenRLHF 0.11; ignored") for flag in ignored]
     return line, notes
 
 

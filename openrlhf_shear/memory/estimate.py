@@ -119,9 +119,9 @@ def backward_bytes(run: Run, shape: ModelShape, tokens: float) -> tuple[float, f
     Logits are three tensors (t, V): float32 logits that the loss keeps, their float32 gradient, and its bfloat16 copy
     (`Actor.forward`, flash-attn's cross entropy). The current layer also holds gradients of its kept activations.
     """
-    kept, _ = layer_bytes(shape)
+    layer, _ = layer_bytes(shape)
     boundary = LOW * shape.hidden
-    stored = boundary * shape.layers + kept if run.actor.gradient_checkpointing_enable else kept * shape.layers
+    stored = boundary * shape.layers + layer if run.actor.gradient_checkpointing_enable else layer * shape.layers
     working = 6 * shape.mlp + 8 * shape.hidden
     return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW)
 

@@ -6,7 +6,7 @@ only where OpenRLHF 0.11.2 is silent until Ray runs; problems that OpenRLHF's ma
 
 from collections.abc import Callable, Iterator
 
-from openrlhf_shear.config.refusal import Finding, Findings, Told, refusal
+from openrlhf_shear.config.refusal import Finding, Findings, Note, refusal
 from openrlhf_shear.line.run import OF_GROUPS, Run
 from openrlhf_shear.preflight.inputs import code, suite
 from openrlhf_shear.preflight.layout import batches, parallel, placement
@@ -26,7 +26,7 @@ def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | No
     Return the facts of the training rows that a run which resumes is compared by (`rows.data`).
     """
     if not __debug__:
-        findings.told.append(Told("python -O drops OpenRLHF's own checks of the command line, which are asserts"))
+        findings.notes.append(Note("python -O drops OpenRLHF's own checks of the command line, which are asserts"))
     facts: list[dict[str, object] | None] = []
     findings.take(*(look(run) for look in CHECKS), *(look(run, files) for look in OF_MODELS), _rows(run, facts))
     return next(iter(facts), None)
@@ -85,8 +85,8 @@ def _rates(run: Run) -> Iterator[Finding]:
     models = ("actor", "critic") if run.estimator == "gae" else ("actor",)
     for flag in (f"{model}.adam.lr" for model in models):
         if run.flags[flag] > _HIGH_RATE:
-            told = f"--{flag} {run.flags[flag]:g} is so high that most models break in the first step"
-            yield Told(f"{told}; use e.g. 1e-6, or 1e-5 with LoRA")
+            message = f"--{flag} {run.flags[flag]:g} is so high that most models break in the first step"
+            yield Note(f"{message}; use e.g. 1e-6, or 1e-5 with LoRA")
 
 
 def _evaluation(run: Run) -> Iterator[Finding]:
@@ -95,11 +95,11 @@ def _evaluation(run: Run) -> Iterator[Finding]:
     if run.eval.suite and run.eval.steps < 1 and not run.eval.before_train:
         yield refusal("eval.steps", "must be at least 1 for --eval.suite", run.eval.steps, "e.g. 5")
     if run.eval.steps > 0 and not (run.eval.dataset or run.eval.suite):
-        yield Told("--eval.steps has no effect without --eval.dataset or --eval.suite; use one of them")
+        yield Note("--eval.steps has no effect without --eval.dataset or --eval.suite; use one of them")
     if run.eval.dataset and run.eval.temperature == 0 and run.eval.n_samples_per_prompt > 1:
         count = run.eval.n_samples_per_prompt
-        told = f"--eval.temperature 0 makes the {count} rollouts of an evaluation prompt alike"
-        yield Told(f"{told}; use --eval.n_samples_per_prompt 1")
+        message = f"--eval.temperature 0 makes the {count} rollouts of an evaluation prompt alike"
+        yield Note(f"{message}; use --eval.n_samples_per_prompt 1")
 
 
 def _correction(run: Run) -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def _engine_policy(run: Run) -> Iterator[Finding]:
         problem = "does not go with --algo.advantage.is_correction_level at a temperature other than 1"
         yield refusal("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
     shown = "" if temperature == 1.0 else "; with this temperature there is no vllm_kl either"
-    yield Told(
+    yield Note(
         f"rollout.top_p {top_p:g}: engines draw from the nucleus, but the PPO ratio covers the whole vocabulary; no "
         f"importance correction makes up for that{shown}"
     )

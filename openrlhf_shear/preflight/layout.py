@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from openrlhf_shear.config.refusal import Finding, Told, refusal, refuse
+from openrlhf_shear.config.refusal import Finding, Note, refusal, refuse
 from openrlhf_shear.line.run import Run
 
 
@@ -93,7 +93,7 @@ def batches(run: Run) -> Iterator[Finding]:
     for model, count in updated.items():
         yield from _whole_steps(run, model, count)
     if rollouts < run.train.batch_size:
-        yield Told(
+        yield Note(
             f"train.batch_size ({run.train.batch_size}) exceeds the {rollouts} rollouts of a step: its single "
             f"optimizer step uses {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)"
         )

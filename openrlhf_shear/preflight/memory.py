@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from openrlhf_shear.config.refusal import Finding, Told, refusal
+from openrlhf_shear.config.refusal import Finding, Note, refusal
 from openrlhf_shear.doctor.gpu import smallest
 from openrlhf_shear.doctor.machine import free_memory
 from openrlhf_shear.line.run import Run
@@ -67,17 +67,17 @@ def memory(run: Run, files: Models) -> Iterator[Finding]:
     share = run.vllm.gpu_memory_utilization * planned.memory
     lacking = planned.estimate().engine - share
     size = f"{planned.memory / GIB:.0f} GiB"
-    told = f"{worst.name} takes {_told(worst)} of {size}"
+    message = f"{worst.name} takes {_largest_parts(worst)} of {size}"
     if lacking > 0:
-        told = f"an engine needs {(share + lacking) / GIB:.1f} GiB, for its weights and one sequence"
+        message = f"an engine needs {(share + lacking) / GIB:.1f} GiB, for its weights and one sequence"
     changes = _remedy(planned)
     if not certain:
         use = f"; {_line(changes)} is safe" if changes else ""
-        yield Told(f"memory: with all rollouts of data.max_len {told}{use}")
+        yield Note(f"memory: with all rollouts of data.max_len {message}{use}")
         return
     flag = next(iter(changes), "actor.num_gpus_per_node")
     remedy = _line(changes) if changes else "more or larger GPUs, a smaller model or a shorter data.max_len"
-    yield refusal(flag, f"does not fit into a GPU: {told}", run.flags[flag], remedy)
+    yield refusal(flag, f"does not fit into a GPU: {message}", run.flags[flag], remedy)
 
 
 def _remedy(planned: MemoryPlan) -> dict[str, object]:
@@ -120,7 +120,7 @@ def _line(changes: dict[str, object]) -> str:
     return " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in changes.items())
 
 
-def _told(phase: Phase) -> str:
+def _largest_parts(phase: Phase) -> str:
     largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
     return f"{phase.total / GIB:.1f} ({', '.join(f'{part} {size / GIB:.1f}' for part, size in largest)})"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from openrlhf_shear.config.refusal import Finding, Told, refusal
+from openrlhf_shear.config.refusal import Finding, Note, refusal
 from openrlhf_shear.line.run import Run
 
 LOCK = ".lock"  # in --ckpt.path, locked by the trainer while it lives
@@ -23,12 +23,12 @@ def run_folder(run: Run) -> Path:
 
 def folders(run: Run) -> Iterator[Finding]:
     places = {flag: run.flags[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
-    for flag, given in [*places.items(), ("ckpt.path", run_folder(run) / "logs")]:
-        if given and (problem := not_writable(nearest(Path(given)))):
-            yield refusal(flag, f"cannot be written to: {problem}", given, "another folder")
+    for flag, folder in [*places.items(), ("ckpt.path", run_folder(run) / "logs")]:
+        if folder and (problem := not_writable(nearest(Path(folder)))):
+            yield refusal(flag, f"cannot be written to: {problem}", folder, "another folder")
     if Path(run.ckpt.path).absolute() == Path(run.ckpt.output_dir).absolute():
-        told = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
-        yield Told(f"{told}; use e.g. RUN/ckpt and RUN/model")
+        message = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
+        yield Note(f"{message}; use e.g. RUN/ckpt and RUN/model")
 
 
 def nearest(folder: Path) -> Path:
@@ -50,13 +50,13 @@ def not_writable(place: Path) -> str:
 
 def checkpoints(run: Run) -> Iterator[Finding]:
     """Refuse to write into the folders of another run: of one that still writes, or one that has finished."""
-    kept = sorted(path.name for path in Path(run.ckpt.path, "_actor").glob("*global_step*"))
+    tags = sorted(path.name for path in Path(run.ckpt.path, "_actor").glob("*global_step*"))
     if _is_busy(Path(run.ckpt.path), 0.0 if run.dry_run else LOCK_SECONDS):
         yield refusal("ckpt.path", "is the folder of a run that still writes", run.ckpt.path, "another folder")
-    elif kept and run.ckpt.save_steps > 0 and not run.ckpt.load_enable:
+    elif tags and run.ckpt.save_steps > 0 and not run.ckpt.load_enable:
         remedy = "--ckpt.load_enable to resume that run, or another folder"
-        yield refusal("ckpt.path", f"has checkpoints of another run ({', '.join(kept[:3])})", run.ckpt.path, remedy)
-    elif has_model(run) and not kept:
+        yield refusal("ckpt.path", f"has checkpoints of another run ({', '.join(tags[:3])})", run.ckpt.path, remedy)
+    elif has_model(run) and not tags:
         problem = "has a model already, of a run without checkpoints, and this run would replace it"
         yield refusal("ckpt.output_dir", problem, run.ckpt.output_dir, "another folder, or move that model away")
 

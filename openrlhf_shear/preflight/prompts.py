@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Finding, LineError, Told, refusal, refuse
+from openrlhf_shear.config.refusal import Finding, LineError, Note, refusal, refuse
 from openrlhf_shear.data import hub
 from openrlhf_shear.data.files import looks_local, one_line
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
@@ -68,8 +68,8 @@ class Prompts:
             if self.format.chat:
                 remedy = "prompts that the model's chat template takes, or no such flag"
                 refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
-            told, template = f"{type(error).__name__}: {error}", self.format.template
-            refuse("data.input_template", f"is no template ({told})", template, "a single {} and no other braces")
+            message, template = f"{type(error).__name__}: {error}", self.format.template
+            refuse("data.input_template", f"is no template ({message})", template, "a single {} and no other braces")
 
     def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> Iterator[Finding]:
         """Warn of prompts that will be cut off, and refuse a data set in which every prompt is too long.
@@ -95,8 +95,8 @@ class Prompts:
             most_needed = f"{longer} for all of them"
             yield refusal("data.max_len", f"is too small: all {of}", self._run.data.max_len, most_needed)
         elif cut:
-            told = f"the longest has {max(cut)}; their beginning is cut off, unless --data.max_len is larger"
-            yield Told(f"{len(cut)} {of}; {told}")
+            message = f"the longest has {max(cut)}; their beginning is cut off, unless --data.max_len is larger"
+            yield Note(f"{len(cut)} {of}; {message}")
 
 
 def may_begin(model: str) -> bool:
@@ -106,9 +106,9 @@ def may_begin(model: str) -> bool:
     """
     config, tokenizer = _files(model, "tokenizer_config.json", "tokenizer.json")
     try:
-        made = json.loads(Path(tokenizer).read_text(encoding="utf-8")) if tokenizer else {}
-        named = json.loads(Path(config).read_text(encoding="utf-8")) if config else {}
-        return bool(named.get("bos_token")) or _adds(made.get("post_processor") or {})
+        written = json.loads(Path(tokenizer).read_text(encoding="utf-8")) if tokenizer else {}
+        settings = json.loads(Path(config).read_text(encoding="utf-8")) if config else {}
+        return bool(settings.get("bos_token")) or _adds(written.get("post_processor") or {})
     except (ValueError, AttributeError, KeyError):  # an unknown format: transformers decides
         return True
 

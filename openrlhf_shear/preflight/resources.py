@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Finding, Refusal, Told, refusal
+from openrlhf_shear.config.refusal import Finding, Note, Refusal, refusal
 from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
 from openrlhf_shear.line.run import Run
@@ -72,11 +72,11 @@ def disks(run: Run, files: Models) -> Iterator[Finding]:
         return
     parameters = {name: model.shape.parameters for name, model in files.items()}
     checkpoint, model = _checkpoint(run, parameters), model_bytes(parameters["actor"])
-    there = Path(run.ckpt.path, "_actor").glob("*global_step*")  # best_global_stepN too
-    kept = sum(not path.name.endswith("_hf") for path in there)
+    folders = Path(run.ckpt.path, "_actor").glob("*global_step*")  # best_global_stepN too
+    there = sum(not path.name.endswith("_hf") for path in folders)
     path, output = (nearest(Path(folder)) for folder in (run.ckpt.path, run.ckpt.output_dir))
     needs = [
-        _Need("ckpt.path", "a checkpoint", path, checkpoint * (not kept)),
+        _Need("ckpt.path", "a checkpoint", path, checkpoint * (not there)),
         _Need("ckpt.output_dir", "the model", output, max(0, model - weights_in(run))),
     ]
     refused = False
@@ -87,7 +87,7 @@ def disks(run: Run, files: Models) -> Iterator[Finding]:
             refused = True
             yield _no_room(run, here, needed, free)
     if checkpoint and not refused:
-        yield from _fewer_checkpoints(run, checkpoint, kept, sum(need.size for need in needs[1:]))
+        yield from _fewer_checkpoints(run, checkpoint, there, sum(need.size for need in needs[1:]))
 
 
 def _checkpoint(run: Run, parameters: dict[str, int]) -> int:
@@ -110,19 +110,19 @@ def _no_room(run: Run, needs: list[_Need], needed: int, free: float) -> Refusal:
     return Refusal(first.flag, problem, repr(run.flags[first.flag]), "a disk with room, or make room")
 
 
-def _fewer_checkpoints(run: Run, size: int, kept: int, model: int) -> Iterator[Told]:
+def _fewer_checkpoints(run: Run, size: int, there: int, model: int) -> Iterator[Note]:
     """Tell if the disk has room for fewer checkpoints than the run keeps, the best and the newest included."""
     path, output = (nearest(Path(run.flags[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
     free = _free(path) - model * (path.stat().st_dev == output.stat().st_dev)
     most = max(1, int(min(run.ckpt.max_num, run.ckpt.max_mem * 2**30 / size)))
-    room = kept + max(free, 0) // size
+    room = there + max(free, 0) // size
     evaluates = (run.eval.dataset or run.eval.suite) and run.ckpt.best_metric_key != "none"
     best = bool(evaluates and not run.ckpt.best_weights_only and not run.ckpt.disable_ds)
     if room < most + 1 + best:
-        told = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
+        message = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
         needs = f"--ckpt.max_num {run.ckpt.max_num} needs {most + 1 + best}, as a run deletes the oldest after a save"
         needs += " and keeps that of the best evaluation" * best
-        yield Told(f"{told}; {needs}")
+        yield Note(f"{message}; {needs}")
 
 
 def _free(folder: Path) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, refusal
+from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, refusal
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
 from openrlhf_shear.line.run import Run
@@ -44,8 +44,8 @@ def shaping(run: Run) -> Iterator[Finding]:
         problem = f"must not exceed {flag} ({longest}), or every response is overlong"
         yield refusal("reward.overlong_buffer_len", problem, buffer, f"e.g. {longest // 4}")
     if buffer is None and run.reward.overlong_penalty_factor != 1:
-        told = "--reward.overlong_penalty_factor has no effect without --reward.overlong_buffer_len"
-        yield Told(told)
+        message = "--reward.overlong_penalty_factor has no effect without --reward.overlong_buffer_len"
+        yield Note(message)
     for flag in ("reward.clip_range", "algo.dynamic_filtering_range"):
         low, high = run.flags[flag]
         if not low < high:
@@ -140,8 +140,8 @@ def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Findi
     yield from _question_range(run, file, score)
     for name in verdict.extra_logs:
         if renamed(name) != name:
-            told = f"extra_logs of {file} has {name}, which is a metric of training"
-            yield Told(f"{told}; it is logged as {renamed(name)}")
+            message = f"extra_logs of {file} has {name}, which is a metric of training"
+            yield Note(f"{message}; it is logged as {renamed(name)}")
 
 
 def ask_file(
@@ -161,16 +161,16 @@ def ask_file(
         verdict = workers.grade(prompt + _RESPONSE, prompt, label)
         if verdict.failure is None:
             return verdict, workers.grade(f"{prompt}{label}", prompt, label)
-    told = _short(f"{verdict.why} ({verdict.detail})")
-    asked = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
-    raise LineError(Refusal(flag, f"{asked}: {told}{hint}{_remedy(verdict.failure, told)}"))
+    message = _short(f"{verdict.why} ({verdict.detail})")
+    sentence = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
+    raise LineError(Refusal(flag, f"{sentence}: {message}{hint}{_remedy(verdict.failure, message)}"))
 
 
 def _ask_servers(run: Run, row: str, prompt: str, label: object) -> Iterator[Finding]:
     """Ask each server once, and refuse those that give no reward."""
     from openrlhf_shear.rewards.client import RewardClient  # late: aiohttp
 
-    async def asked(url: str) -> Verdict:
+    async def verdict_of(url: str) -> Verdict:
         client = RewardClient(url, min(run.reward.timeout or TRY_SECONDS, TRY_SECONDS), 0, token)
         try:
             return await client.grade(prompt + _RESPONSE, prompt, label)
@@ -182,17 +182,18 @@ def _ask_servers(run: Run, row: str, prompt: str, label: object) -> Iterator[Fin
     except ValueError:  # `_token` tells
         return
     for url in run.flags[_FLAG].split(","):
-        verdict = asyncio.run(asked(url))
-        told = _short(f"{verdict.why} ({verdict.detail})")
+        verdict = asyncio.run(verdict_of(url))
+        message = _short(f"{verdict.why} ({verdict.detail})")
         if verdict.failure is Failure.SERVER_ANSWERED and verdict.which in _NO_ENTRY:
             wrong = "is not the server's token" if token or "@" in url else "is needed, since the server wants a token"
-            yield Refusal("reward.token_file", f"{wrong}: {told}", use=f"its file, or the environment's {REWARD_TOKEN}")
+            remedy = f"its file, or the environment's {REWARD_TOKEN}"
+            yield Refusal("reward.token_file", f"{wrong}: {message}", use=remedy)
         elif verdict.failure is not None:
             remedy = "a running server (cli.serve_reward), and its token in --reward.token_file"
-            yield Refusal(_FLAG, f"a server gives no reward for {row}: {told}", use=remedy)
+            yield Refusal(_FLAG, f"a server gives no reward for {row}: {message}", use=remedy)
 
 
-def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Verdict) -> Iterator[Told]:
+def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Verdict) -> Iterator[Note]:
     """Tell a dry run's two scores and the label's type; warn of labels that no comparison with a text can match."""
     kind, name = type(label).__name__, Path(file).name
     score_of_label = of_label.score if of_label.failure is None else None
@@ -200,32 +201,32 @@ def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Ver
     shown = repr(label)[:40]
     scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got} to the label {shown} as response; labels are {kind}"
     if kind in ("int", "float", "bool") and score_of_label == score < run.credit.correct_threshold:
-        yield Told(f"{scores}, and response == label is never true; use str(label), or a column of texts")
+        yield Note(f"{scores}, and response == label is never true; use str(label), or a column of texts")
     elif run.dry_run and label != "":
-        yield Told(scores, "Info")
+        yield Note(scores, "Info")
 
 
-def _question_threshold(run: Run, file: str, score: float) -> Iterator[Told]:
+def _question_threshold(run: Run, file: str, score: float) -> Iterator[Note]:
     limit = run.credit.correct_threshold
     if run.has_rule and (score >= limit or limit > 1 >= abs(score)):
         side = "at least" if score >= limit else "far from"
-        told = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --credit.correct_threshold {limit:g}"
-        yield Told(f"{told}, the least score of a correct rollout; is that intended?")
+        message = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --credit.correct_threshold {limit:g}"
+        yield Note(f"{message}, the least score of a correct rollout; is that intended?")
 
 
-def _question_range(run: Run, file: str, score: float) -> Iterator[Told]:
+def _question_range(run: Run, file: str, score: float) -> Iterator[Note]:
     low, high = run.algo.dynamic_filtering_range
     if run.algo.dynamic_filtering_enable and not low <= score <= high:
-        told = f"{file} gives {score:g} to {_RESPONSE!r}, outside --algo.dynamic_filtering_range {low:g} {high:g}"
+        message = f"{file} gives {score:g} to {_RESPONSE!r}, outside --algo.dynamic_filtering_range {low:g} {high:g}"
         remedy = "a group passes if its mean score is inside; for rewards of -1 and 1 use -1 1"
-        yield Told(f"{told}: {remedy}")
+        yield Note(f"{message}: {remedy}")
 
 
 def _short(text: str) -> str:
     return " ".join(text.split())[:_MOST]
 
 
-def _remedy(failure: Failure | None, told: str) -> str:
-    if failure is Failure.RAISED and _MESSAGES in told:
+def _remedy(failure: Failure | None, message: str) -> str:
+    if failure is Failure.RAISED and _MESSAGES in message:
         return "; completions are texts here, not messages: use completion for completion[0]['content']"
-    return _REMEDIES.get(failure) or (_GPU_REMEDY if any(word in told for word in _GPU_WORDS) else "")
+    return _REMEDIES.get(failure) or (_GPU_REMEDY if any(word in message for word in _GPU_WORDS) else "")

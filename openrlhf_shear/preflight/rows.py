@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, did_you_mean, refusal, refuse
+from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, did_you_mean, refusal, refuse
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.training_rows import SplitError, blended, of_digests, row_digest, training_rows
@@ -96,11 +96,11 @@ def _data_set(
             if problem := prompts.format.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
             if "data.label_key" in keys:
-                given = label_at(row, keys["data.label_key"])
-                if isinstance(given, dict):
-                    filled.update(field for field, value in given.items() if value is not None)
-                label = label if rows else given
-                if problem := _no_label(run, given):
+                value = label_at(row, keys["data.label_key"])
+                if isinstance(value, dict):
+                    filled.update(field for field, part in value.items() if part is not None)
+                label = label if rows else value
+                if problem := _no_label(run, value):
                     lacking["data.label_key"].append(f"{where} {problem}")
             rows.append((where, prompt))
             if resumes:
@@ -133,13 +133,13 @@ def _data_set(
     return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
 
 
-def _no_columns(key: str, given: str, of: str, columns: dict[str, None], filled: set[str]) -> Iterator[Refusal]:
+def _no_columns(key: str, columns_key: str, of: str, columns: dict[str, None], filled: set[str]) -> Iterator[Refusal]:
     """Refuse columns that are not there, and those of several label columns that are null in every row.
 
     `columns` has those of the data set, `filled` the names of the label's fields with a value.
     """
-    several = key == "data.label_key" and "," in given and given not in columns
-    for name, column in (label_columns(given) if several else {given: given}).items():
+    several = key == "data.label_key" and "," in columns_key and columns_key not in columns
+    for name, column in (label_columns(columns_key) if several else {columns_key: columns_key}).items():
         if not {column, column.partition(".")[0]} & set(columns):
             remedy = f"--{key} with one of its columns{did_you_mean(column, columns)}: {', '.join(columns)}"
             yield refusal(key, f"is not a column of {of}", column, remedy)
@@ -154,8 +154,8 @@ def _no_label(run: Run, label: object) -> str | None:
     return "is empty" if label in ("", [], {}) else grader.label_problem(label)
 
 
-def _question_labels(run: Run, name: str, columns: dict[str, None]) -> Iterator[Told]:
+def _question_labels(run: Run, name: str, columns: dict[str, None]) -> Iterator[Note]:
     seen = next((column for column in _LABELS if column in columns), None)
     if seen and not run.data.label_key and str(run.reward.remote_url).endswith(".py"):
-        told = f"reward_func gets '' as every label, although {name} has a column {seen}"
-        yield Told(f"without --data.label_key {told}; use --data.label_key {seen}")
+        message = f"reward_func gets '' as every label, although {name} has a column {seen}"
+        yield Note(f"without --data.label_key {message}; use --data.label_key {seen}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from openrlhf_shear.config.refusal import Finding, Told, refusal
+from openrlhf_shear.config.refusal import Finding, Note, refusal
 from openrlhf_shear.config.rules import LAB_ALONE
 from openrlhf_shear.line.run import ESTIMATOR, Run
 from openrlhf_shear.preflight.layout import fits_beside_actor
@@ -37,7 +37,7 @@ def rule(run: Run) -> Iterator[Finding]:
             yield from fits_beside_actor(run, "prm")
 
 
-def long_search(run: Run) -> Iterator[Told]:
+def long_search(run: Run) -> Iterator[Note]:
     """Warn if the span search of a group of the longest responses takes long, with an estimate of the seconds."""
     if run.spans is None:
         return
@@ -53,7 +53,7 @@ def long_search(run: Run) -> Iterator[Told]:
         flag = f"--{run.spans.section}.max_spans, e.g. 256"
         remedy = flag if run.spec.name.built_in else "a larger stride or window of the rule"
         seconds = pairs / 1e6 * _SECONDS_A_MILLION
-        yield Told(
+        yield Note(
             f"{run.spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} million "
             f"pairs of spans to search, up to {seconds:.0f} s on an H200 (an estimate); use {remedy}"
         )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Told, refuse
+from openrlhf_shear.config.refusal import Note, refuse
 from openrlhf_shear.data.training_rows import CONTENTS, COUNT
 from openrlhf_shear.line.accepted import FLAG, TAKEN, accepted_topics
 from openrlhf_shear.line.run import ESTIMATOR, Run
@@ -118,7 +118,7 @@ def _digest(config: dict) -> str:
     return hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterator[Told]:
+def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterator[Note]:
     """Compare the newest checkpoint with this run before anything starts, if the run resumes.
 
     Args:
@@ -140,7 +140,7 @@ def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterato
         return
     now = now.with_data(rows) if rows else now
     for line in judged(now, saved, accepted, f"{path}: {tag}", converted):
-        yield Told(line, "Info")
+        yield Note(line, "Info")
 
 
 def judged(
