@@ -14,8 +14,8 @@ from test_rooms import MODULES, imports, room_of, train_folder_of  # noqa: E402
 PICTURE = ROOT / "docs/images/house.svg"
 # Columns, chosen by hand so that few arrows cross; a row follows from the imports.
 ROOMS = {"config": 1.4, "transport": 1.4, "kernels": 1.4, "credit": 1.4, "tasks": 0.3, "lab": 0.3, "cli": 0.9}
-ROOMS |= {"rollouts": 1.3, "diagnosis": 1.3, "train": 2.1, "integrations": 2.3, "evaluation": 3, "preflight": 2.9}
-ROOMS |= {"sampling": 2.6, "data": 2.6, "rewards": 2.6, "memory": 3.6, "line": 3.6, "doctor": 4.6, "report": 3.8}
+ROOMS |= {"rollouts": 1.3, "diagnosis": 1.3, "train": 2.1, "integrations": 2.3, "evaluation": 2.7, "preflight": 2.9}
+ROOMS |= {"sampling": 2.6, "data": 2.6, "rewards": 2.6, "memory": 3.8, "line": 3.8, "doctor": 4.7, "report": 3.8}
 FOLDERS = {"": 0.1, "screen": 1.2, "nodes": 0.1, "checkpoints": 1.2, "sampling": 0.1, "experience": 0.1, "update": 0.1}
 FOLDERS |= {"run": 1.2, "cpu": 0.1, "start": 0.6}
 WIDTH, HEIGHT, STEP_X, STEP_Y = 104, 30, 122, 64  # of a box, and from box to box
@@ -58,11 +58,11 @@ def row(arrows: dict[str, set[str]], name: str) -> int:
 
 def boxes(arrows: dict[str, set[str]], columns: dict[str, float], left: int, top: int, title: str) -> Iterator[str]:
     """Yield a panel's arrows, then its boxes over them."""
-    rows = {name: row(arrows, name) for name in arrows}
-    at = {
-        name: (round(left + columns.get(name, 5) * STEP_X), top + (max(rows.values()) - rows[name]) * STEP_Y)
-        for name in sorted(arrows)
-    }
+    rows, at, ends = {name: row(arrows, name) for name in arrows}, {}, {}
+    for name in sorted(arrows, key=lambda name: (columns.get(name, 9), name)):
+        number = rows[name]
+        ends[number] = max(columns.get(name, 0), ends.get(number, -1) + 0.9)  # no box lies over another
+        at[name] = round(left + ends[number] * STEP_X), top + (max(rows.values()) - number) * STEP_Y
     for name, (x, y) in at.items():
         for x_end, y_end in (at[other] for other in sorted(arrows[name])):
             bend = STEP_Y // 2
@@ -78,7 +78,8 @@ def picture() -> str:
     rooms = without_implied(graph(room_of, lambda name: name in MODULES and room_of(name) != ""))
     folders = without_implied(graph(train_folder_of, lambda name: name in MODULES and room_of(name) == "train"))
     right = round(60 + (max(ROOMS.values()) + 0.9) * STEP_X)
-    size = right + round((max(FOLDERS.values()) + 0.5) * STEP_X), 40 + 8 * STEP_Y
+    floors = 1 + max(row(panel, name) for panel in (rooms, folders) for name in panel)
+    size = right + round((max(FOLDERS.values()) + 0.5) * STEP_X), 40 + floors * STEP_Y
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}">',
