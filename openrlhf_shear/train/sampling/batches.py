@@ -183,35 +183,27 @@ class BatchesAhead(Batches):
 
 
 class Turns:
-    """Lock between generation and the trainer, who both need the engines; the trainer goes first."""
+    """Lock between generation and the trainer, who both need the engines; the trainer goes first.
+
+    Who waits for the engines stands in the door: behind a waiting trainer no batch begins.
+    """
 
     def __init__(self):
-        self._changed = threading.Condition()
-        self._generates = self._is_wanted = False
+        self.door, self._engines = threading.Lock(), threading.Lock()
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_wanted)
-            self._generates = True
+        with self.door:
+            self._engines.acquire()
         try:
             yield
         finally:
-            with self._changed:
-                self._generates = False
-                self._changed.notify_all()
+            self._engines.release()
 
     @contextmanager
     def trainer(self) -> Iterator[None]:
-        with self._changed:
-            self._is_wanted = True
-            self._changed.wait_for(lambda: not self._generates)
-        try:
+        with self.door, self._engines:
             yield
-        finally:
-            with self._changed:
-                self._is_wanted = False
-                self._changed.notify_all()
 
 
 class _ClosedError(RuntimeError):

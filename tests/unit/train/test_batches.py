@@ -160,7 +160,7 @@ def test_no_batch_is_begun_while_the_trainer_asks_for_the_engines_or_has_them():
     with turns.generation():
         asking = threading.Thread(target=trainer)
         asking.start()
-        assert wait_until(lambda: turns._is_wanted)
+        assert wait_until(lambda: turns.door.locked())
         beginning = threading.Thread(target=generation)
         beginning.start()
         time.sleep(0.1)
