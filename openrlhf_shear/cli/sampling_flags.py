@@ -10,7 +10,8 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.models import check_model
 from openrlhf_shear.preflight.outputs import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file
-from openrlhf_shear.rewards.graders import GRADERS, NAMES, file_of, time_limits
+from openrlhf_shear.rewards.files import file_of
+from openrlhf_shear.rewards.graders import GRADERS, NAMES, time_limits
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.maths.answers import ANSWER_FORMATS
 from openrlhf_shear.rewards.settings import ANSWER_FORMAT

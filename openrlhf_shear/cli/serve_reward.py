@@ -10,7 +10,8 @@ from pathlib import Path
 
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
-from openrlhf_shear.rewards.graders import NAMES, file_of
+from openrlhf_shear.rewards.files import file_of
+from openrlhf_shear.rewards.graders import NAMES
 from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
 from openrlhf_shear.rewards.settings import ANSWER_FORMAT, SERVER_SECONDS, RewardSettings
 from openrlhf_shear.rewards.tokens import read_token

@@ -14,7 +14,7 @@ from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, PrmConfig, credit_spec
 from openrlhf_shear.line.flags import KNOBS, OF_SEARCHES, PRM_RULES
 from openrlhf_shear.line.run import ESTIMATOR, REWARD, Run
-from openrlhf_shear.rewards.graders import file_of
+from openrlhf_shear.rewards.files import file_of
 
 _KEY = "logger.wandb.key"
 _LEAST = 20  # characters of a key; with a shorter text (as in `--use_wandb True`) the node's login applies

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import ClosedError, Crew
-from openrlhf_shear.rewards.graders import here
+from openrlhf_shear.rewards.files import here
 from openrlhf_shear.rewards.jail.inside import wire
 from openrlhf_shear.rewards.jobs import CalledOffError, called_off
 from openrlhf_shear.rewards.signature import problem_of, reward_function

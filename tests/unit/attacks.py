@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from openrlhf_shear.config.secrets import hidden
@@ -28,8 +28,8 @@ from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict
 
 _SECONDS, _HONEST_SECONDS = 3.0, 20.0  # limits of a call or a grade
-_READ_SECONDS = 60.0  # to read a text: far more than it takes, far less than a slow search (hours)
-_TEXT = 300_000  # characters
+_READ_SECONDS = 300.0  # to read all texts: far more than it takes, far less than a slow search (hours)
+_TEXT = 100_000  # characters
 
 REWARD_FILE = """
 import json, multiprocessing, os, stat, struct, sys, threading, time
@@ -193,8 +193,8 @@ def try_attacks() -> Iterator[Row]:
         verdict = grade_math(response, "x^2-1", timeout=_SECONDS)
         honest = grade_math(r"\boxed{-1+x^2}", "x^2-1", timeout=_HONEST_SECONDS)
         yield f"maths: {name}", _EXACT, outcome_of_response(verdict, honest)
-    for name in OF_TEXTS:
-        yield f"text: {name}", _LINEAR, outcome_of_text(name)
+    for name, outcome in outcomes_of_texts([*OF_TEXTS]).items():
+        yield f"text: {name}", _LINEAR, outcome
     for name, (program, tests, defence) in OF_PROGRAMS.items():
         label = json.dumps(tests if "test_list" in tests else _SPLIT | tests)
         verdict = grade_code(program, label, timeout=_SECONDS, extract=False)
@@ -280,23 +280,29 @@ async def _of_servers() -> list[Row]:
     return rows
 
 
-def outcome_of_text(name: str, seconds: float = _READ_SECONDS) -> str:
-    """Read a text in a process that can be killed, as nothing interrupts a search."""
-    command = [sys.executable, "-c", f"from {__name__} import read_text; read_text({name!r})"]
+def outcomes_of_texts(names: Sequence[str], seconds: float = _READ_SECONDS) -> dict[str, str]:
+    """Read texts in a process that can be killed, as nothing interrupts a search; it prints each name that is read."""
+    reads = f"from {__name__} import read_text\nfor name in {names!r}: print(read_text(name), flush=True)"
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process, late = subprocess.Popen([sys.executable, "-c", reads], env=paths, **pipes), ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=paths)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
-        return f"WORKED: it is not read in {seconds:g} s"
-    return f"WORKED: {done.stderr[-300:]}" if done.returncode else "refused: it is read at once"
+        late = f"it is not read in {seconds:g} s"
+        process.kill()
+    out, errors = process.communicate()
+    read = out.splitlines()
+    return {name: "refused: it is read" if name in read else f"WORKED: {late or errors[-300:]}" for name in names}
 
 
-def read_text(name: str) -> None:
-    """Read a text of `OF_TEXTS` with everything that reads a response or an answer before a limit applies."""
+def read_text(name: str) -> str:
+    """Read a text of `OF_TEXTS` with everything that reads a response or an answer before a limit; return its name."""
     unit = OF_TEXTS[name]
     text = unit * (_TEXT // len(unit))
     for response in (text, f"'''\n{text}", f"```python\n{text}", rf"\boxed{{{text}"):
         readable((code_block(response) or "") + "\u00a0")
-        for name in ANSWER_FORMATS:
-            final_answer(response, (name,))
+        for answer_format in ANSWER_FORMATS:
+            final_answer(response, (answer_format,))
         answer_of(response, ""), final_number(response), hidden(response)
+    return name

@@ -28,5 +28,7 @@ def test_what_counts_as_refused(verdict, honest, wrong, own):
 
 
 def test_a_text_that_is_not_read_is_told():
-    assert attacks.outcome_of_text("quotes", seconds=0.01) == "WORKED: it is not read in 0.01 s"
-    assert "KeyError" in attacks.outcome_of_text("none of them")
+    assert attacks.outcomes_of_texts(["quotes"], 0.01) == {"quotes": "WORKED: it is not read in 0.01 s"}
+    outcomes = attacks.outcomes_of_texts(["quotes", "none of them", "spaces"])
+    assert outcomes["quotes"].startswith("refused")
+    assert "KeyError" in outcomes["none of them"] == outcomes["spaces"]

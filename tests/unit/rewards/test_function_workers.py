@@ -8,8 +8,8 @@ from attacks import REWARD_FILE
 
 from openrlhf_shear.rewards import function_workers
 from openrlhf_shear.rewards.breaker import Breaker
+from openrlhf_shear.rewards.files import FILES, here
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
-from openrlhf_shear.rewards.graders import FILES, here
 
 FORKS = (
     "os.fork()",

@@ -69,9 +69,9 @@ def test_special_tokens_at_the_end_are_no_part_of_an_answer():
         assert answer_of(prompt + end, prompt) == ""
     for other in ("[1,2]", "x[|a|]", "a < b>", "<|im end|> >", "1 <s", "x <|<|im_end|", "<|" + "x" * 65 + "|>"):
         assert answer_of(other, "") == other
-    # A search from every "<|x" of a long response would take hours, and so would a copy of it for each special token.
-    assert len(answer_of(" <|x" * 2_500_000 + "<|im_end|>", "")) == 10_000_000
-    assert answer_of("42" + "</s> " * 2_000_000, "") == "42"
+    # A search from every "<|x" of a long response would take minutes, and so would a copy of it for each special token.
+    assert len(answer_of(" <|x" * 250_000 + "<|im_end|>", "")) == 1_000_000
+    assert answer_of("42" + "</s> " * 200_000, "") == "42"
 
 
 FUNCTION = """
