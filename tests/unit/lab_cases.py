@@ -30,12 +30,15 @@ def known_rollouts(policy):
     )
 
 
-def write_run(job, accuracy=0.5, then=None):
+MADE = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
+
+
+def write_run(job, accuracy=0.5, then=None, **changes):
     """Write a run as a worker does, under an earlier name of its rule; its second step may have another accuracy."""
     steps = accuracy, accuracy if then is None else then
     run = LabRun("earlier name", job.seed, steps, accuracy, {"loss": (1.0, float("nan"))}, 3.0)
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    job.path.write_text(json.dumps(asdict(run)))
+    job.path.write_text(json.dumps(asdict(run) | changes))
 
 
 def tokens(policy, text):

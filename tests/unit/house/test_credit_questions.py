@@ -20,7 +20,7 @@ from credit_questions import (
     first_answer,
     second_answer,
 )
-from lab_cases import write_run
+from lab_cases import MADE, write_run
 
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
@@ -35,11 +35,7 @@ def write(folder, question, rule, rate, evaluations):
     settings = replace(question.settings, learning_rate=rate)
     start = start_policy(settings, folder, print)
     for job in jobs(settings, parse_rules(rule), evaluations, start, fingerprint(start), folder):
-        write_run(job)
-        run = json.loads(job.path.read_text())
-        made = {"commit": "c0ffee", "machine": "a CPU", "versions": {}}
-        seen = evaluations[job.seed]
-        job.path.write_text(json.dumps(run | {"evaluations": seen, "final": seen[-1], "made": made}))
+        write_run(job, evaluations=evaluations[job.seed], final=evaluations[job.seed][-1], made=MADE)
 
 
 def tune(folder, question, rule, scores):

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import matplotlib.image
 import numpy as np
 import pytest
+from lab_cases import MADE
 from strict_json import strict
 
 from openrlhf_shear.lab.findings import find
@@ -21,7 +22,6 @@ from openrlhf_shear.rollouts.localisation import Trace, tokens_auc
 
 NAMES = ("placement", "profile", "worth", "curves")
 STEPS = 7
-MADE = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
 GAINS = {"uniform": 0.0, "shear": 0.03, "shear/matched": 0.01, "mine|odd": -0.05}
 
 

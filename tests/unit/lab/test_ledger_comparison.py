@@ -9,7 +9,7 @@ import ledger_gates
 import numpy as np
 import pytest
 import run_tables
-from lab_cases import write_run
+from lab_cases import MADE, write_run
 from ledger_comparison import LARGE, SETTINGS, Comparison, Runs, compared, differences
 
 from openrlhf_shear.lab.policy import fingerprint, start_policy
@@ -23,10 +23,7 @@ def write(folder, rule, accuracy, large=None, **changes):
     settings = replace(SETTINGS, **changes)
     start = start_policy(SETTINGS, folder, print)
     for job in jobs(settings, parse_rules(rule), accuracy, start, large or fingerprint(start), folder):
-        write_run(job, accuracy[job.seed])
-        content = json.loads(job.path.read_text()) | {"final": accuracy[job.seed] / 2}
-        made = {"commit": "c0ffee", "machine": "a CPU", "versions": {"torch": "2"}}
-        job.path.write_text(json.dumps(content | {"made": made}))
+        write_run(job, accuracy[job.seed], final=accuracy[job.seed] / 2, made=MADE)
 
 
 def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
@@ -118,19 +115,13 @@ def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
     assert found[("again", "uniform", "uniform")] == 0
 
 
-def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):
-    write(tmp_path, "uniform", {0: 0.5})
-    write(tmp_path, "uniform", {0: 0.8}, learning_rate=2e-4)
-    found = differences(Runs(tmp_path), Comparison("learning rate", "uniform", "uniform", learning_rate=2e-4))
-    assert found["mean"] == pytest.approx([0.3])
-
-
-def test_two_rules_are_compared_at_another_rate(tmp_path):
-    for rate, shear in {1e-4: 0.6, 2e-4: 0.9}.items():
-        write(tmp_path, "uniform", {0: 0.5}, learning_rate=rate)
+def test_rules_are_compared_each_at_its_rate(tmp_path):
+    for rate, uniform, shear in ((1e-4, 0.5, 0.6), (2e-4, 0.8, 0.9)):
+        write(tmp_path, "uniform", {0: uniform}, learning_rate=rate)
         write(tmp_path, "shear", {0: shear}, learning_rate=rate)
-    comparison = Comparison("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4)
-    assert differences(Runs(tmp_path), comparison)["mean"] == pytest.approx([0.4])
+    for rule, its_rate, over in (("uniform", 1e-4, 0.3), ("shear", 1e-4, 0.4), ("shear", 2e-4, 0.1)):
+        comparison = Comparison("a part", rule, "uniform", learning_rate=2e-4, its_rate=its_rate)
+        assert differences(Runs(tmp_path), comparison)["mean"] == pytest.approx([over])
 
 
 def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):
