@@ -26,7 +26,7 @@ HEADER = (
     *("Rule", "Seeds", f"Over {BASELINE}", f"Final over {BASELINE}", "IQM", "Improves", "Rank correlation"),
     *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
 )
-SHORT = ("Rule", "Seeds", f"Over {BASELINE}", "Rank correlation", "Cost")  # columns of the Markdown page
+SHORT = ("Rule", "Seeds", f"Over {BASELINE}", "Rank correlation")  # columns of the Markdown page
 OTHER = "another version of the task: compare with nothing above"
 TRIALS = f"seeds from {TRIED} on, which judge nothing"
 FORMS = {"improvement": ".2f", "correlation": ".3f", "largest": ".1%", "share": ".1%"}
@@ -133,7 +133,7 @@ def _place(row: Mapping) -> tuple[bool, float, str]:
 
 
 def markdown(made: Sequence[Board], page: str) -> str:
-    """Return the page with the tables of the boards between `BEGIN` and `END`, without seeds that judge nothing.
+    """Return the page with the largest board of each task between `BEGIN` and `END`, of seeds that judge.
 
     Raises ValueError: the page lacks these two lines.
     """
@@ -141,10 +141,11 @@ def markdown(made: Sequence[Board], page: str) -> str:
     _, end, after = after.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no place for the tables; add the lines {BEGIN} and {END}")
+    largest = {board.rows[0]["task"]: board for board in reversed(made) if not is_tried(board.rows[0])}
     parts = [
         "\n\n".join([f"### {board.title}", PRINTED, board.short_table.to_markdown(), *board.notes]) + "\n"
         for board in made
-        if not is_tried(board.rows[0])
+        if board is largest.get(board.rows[0]["task"])
     ]
     return before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after
 
