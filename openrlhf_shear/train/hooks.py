@@ -196,9 +196,10 @@ CUDA_CALLS = tuple(
     Patch(f"torch.cuda:{name}", "a function that does nothing", _NO_CUDA)
     for name in ("set_device", "synchronize", "empty_cache", "current_stream")
 )
-DEVICE_MESH = tuple(
-    Patch(f"{module}:init_device_mesh", "upstream's mesh, over gloo", 'OpenRLHF requests a mesh of "cuda"')
-    for module in ("torch.distributed.device_mesh", "torch.distributed")
+DEVICE_MESH = Patch(
+    "openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
+    "CpuStrategy: torch's mesh, over gloo, while the ranks meet",
+    'OpenRLHF requests a mesh of "cuda"',
 )
 FLASH_ATTN = {
     name: Patch(f"sys:modules[{name}]", "flash_attn_stand_in", "OpenRLHF imports it, and it needs CUDA", optional=True)
@@ -221,25 +222,14 @@ SHM_OP = Patch(
     "an all-reduce for tensor-parallel inference, which is never used here; its build needs the Python headers",
     optional=True,
 )
-COLLECTIVES = tuple(
-    Patch(
-        f"deepspeed.comm.torch:TorchBackend.{name}",
-        "the same, finished when it returns",
-        "DeepSpeed waits only for the last of several; gloo uses several threads, so ZeRO-3 weights become NaN",
-    )
-    for name in (
-        *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"),
-        *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
-    )
-)
-ALL_GATHER_COALESCED = Patch(
-    "deepspeed.comm.torch:TorchBackend.all_gather_coalesced",
-    "one all_gather_into_tensor after the other",
-    "upstream's bypasses the calls above, and waits for the last alone",
+BACKEND = Patch(
+    "deepspeed.comm.comm:TorchBackend",
+    "CpuStrategy: a subclass whose collectives are finished when they return, while the ranks meet",
+    "DeepSpeed waits only for the last of several; gloo uses several threads, so ZeRO-3 weights become NaN",
 )
 
 
 def patches() -> list[Patch]:
     """Return all patches of this file."""
     alone = [value for value in globals().values() if isinstance(value, Patch)]
-    return [*alone, *ON_OBJECTS, *OPERATORS, *CUDA_CALLS, *DEVICE_MESH, *FLASH_ATTN.values(), *COLLECTIVES]
+    return [*alone, *ON_OBJECTS, *OPERATORS, *CUDA_CALLS, *FLASH_ATTN.values()]

@@ -27,6 +27,10 @@ WORKER_SETUP_HOOK = "openrlhf_shear.train.cpu.backend.set_up_worker"
 SHARED_MEMORY = "/dev/shm"
 _ALL_CORES = "OPENRLHF_SHEAR_ALL_CORES"  # 1: the credit stage uses all cores; 0: the user has set the threads
 _IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+_COLLECTIVES = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"),
+    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+)
 ENVIRONMENT = {  # defaults: the user's own settings win
     "DS_ACCELERATOR": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -89,8 +93,10 @@ class CpuStrategy:
 
     def setup_distributed(self, *args, **kwargs) -> None:
         hooks.SHM_OP.put(False)
-        _complete_collectives_at_once()
-        super().setup_distributed(*args, **kwargs)
+        upstream = hooks.DEVICE_MESH.get()
+        mesh = hooks.DEVICE_MESH.held(lambda _, *shape, **names: upstream("cpu", *shape, **names))
+        with mesh, hooks.BACKEND.held(_gloo_backend(hooks.BACKEND.get())):
+            super().setup_distributed(*args, **kwargs)
 
     def get_ds_train_config(self, optim_dict=None, **kwargs) -> dict:
         if optim_dict is not None and optim_dict["type"] == "AdamW":
@@ -101,18 +107,19 @@ class CpuStrategy:
         super().moving_average(model, model_ema, beta, "cpu")
 
 
-def _complete_collectives_at_once() -> None:
-    """Make every collective of DeepSpeed's torch backend finish before it returns, asynchronous calls included.
+def _gloo_backend(upstream: type) -> type:
+    """Return a subclass of DeepSpeed's torch backend whose collectives are finished when they return.
 
-    DeepSpeed waits only for the last of several, which is enough on a CUDA stream. Gloo runs collectives on several
-    threads, so an earlier one may still be writing.
+    DeepSpeed waits only for the last of several asynchronous calls, which is enough on a CUDA stream. Gloo runs
+    collectives on several threads, so an earlier one may still be writing.
     """
-    from deepspeed.comm.torch import TorchBackend
 
-    def completed(collective):
+    def completed(name: str):
+        collective = getattr(upstream, name)
+
         @functools.wraps(collective)
-        def call(*args, **kwargs):
-            work = collective(*args, **kwargs)
+        def call(self, *args, **kwargs):
+            work = collective(self, *args, **kwargs)
             if work is not None:
                 work.wait()
             return work
@@ -126,11 +133,8 @@ def _complete_collectives_at_once() -> None:
         ]
         return works[-1] if async_op else None
 
-    if hasattr(TorchBackend.all_gather_into_tensor, "__wrapped__"):
-        return
-    for patch in hooks.COLLECTIVES:
-        patch.put(completed(patch.get()))
-    hooks.ALL_GATHER_COALESCED.put(all_gather_coalesced)
+    methods = {name: completed(name) for name in _COLLECTIVES} | {"all_gather_coalesced": all_gather_coalesced}
+    return type("GlooBackend", (upstream,), methods)
 
 
 class CpuPolicy:
@@ -256,6 +260,3 @@ def _redirect_cuda_calls() -> None:
     hooks.CUDA_DEVICE.put(_current_device)
     for patch in hooks.CUDA_CALLS:
         patch.put(lambda *args, **kwargs: None)
-    upstream = hooks.DEVICE_MESH[0].get()
-    for patch in hooks.DEVICE_MESH:
-        patch.put(lambda device_type, *args, **kwargs: upstream("cpu", *args, **kwargs))
