@@ -136,23 +136,12 @@ GATHERED = Patch(
 # Attributes of single objects, which upstream's constructors or methods make without asking for a class.
 
 _OWN_CLASS = "upstream's constructor names upstream's class"
-_REWARDS = "upstream requests a reward only if this or its sibling is set"
 ON_OBJECTS = (
     Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
     Patch(
         "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm",
         "engine: Watched, which wraps it",
         "a call to a dead core never returns, and requests start in the order of their arrival",
-    ),
-    Patch(
-        "openrlhf.utils.agent:SingleTurnAgentExecutor().reward_endpoints",
-        "engine: the address or the file of rewards",
-        _REWARDS,
-    ),
-    Patch(
-        "openrlhf.utils.agent:SingleTurnAgentExecutor().reward_func",
-        "engine: the pool that grades",
-        _REWARDS,
     ),
     Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
