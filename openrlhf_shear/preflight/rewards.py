@@ -154,13 +154,13 @@ def ask_file(
     seconds = max(TRY_SECONDS, timeout)
     with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
         try:
-            workers.check()
+            verdicts = workers.check((prompt + _RESPONSE, prompt, label), (f"{prompt}{label}", prompt, label))
         except (ImportError, RuntimeError) as error:
             late = Failure.TIMEOUT if isinstance(error, LateError) else None
             raise LineError(Refusal(flag, f"{_short(str(error))}{_remedy(late, str(error))}")) from error
-        verdict = workers.grade(prompt + _RESPONSE, prompt, label)
-        if verdict.failure is None:
-            return verdict, workers.grade(f"{prompt}{label}", prompt, label)
+    if len(verdicts) == 2:
+        return verdicts[0], verdicts[1]
+    verdict = verdicts[0]
     message = _short(f"{verdict.why} ({verdict.detail})")
     sentence = f"the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}"
     raise LineError(Refusal(flag, f"{sentence}: {message}{hint}{_remedy(verdict.failure, message)}"))

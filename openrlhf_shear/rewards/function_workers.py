@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 
 from openrlhf_shear.rewards.breaker import Breaker
@@ -136,8 +137,10 @@ class FunctionWorkers(Crew):
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last call without an answer
 
-    def check(self) -> None:
+    def check(self, *requests: tuple[str, str, object]) -> list[Verdict]:
         """Load the file in a process, which stays for the first grade.
+
+        Return the process's verdicts on (query, prompt, label) requests, up to the first failure.
 
         Raises:
             ImportError: the file is missing, does not load or has no fitting `reward_func`.
@@ -146,13 +149,24 @@ class FunctionWorkers(Crew):
         if not os.path.isfile(self._path):
             raise ImportError(f"{self._path} is not there; use a path that every node with rollout engines sees")
         try:
-            with self._lent():
-                pass
+            with self._lent() as worker:
+                return self._verdicts(worker, requests)
         except TimeoutError as error:
             raise LateError(f"{error}; a model that takes longer to load belongs behind a server") from error
         except (EOFError, OSError) as error:
             ended = f"{self._path} ended its process while it was imported: {error}"
             raise RuntimeError(f"{ended}; look for sys.exit") from error
+
+    def _verdicts(self, worker: _Process, requests: Sequence[tuple[str, str, object]]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        for request in requests:
+            try:
+                verdicts.append(read_reward(worker.ask(*request, seconds=self.timeout)))
+            except (TimeoutError, _OutOfTurnError, EOFError, OSError) as error:
+                return [*verdicts, self._failure(error)]
+            if verdicts[-1].failure is not None:
+                break
+        return verdicts
 
     def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """Return the verdict on a response; a failure if the function or its process gives none."""
@@ -173,17 +187,19 @@ class FunctionWorkers(Crew):
         try:
             with self._lent() as worker:
                 return read_reward(worker.ask(query, prompt, label, seconds=self.timeout)), True
-        except TimeoutError as error:
-            return Verdict(None, failure=Failure.TIMEOUT, detail=str(error)), False
-        except ImportError as error:
-            return Verdict(None, failure=Failure.NOT_LOADED, detail=str(error)), False
         except CalledOffError as error:
             return Verdict(None, failure=Failure.CALLED_OFF, detail=str(error)), None
-        except _OutOfTurnError as error:
-            return Verdict(None, failure=Failure.OUT_OF_TURN, detail=str(error)), False
-        except (EOFError, OSError, ClosedError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
-            verdict = Verdict(None, failure=Failure.WORKER_DIED, detail=str(error))
-            return verdict, None if isinstance(error, ClosedError) or called_off() else False
+        except (TimeoutError, ImportError, _OutOfTurnError) as error:
+            return self._failure(error), False
+        except (EOFError, OSError, ClosedError) as error:
+            return self._failure(error), None if isinstance(error, ClosedError) or called_off() else False
+
+    def _failure(self, error: Exception) -> Verdict:
+        """Return the failure of a call that raised."""
+        kinds = {TimeoutError: Failure.TIMEOUT, ImportError: Failure.NOT_LOADED, _OutOfTurnError: Failure.OUT_OF_TURN}
+        # Else sys.exit, a crash in C, or the kernel's out-of-memory killer ended the worker.
+        failure = next((kind for raised, kind in kinds.items() if isinstance(error, raised)), Failure.WORKER_DIED)
+        return Verdict(None, failure=failure, detail=str(error))
 
     def _refusal(self) -> Verdict:
         """Return the failure of a rollout that is not tried, as the calls before it came to nothing."""

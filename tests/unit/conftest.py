@@ -81,11 +81,8 @@ SHORT = {
 class Tried(contextlib.nullcontext):
     """What `FunctionWorkers` says of REWARD, without a process: starting one takes a third of a second."""
 
-    def check(self) -> None:
-        pass
-
-    def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        return of_numbers(0.0, 0.0)
+    def check(self, *requests: tuple[str, str, object]) -> list[Verdict]:
+        return [of_numbers(0.0, 0.0) for _ in requests]
 
     def __enter__(self):
         return self

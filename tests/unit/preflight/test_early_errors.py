@@ -333,4 +333,4 @@ def test_a_search_that_takes_long_is_told_with_its_numbers(job, capsys, words, w
 
 def test_the_stand_in_for_the_reward_s_process_says_what_the_process_says(job):
     with FunctionWorkers("reward.py", 60.0, 1) as workers:
-        assert workers.grade("a", "b", "c") == Tried().grade("a", "b", "c")
+        assert workers.check(("a", "b", "c")) == Tried().check(("a", "b", "c")) == [workers.grade("a", "b", "c")]
