@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.rewards import grade_math
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable
-from openrlhf_shear.rewards.maths.question import formulas_of, written_formulas
+from openrlhf_shear.rewards.maths.quantities import formulas_of, written_formulas
 from openrlhf_shear.rewards.maths.text import squeeze, tidy
 from openrlhf_shear.rewards.maths.values import without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers

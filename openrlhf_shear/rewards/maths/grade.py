@@ -19,8 +19,7 @@ from openrlhf_shear.rewards.maths.conditions import agree, renamed, without_cond
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
 from openrlhf_shear.rewards.maths.lists import as_list
 from openrlhf_shear.rewards.maths.numbers import Number, read_number, split_unit
-from openrlhf_shear.rewards.maths.quantities import value_of, value_of_named
-from openrlhf_shear.rewards.maths.question import formulas_of
+from openrlhf_shear.rewards.maths.quantities import formulas_of, value_of, value_of_named
 from openrlhf_shear.rewards.maths.ranges import as_intervals
 from openrlhf_shear.rewards.maths.splitting import inside, split
 from openrlhf_shear.rewards.maths.text import COMMAND, MAX_ANSWER, squeeze, tidy

@@ -1,10 +1,12 @@
-r"""Equations that only say what a quantity is: `m+n=204`, `\frac{AB}{BC}=2`."""
+r"""What a question names: its formulas, and equations that only say what a quantity is, `m+n=204`."""
+
+from functools import lru_cache
 
 import regex as re
 
 from openrlhf_shear.rewards.maths.guard import has_variables
 from openrlhf_shear.rewards.maths.splitting import split
-from openrlhf_shear.rewards.maths.text import ABOUT, squeeze
+from openrlhf_shear.rewards.maths.text import ABOUT, FORMULA, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import congruence
 
 _COMMAND = re.compile(r"\\[A-Za-z]++")
@@ -12,6 +14,9 @@ _RAISED = re.compile(r"\^(?:\{[^{}]*+\}|.)")
 _INDEXED = re.compile(r"[A-Za-z]_\{.*\}")
 _LETTERS = re.compile(r"[A-Za-z]")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in|notin|subset|equiv)(?![A-Za-z])")
+_LONGEST, _MOST = 300, 64
+_LONGEST_QUESTION = 20_000
+_SIDES = re.compile(r"(?<![<>!])=|[<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 
 def value_of(text: str, formulas: frozenset[str] = frozenset()) -> str:
@@ -64,3 +69,23 @@ def _unsolved(side: str) -> bool:
         return False
     letters = set(_LETTERS.findall(_COMMAND.sub(" ", _RAISED.sub("", side))))
     return len(letters) == 1 and min(letters).islower()
+
+
+def written_formulas(question: str) -> list[str]:
+    """Return the LaTeX formulas of a question as they are written, each once."""
+    found = (next(filter(None, match.groups())).strip() for match in FORMULA.finditer(question[-_LONGEST_QUESTION:]))
+    return list(dict.fromkeys(formula for formula in found if 0 < len(formula) <= _LONGEST))
+
+
+@lru_cache(1024)  # the rollouts of a group have the same question
+def formulas_of(question: str) -> tuple[str, ...]:
+    r"""Return the tidy formulas of a question, the sides of its equations and inequalities, and the items of its lists.
+
+    >>> formulas_of(r"Expand $f(x)=(x+1)^2$.")
+    ('f(x)=(x+1)^2', 'f(x)', '(x+1)^2')
+    """
+    found: dict[str, None] = {}
+    for formula in map(tidy, written_formulas(question)):
+        for item in (formula, *split(formula)):
+            found |= dict.fromkeys(part for part in (item, *(side.strip() for side in _SIDES.split(item))) if part)
+    return tuple(found)[:_MOST]
