@@ -6,6 +6,7 @@ import signal
 import threading
 from contextlib import closing
 from dataclasses import replace
+from types import ModuleType
 
 import numpy
 import pytest
@@ -20,6 +21,7 @@ from openrlhf_shear.rewards.jobs import Job
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 from openrlhf_shear.rewards.responses import answer_of
+from openrlhf_shear.rewards.signature import problem_of
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 
@@ -193,24 +195,37 @@ UNFIT = {
     "reward_func = 3": ("no function but int",),
     "def reward_func(queries, prompts, labels, *, model): ...": ("missing a required", "model"),
     "async def reward_func(queries, prompts, labels): ...": ("is async",),
+}
+UNLOADED = {
+    "x = 1": ("but no function at all",),
     "def reward_func(queries, prompts, labels) ...": ("SyntaxError", "line 1"),
     "import no_such_module_anywhere": ("no_such_module_anywhere",),
 }
 
 
-def test_functions_of_every_kind_that_can_be_called_fit(tmp_path):
-    for source in FITTING:
-        (tmp_path / "reward.py").write_text(source)
-        assert check(str(tmp_path / "reward.py")) is None, source  # it raises where one does not fit
+def module_of(source: str) -> ModuleType:
+    module = ModuleType("reward")
+    exec(source, vars(module))
+    return module
 
 
-@pytest.mark.parametrize("source", UNFIT)
-def test_a_file_that_does_not_fit_is_refused_with_its_functions_and_the_remedy(tmp_path, source):
+def test_functions_of_every_kind_that_can_be_called_fit():
+    assert [source for source in FITTING if problem_of(module_of(source))] == []
+
+
+def test_a_function_that_does_not_fit_is_refused_with_what_the_file_has_and_the_remedy():
+    for source, parts in UNFIT.items():
+        problem = problem_of(module_of(source))
+        assert all(part in problem for part in parts), problem
+
+
+@pytest.mark.parametrize("source", UNLOADED)
+def test_a_file_that_cannot_be_used_says_so_before_training_and_in_each_grade(tmp_path, source):
     path = tmp_path / "reward.py"
     path.write_text(source)
     with pytest.raises(ImportError) as error:
         check(str(path))
-    for part in (str(path), *UNFIT[source]):
+    for part in (str(path), *UNLOADED[source]):
         assert part in str(error.value)
     (verdict,) = grade(str(path), "one")
     assert verdict.failure == "file does not load" and str(error.value) == verdict.detail
