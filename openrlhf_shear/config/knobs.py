@@ -61,6 +61,7 @@ def knob(default, help: str, within: Range | tuple[str, ...] | None = None, fall
     return field(default=default, metadata={"help": about, "within": within, "choices": words, "fallback": fallback})
 
 
+@dataclass(frozen=True)
 class Knobs:
     """Base of the classes of knobs, frozen dataclasses. Making one checks its values.
 
