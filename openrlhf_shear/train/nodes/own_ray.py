@@ -16,6 +16,7 @@ from openrlhf_shear.train.screen.story import say
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _TRIES = 3
+_DASHBOARD_SECONDS = 3600
 _TOKEN_PREFIX = "shear-ray-token-"
 SETTINGS = {  # defaults: the user's own settings win
     # How long agents search for a missing head; by default they outlive a killed driver by a minute.
@@ -46,7 +47,11 @@ def start(runtime_env: dict, **options) -> None:
         if value != INTERFACE or any(value == interface for _, interface in socket.if_nameindex()):
             os.environ.setdefault(name, value)
     _ask_for_a_token()
-    with hooks.NODE_ADDRESS.held(lambda host: host), hooks.NODE.held(patient_node.PatientNode):
+    with (
+        hooks.NODE_ADDRESS.held(lambda host: host),
+        hooks.NODE.held(patient_node.PatientNode),
+        hooks.DASHBOARD_SECONDS.held(_DASHBOARD_SECONDS),
+    ):
         for tries_left in reversed(range(_TRIES)):
             try:
                 ray.init(address="local", _node_ip_address=LOOPBACK, runtime_env=runtime_env, **options)

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ray._private import node, services
+from ray._private import services
+from ray._private.node import Node
 from ray._raylet import (
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
     METRICS_AGENT_PORT_NAME,
@@ -38,7 +39,7 @@ class NotStartedError(RuntimeError):
     """A process of Ray ended, or did not answer, while Ray started."""
 
 
-class PatientNode(node.Node):
+class PatientNode(Node):
     """Node of a private Ray, whose start takes as long as the machine needs."""
 
     def start_gcs_server(self) -> None:
