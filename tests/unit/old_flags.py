@@ -3,8 +3,7 @@
     pip download --no-deps --dest WHEELS openrlhf==0.8.0      # and so on, each version
     python tests/unit/old_flags.py WHEELS
 
-writes tests/data/old_flags.json from their parsers, which are run and nothing else of them is, and the table of
-docs/migration.md; without WHEELS the table alone.
+writes tests/data/old_flags.json from their parsers, which are run and nothing else of them is.
 """
 
 import argparse
@@ -16,11 +15,9 @@ from pathlib import Path
 from command_lines import ROOT
 from packaging.version import Version
 
-from openrlhf_shear.line import legacy
 from openrlhf_shear.train import upstream
 
-FLAGS, PAGE = ROOT / "tests" / "data" / "old_flags.json", ROOT / "docs" / "migration.md"
-MARK = "<!-- by tests/unit/old_flags.py -->\n"
+FLAGS = ROOT / "tests" / "data" / "old_flags.json"
 _OF_TODAY = {"--logger.wandb.run_name", "--wandb_run_name"}  # by default the time of day
 
 
@@ -64,60 +61,6 @@ def read() -> dict[str, dict]:
     return json.loads(FLAGS.read_text(encoding="utf-8"))
 
 
-def became(flag: str) -> str:
-    if flag in legacy.RENAMES:
-        return " and ".join(f"`{name}`" for name in legacy.RENAMES[flag])
-    if flag in legacy.SWITCHES:
-        return f"`{' '.join(legacy.SWITCHES[flag])}`"
-    if flag in legacy.LENGTHS:
-        sums = "`--data.max_len`: the sum of " + " and ".join(f"`{name}`" for name in legacy.LENGTHS)
-        return f"{sums}; `--rollout.max_new_tokens`" if flag == list(legacy.LENGTHS)[1] else sums
-    if flag in legacy.IGNORED:
-        return "gone; ignored"
-    prefix, (level, mode) = "--algo.advantage.is_correction_", legacy.CORRECTIONS["icepop"]
-    if flag in legacy.CORRECTION_SWITCHES:
-        return f"`{prefix}level` and `{prefix}mode`, by the type (`tis`)"
-    if flag in legacy.CORRECTION_ICEPOP:
-        return f"`{prefix}level {level}` and `{prefix}mode {mode}`"
-    kinds = "; ".join(f"`{name}`: `{' '.join(pair)}`" for name, pair in legacy.CORRECTIONS.items())
-    return f"`{prefix}level` and `{prefix}mode`: {kinds}"
-
-
-def table() -> str:
-    """Two tables: of flags that got a section or a dot and nothing else, and of the others."""
-    now, rows, behind = flags_of(upstream.parser()), [], {}
-    for flag, row in read().items():
-        values = {version: shown(default) for version, default in row["defaults"].items()}
-        new = {shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ()) if name in now} or {""}
-        differs = len(values) > 1 or set(values.values()) != new
-        told = ", ".join(f"{value} ({version})" for version, value in values.items()) if differs and new != {""} else ""
-        names = legacy.RENAMES.get(flag, ())
-        if not told and len(names) == 1 and names[0].endswith(f".{flag[2:]}"):
-            behind.setdefault(f"`{names[0].removesuffix(flag[2:])}` in front", []).append(f"`{flag}`")
-            continue
-        if not told and names == (flag.replace("_", ".", 1),):
-            behind.setdefault("a dot for the first `_`", []).append(f"`{flag}`")
-            continue
-        told = f". Default: {told}; now {new.pop()}" if told else ""
-        rows.append(f"| `{flag}` | {became(flag)}{told} |")
-    sections = [f"| {change} | {', '.join(flags)} |" for change, flags in sorted(behind.items())]
-    heads = ("| change | of |\n| --- | --- |", "\n| flag | is now |\n| --- | --- |")
-    return "\n".join([heads[0], *sections, heads[1], *rows]) + "\n"
-
-
-def page() -> str:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
-    return before + MARK + table() + MARK + rest.partition(MARK)[2]
-
-
-def shown(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(f"{number:g}" for number in value)
-    return "none" if value is None else f"{float(value):g}" if isinstance(value, int | float) else str(value)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        lines = [f"{json.dumps(flag)}: {json.dumps(row)}" for flag, row in collect(Path(sys.argv[1])).items()]
-        FLAGS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
+    lines = [f"{json.dumps(flag)}: {json.dumps(row)}" for flag, row in collect(Path(sys.argv[1])).items()]
+    FLAGS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

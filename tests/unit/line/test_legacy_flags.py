@@ -92,10 +92,6 @@ def test_every_flag_of_the_old_parsers_is_known_and_no_other():
         assert flag in str(notes[0]), flag
 
 
-def test_the_page_shows_the_table():
-    assert old_flags.PAGE.read_text() == old_flags.page(), "run tests/unit/old_flags.py"
-
-
 @pytest.mark.parametrize(
     ("line", "whole", "response"),
     [
