@@ -288,7 +288,7 @@ class _Group:
 def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, window: int, pool: str) -> torch.Tensor:
     """Return, for each token, the largest or mean distance of the spans that cover it: (K,) -> (T,) float32.
 
-    `pool` is one of `config.rules.POOLS`.
+    `pool` is one of `config.shear.POOLS`.
 
     Example: spans [0, 3) and [2, 5) with distances 1 and 2, pool "max" -> 1, 1, 2, 2, 2.
     """

@@ -32,9 +32,14 @@ def looks_local(name: str) -> bool:
 
 
 def near_path(name: str) -> str:
-    """Return a hint for a missing path: an existing path with a similar name, or that `~` was not expanded."""
+    """Return a hint for a missing path: an existing path with a similar name, or that `~` was not expanded.
+
+    A path that exists gets no hint.
+    """
     if name.startswith("~"):
         return " (the shell did not expand ~)"
+    if os.path.exists(name):
+        return ""
     folder, last = os.path.split(name.rstrip("/"))
     there = os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()
     return did_you_mean(last, there, f" (did you mean {os.path.join(folder, '{}')}?)")

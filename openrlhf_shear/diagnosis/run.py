@@ -43,7 +43,7 @@ class DiagnosisError(ValueError):
 
 
 class Machines(Protocol):
-    """The interface that samples and reads hidden states: `train.diagnosis.Cluster`, or a stand-in."""
+    """The interface that samples and reads hidden states: `train.start.diagnosis.Cluster`, or a stand-in."""
 
     def sampler(self, plan: Plan) -> AbstractContextManager[Sampler]:
         """Return a context with the sampler that draws completions, also of questions with a prefix."""

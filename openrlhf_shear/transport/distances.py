@@ -30,7 +30,7 @@ _BANDWIDTH_TOKENS = 512
 def make_distance(
     name: str, epsilon: float, correct: Spans, incorrect: Spans, sinkhorn: type[SinkhornPairs] = SinkhornPairs
 ) -> Callable[[Tile], PairDistance]:
-    """Return the distance called `name` (one of `config.DISTANCES`) between spans of two sides.
+    """Return the distance called `name` (one of `config.shear.DISTANCES`) between spans of two sides.
 
     Args:
         epsilon: entropic regularisation in units of nbar; `wasserstein` only prunes with it, and its result is exact.

@@ -109,7 +109,7 @@ def search_spans(
     Args:
         correct, incorrect: at least one span each, with the same scale nbar.
         distance: from `make_distance`.
-        aggregate: one of `config.AGGREGATES`, over the opposing spans.
+        aggregate: one of `config.shear.AGGREGATES`, over the opposing spans.
         temperature: of softmin, in units of nbar.
         max_bytes: bound on the extra memory, beside some 30 bytes a span; see `search_bytes`.
         prune: False solves every pair.

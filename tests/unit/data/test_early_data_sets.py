@@ -9,6 +9,7 @@ from test_early_errors import ROWS, write_rows
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.data import training_rows
+from openrlhf_shear.data.files import near_path
 
 
 def test_a_data_set_that_cannot_be_reached(job, capsys, monkeypatch):
@@ -103,3 +104,9 @@ def test_an_empty_data_set(job, capsys, kind):
         assert f"data.prompt_dataset: {path} cannot be read" in told
     else:
         assert f"data.prompt_dataset has no rows: got '{path}'" in told
+
+
+def test_a_hint_names_another_path_than_the_one_in_the_command(tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    assert near_path(str(tmp_path / "row.jsonl")).endswith("rows.jsonl?)")
+    assert near_path(str(tmp_path / "rows.jsonl")) == near_path(str(tmp_path)) == ""

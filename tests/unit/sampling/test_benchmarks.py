@@ -250,7 +250,7 @@ def test_a_custom_file_of_programs(tmp_path):
 
 @pytest.mark.parametrize(
     ("task", "k", "message"),
-    [("maths", 1, "task must be math, code, choice or a .py file"), ("math", 0, "k must be at least 1")],
+    [("maths", 1, r"task must be math, .* or a \.py file"), ("math", 0, "k must be at least 1")],
 )
 def test_a_custom_benchmarks_settings_are_checked(task, k, message):
     with pytest.raises(ValueError, match=message):
