@@ -279,12 +279,12 @@ def credited_step(ours, samples):
     """A step with the fork's experience maker: what there is to write of it (`rollouts.dump.StepRollouts`)."""
     ours.shows = True
     ours.make_experience_batch(samples)
-    return ours.made
+    return ours.shown
 
 
-def weights_of(made) -> dict:
+def weights_of(shown) -> dict:
     """Rollout index -> the weights of its response tokens, of what `credited_step` gave."""
-    return {i: credit.weights for i, credit in made.tokens.items()}
+    return {i: credit.weights for i, credit in shown.tokens.items()}
 
 
 def advantages_by_rollout(experiences) -> dict:
