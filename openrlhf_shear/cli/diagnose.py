@@ -116,10 +116,10 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     from openrlhf_shear.train.start.diagnosis import Cluster
 
     cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)
-    asked = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)
+    request = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=args.trust_remote_code)
     with quiet(args.output / "logs" / "diagnose.log", args.verbose):
-        written = list(diagnose(asked, args.output, cluster, tokenizer, flags.grading(args)))
+        written = list(diagnose(request, args.output, cluster, tokenizer, flags.grading(args)))
     for path in written:
         print(path)
     for store in (Store(args.output / SAMPLED), Store(args.output / COMPLETED)):

@@ -125,13 +125,13 @@ def _drawn(
 
 
 def _numbers(analyses: Mapping[str, Analysis | None]) -> dict[str, Estimate]:
-    return {what: estimate for made in analyses.values() if made for what, estimate in made.numbers.items()}
+    return {what: estimate for analysis in analyses.values() if analysis for what, estimate in analysis.numbers.items()}
 
 
 def _marks(estimates: Iterable[Estimate]) -> tuple[dict[str | None, str], list[str]]:
     """Return the mark behind a number by its warning, and the notes that say what the marks mean."""
-    said = dict.fromkeys(estimate.warning for estimate in estimates if estimate.warning)
-    marks = {warning: f" [{i}]" for i, warning in enumerate(said, 1)}
+    warnings = dict.fromkeys(estimate.warning for estimate in estimates if estimate.warning)
+    marks = {warning: f" [{i}]" for i, warning in enumerate(warnings, 1)}
     return {None: "", **marks}, [f"{mark.strip()} {warning}." for warning, mark in marks.items()]
 
 

@@ -259,10 +259,10 @@ def groups_picture(groups: Analysis, place: str) -> Picture | Omission:
         return Omission(heading, "there is no graded rollout", "groups")
 
     def plot(axis: Axes, theme: Theme) -> None:
-        for kept, ink, label in ((True, "blue", "Retained"), (False, "gray", "All correct or all incorrect")):
-            shown = [level for level in levels if (level.retained_share is not None) == kept]
+        for mixed, ink, label in ((True, "blue", "Retained"), (False, "gray", "All correct or all incorrect")):
+            shown = [level for level in levels if (level.retained_share is not None) == mixed]
             x, (values, around) = [level.accuracy for level in shown], figures.reach([level.share for level in shown])
-            hatch = None if kept else "//"
+            hatch = None if mixed else "//"
             bars = {"width": 0.8 / groups.samples, "alpha": theme.fill, "hatch": hatch, "edgecolor": theme.paper}
             axis.bar(x, values, color=theme.ink(ink), label=label, linewidth=0, **bars)
             axis.errorbar(x, values, yerr=around, color=theme.text, linestyle="", capsize=3, linewidth=1.1)
@@ -277,11 +277,11 @@ def groups_picture(groups: Analysis, place: str) -> Picture | Omission:
         **spread("share", [level.share for level in levels]),
         "share of retained": spread("", [level.retained_share for level in levels])[""],
     }
-    kept = f"{retained.value:.1%} of {_problems(retained.problems)} retained"
+    share = f"{retained.value:.1%} of {_problems(retained.problems)} retained"
     return Picture(
-        *("groups", heading, f"{place}; {kept}"),
-        f"How many of a problem's {groups.samples} rollouts are correct, with {INTERVALS}. {kept}: groups with correct "
-        "and incorrect rollouts.",
+        *("groups", heading, f"{place}; {share}"),
+        f"How many of a problem's {groups.samples} rollouts are correct, with {INTERVALS}. {share}: groups with "
+        "correct and incorrect rollouts.",
         *columns(numbers),
         plot,
     )

@@ -74,10 +74,10 @@ class Diagnosis:
     def settings(self) -> dict:
         """Return the settings for the tables."""
         ((dataset, samples),) = self.problems.ks.items()
-        asked = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
-        asked |= {"completions": self.completions, "problems": len(self.problems.questions)}
-        asked |= asdict(self.problems.sampling) | {"chat": self.problems.prompt_format.chat}
-        return asked | asdict(self.config) | self.beside
+        settings = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
+        settings |= {"completions": self.completions, "problems": len(self.problems.questions)}
+        settings |= asdict(self.problems.sampling) | {"chat": self.problems.prompt_format.chat}
+        return settings | asdict(self.config) | self.beside
 
     @property
     def beside(self) -> dict:
@@ -86,7 +86,7 @@ class Diagnosis:
         return ({"controls": True} if self.controls else {}) | ({} if template is None else {"template": template})
 
 
-def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
+def diagnose(request: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
     """Sample, complete, measure, and write both tables; return their paths.
 
     Raises:
@@ -95,7 +95,7 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
         DiagnosisError: no group is mixed, or no rollout is long enough for a prefix.
         JailError: no jail works on this machine.
     """
-    problems = asked.problems
+    problems = request.problems
     with ExitStack() as engines:
 
         @cache
@@ -104,8 +104,8 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
             room = replace(problems, longest_prefix=problems.sampling.max_new_tokens)
             return engines.enter_context(machines.sampler(room))
 
-        def drawn(plan: Plan, kept: str) -> list[Completion]:
-            return complete(plan, Store(folder / kept), lambda: nullcontext(sampler()), grading)
+        def drawn(plan: Plan, name: str) -> list[Completion]:
+            return complete(plan, Store(folder / name), lambda: nullcontext(sampler()), grading)
 
         store = Store(folder / SAMPLED)
         if Store(folder / COMPLETED).samples() and store.graded_by == grading.of_verdicts(problems.tasks.values()):
@@ -117,54 +117,53 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
         groups = sampled_groups(problems, completions, tokenizer)
         mixed = [group for group in groups if group.mixed]
         _require_mixed(groups, problems)
-        continued = drawn(_continuations(asked, mixed), COMPLETED)
+        continued = drawn(_continuations(request, mixed), COMPLETED)
         _require_sampled("completions", continued)
-    measured = _measured(asked, mixed, folder / "measured", machines)
-    rows = prefix_rows((rollout for rollouts in measured.values() for rollout in rollouts), continued, asked.config)
+    measured = _measured(request, mixed, folder / "measured", machines)
+    rows = prefix_rows((rollout for rollouts in measured.values() for rollout in rollouts), continued, request.config)
     everything = [rollout for group in groups for rollout in measured.get(group.name, group.rollouts)]
     return (
-        write_rollouts(folder / ROLLOUTS, everything, asked.settings()),
-        write_prefixes(folder / PREFIXES, rows, asked.settings()),
+        write_rollouts(folder / ROLLOUTS, everything, request.settings()),
+        write_prefixes(folder / PREFIXES, rows, request.settings()),
     )
 
 
-def _continuations(asked: Diagnosis, mixed: Sequence[SampledGroup]) -> Plan:
+def _continuations(request: Diagnosis, mixed: Sequence[SampledGroup]) -> Plan:
     """Return the plan for the engines after the rollouts: continuations of every prefix."""
     rollouts = [rollout for group in mixed for rollout in group.rollouts]
-    by_id = {question.id: question for question in asked.problems.questions}
-    prefixes = prefix_questions(by_id, rollouts, asked.config)
-    _require_prefixes(prefixes, rollouts, asked.config)
+    by_id = {question.id: question for question in request.problems.questions}
+    prefixes = prefix_questions(by_id, rollouts, request.config)
+    _require_prefixes(prefixes, rollouts, request.config)
     # Stores of before the later knobs have window and stride alone.
-    given = [(knob, getattr(asked.config, knob.name)) for knob in fields(SpanCut)]
-    cuts = {knob.name: value for knob, value in given if knob.name in ("window", "stride") or value != knob.default}
+    knobs = [(knob, getattr(request.config, knob.name)) for knob in fields(SpanCut)]
+    cuts = {knob.name: value for knob, value in knobs if knob.name in ("window", "stride") or value != knob.default}
     cuts["budget"] = "of each continuation"
-    ks = dict.fromkeys(asked.problems.ks, asked.completions)
-    return replace(asked.problems, questions=prefixes, ks=ks, token_ids=False, more=cuts)
+    ks = dict.fromkeys(request.problems.ks, request.completions)
+    return replace(request.problems, questions=prefixes, ks=ks, token_ids=False, more=cuts)
 
 
 def _measured(
-    asked: Diagnosis, groups: Sequence[SampledGroup], folder: Path, machines: Machines
+    request: Diagnosis, groups: Sequence[SampledGroup], folder: Path, machines: Machines
 ) -> dict[str, Sequence[Rollout]]:
     """Return the rollouts of mixed groups with weights and spans, by group; read the files of earlier calls."""
-    files, settings, kept = {}, {}, {}
+    files, settings, rollouts = {}, {}, {}
     for number, group in enumerate(groups):
         files[group.name] = folder / f"group{number:05d}.parquet"
         # The first groups of the file have heatmaps, so being one of them is a setting too.
-        settings[group.name] = asdict(asked.config) | {"heatmaps": number < asked.heatmaps} | asked.beside
-        kept[group.name] = _read(files[group.name], settings[group.name], group.rollouts)
-    due = [group for group in groups if kept[group.name] is None]
+        settings[group.name] = asdict(request.config) | {"heatmaps": number < request.heatmaps} | request.beside
+        rollouts[group.name] = _read(files[group.name], settings[group.name], group.rollouts)
+    due = [group for group in groups if rollouts[group.name] is None]
     shown = sum(settings[group.name]["heatmaps"] for group in due)  # those with heatmaps come first
-    measured = (
-        machines.measure(asked.problems.model, due, asked.config, asked.search, shown, asked.controls) if due else ()
-    )
+    model = request.problems.model
+    measured = machines.measure(model, due, request.config, request.search, shown, request.controls) if due else ()
     for group, weights, evidence in measured:
         samples = [rollout.sample for rollout in group.rollouts]
-        kept[group.name] = [
+        rollouts[group.name] = [
             replace(rollout, weights=weight.tolist(), **span_columns(spans, samples))
             for rollout, weight, spans in zip(group.rollouts, weights, evidence.rollouts, strict=True)
         ]
-        write_rollouts(files[group.name], kept[group.name], settings[group.name])
-    return kept
+        write_rollouts(files[group.name], rollouts[group.name], settings[group.name])
+    return rollouts
 
 
 def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rollout] | None:

@@ -61,25 +61,25 @@ def scored_steps(
         with torch.no_grad():
             step_scores = iter(model(**collate([read[i] for i in batch], encoder.pad_id, device)).tolist())
         scores |= {i: [next(step_scores) for _ in read[i].separators] for i in batch}
-    made = []
+    steps = []
     for i in sorted(scores):
         first = 0
         for step, (last, score) in enumerate(zip(cut[i].ends, scores[i], strict=False)):
-            made.append(ScoredStep(weighed[i].group, weighed[i].sample, step, first, last, score))
+            steps.append(ScoredStep(weighed[i].group, weighed[i].sample, step, first, last, score))
             first = last + 1
-    return made
+    return steps
 
 
 def write_steps(path: Path, steps: Sequence[ScoredStep], settings: Mapping, config: PrmConfig) -> Path:
     """Write steps; `settings` are those of the rollouts' table."""
-    made = {"prm": config.model_name_or_path, "separator": config.separator}
-    return write_table(path, KIND, ScoredStep, steps, {"rollouts": dict(settings), **made})
+    prm = {"prm": config.model_name_or_path, "separator": config.separator}
+    return write_table(path, KIND, ScoredStep, steps, {"rollouts": dict(settings), **prm})
 
 
 def read_steps(path: Path, settings: Mapping) -> pandas.DataFrame | None:
     """Return the columns of `ScoredStep`; None without a table, or if its rollouts have other settings."""
     try:
-        table, made = read_table(path, KIND)
+        table, metadata = read_table(path, KIND)
     except TableError:
         return None
-    return table.to_pandas() if made["rollouts"] == settings else None
+    return table.to_pandas() if metadata["rollouts"] == settings else None

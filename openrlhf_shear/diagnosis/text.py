@@ -68,16 +68,16 @@ def text_control(
     groups = [group for group in by_group(rollouts).values() if is_mixed(group)]
     config = _config(groups, settings)
     same = any(rollout.same_distances for rollout in rollouts)
-    made = []
+    rows = []
     for number, group in enumerate(tqdm(groups, desc=f"{ngram}-grams of the text", unit="group", disable=None)):
         file = folder / f"group{number:05d}.parquet"
         wanted = asdict(config) | {"ngram": ngram, "same": same, "rollouts": _digest(group)}
-        kept = _read(file, wanted)
-        if kept is None:
-            kept = _measured(group, config, ngram, search, same)
-            write_table(file, KIND, TextSpans, kept, wanted)
-        made += kept
-    return TextControl(ngram, {(spans.problem, spans.sample): spans for spans in made})
+        spans = _read(file, wanted)
+        if spans is None:
+            spans = _measured(group, config, ngram, search, same)
+            write_table(file, KIND, TextSpans, spans, wanted)
+        rows += spans
+    return TextControl(ngram, {(spans.problem, spans.sample): spans for spans in rows})
 
 
 def _config(groups: Sequence[Sequence[Rollout]], settings: Mapping) -> ShearConfig:
@@ -123,8 +123,8 @@ def _measured(
         outcomes = [None if own is None or other.correct != own else other is group[i] for other in group]
         return of_text(outcomes).span_distances[i].tolist()
 
-    result, made = of_text([rollout.correct for rollout in group]), []
+    result, rows = of_text([rollout.correct for rollout in group]), []
     for i, rollout in enumerate(group):
         measured = result.weights[i].tolist(), result.span_distances[i].tolist(), to_same(i) if same else None
-        made.append(TextSpans(rollout.group, rollout.sample, *measured))
-    return made
+        rows.append(TextSpans(rollout.group, rollout.sample, *measured))
+    return rows

@@ -27,10 +27,10 @@ def verdict(analyses: Mapping[str, Analysis], problems: int, text: str = "") -> 
     signs = _signs(analyses)
     words = {what: sign(estimate, side) for what, (estimate, side) in signs.items()}
     lines = [_line(what, words[what], estimate) for what, (estimate, _) in signs.items()]
-    late, asked = analyses["truncation"].last.value, analyses["groups"].retained.problems
+    late, total = analyses["truncation"].last.value, analyses["groups"].retained.problems
     cut = "" if late is None else f"; {late:.0%} cut off late"
     of = list(words.values())
-    lines.append(f"Verdict: {_sum(of)}, {of.count(YES)} of 4 ({problems:,} of {asked:,} problems{cut})")
+    lines.append(f"Verdict: {_sum(of)}, {of.count(YES)} of 4 ({problems:,} of {total:,} problems{cut})")
     contrast = analyses["contrast"]
     lines.append(_line(f"Omega, last over first quarter (paper {PAPER_LAST_FIRST})", "", contrast.last_first))
     lines.append(_line("Omega, wrong over right rollouts", "", contrast.wrong_right))
@@ -83,9 +83,9 @@ def compared(states: Estimate, text: Estimate, less: Estimate, side: int) -> str
 
 def _text_sum(words: list[str], ngrams: str) -> str:
     states, text, both = (words.count(word) for word in (STATES, TEXT, BOTH))
-    told = {(True, True): "Mixed", (True, False): "The states tell more", (False, True): "The text tells more"}
+    openings = {(True, True): "Mixed", (True, False): "The states tell more", (False, True): "The text tells more"}
     neither = "The text does as well" if both else "Too few" if set(words) == {FEW} else "Not shown"
-    first = told.get((states > 0, text > 0), neither)
+    first = openings.get((states > 0, text > 0), neither)
     return f"{first}: states more in {states} of 4 signs, {ngrams} in {text}, alike in {both}"
 
 

@@ -84,7 +84,7 @@ def _majority(samples: list[tuple[str | None, bool]]) -> float:
 
 
 def _over_problems(values: list[float | None]) -> ProblemMean:
-    kept = [value for value in values if value is not None]
-    mean = statistics.fmean(kept) if kept else None
-    stderr = statistics.stdev(kept) / sqrt(len(kept)) if len(kept) > 1 else None
-    return ProblemMean(mean, stderr, len(kept), len(values) - len(kept))
+    known = [value for value in values if value is not None]
+    mean = statistics.fmean(known) if known else None
+    stderr = statistics.stdev(known) / sqrt(len(known)) if len(known) > 1 else None
+    return ProblemMean(mean, stderr, len(known), len(values) - len(known))

@@ -112,8 +112,8 @@ def continued(before: Curves, after: Curves) -> Curves:
         return after[tag][0][0] if after.get(tag) else math.inf
 
     # A resumed run may begin with the evaluation of the step before its first one.
-    kept = {tag: [p for p in points if p[0] < min(first(tag), first(REWARD))] for tag, points in before.items()}
-    merged = {tag: kept.get(tag, []) + after.get(tag, []) for tag in {**kept, **after}}
+    older = {tag: [p for p in points if p[0] < min(first(tag), first(REWARD))] for tag, points in before.items()}
+    merged = {tag: older.get(tag, []) + after.get(tag, []) for tag in {**older, **after}}
     return {tag: points for tag, points in merged.items() if points}
 
 

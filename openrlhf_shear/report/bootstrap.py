@@ -45,9 +45,9 @@ class Quantity:
         rows = np.asarray(self.rows)
         return rows[:, None] if rows.ndim == 1 else rows
 
-    def of_each(self, given: object) -> list:
+    def of_each(self, entry: object) -> list:
         """Return `paper` or `what` for each of the V values."""
-        return list(given) if isinstance(given, list | tuple) else [given] * self.columns.shape[1]
+        return list(entry) if isinstance(entry, list | tuple) else [entry] * self.columns.shape[1]
 
 
 class Analysis(dict):
@@ -121,15 +121,15 @@ class Bootstrap:
             values = statistics(np.ones(problems))
         if problems > 1 and np.isfinite(values).any():
             drawn = np.array([statistics(weights) for weights in self.draws(problems)])
-        made, first = Analysis(), 0
+        analysis, first = Analysis(), 0
         for quantity in quantities:
             papers, titles = quantity.of_each(quantity.paper), quantity.of_each(quantity.what)
             columns = enumerate(papers, first)
             each = [_estimate(quantity, values[v], drawn[:, v], rows[:, v], paper) for v, paper in columns]
             first += len(each)
-            made[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
-            made.numbers |= {title: estimate for title, estimate in zip(titles, each, strict=True) if title}
-        return made
+            analysis[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
+            analysis.numbers |= {title: estimate for title, estimate in zip(titles, each, strict=True) if title}
+        return analysis
 
 
 def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndarray, paper: float | None) -> Estimate:
@@ -138,12 +138,12 @@ def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndar
         return Estimate(total, None, None, problems, total, paper)
     if not np.isfinite(value):
         return Estimate(None, None, None, problems, total, paper, f"not defined: it needs {quantity.needs}")
-    kept, warnings = drawn[np.isfinite(drawn)], []
-    low, high = interval(kept) if problems > 1 and len(kept) else (None, None)
+    finite, warnings = drawn[np.isfinite(drawn)], []
+    low, high = interval(finite) if problems > 1 and len(finite) else (None, None)
     if problems < FEW_PROBLEMS:
         of = "one problem" if problems == 1 else f"{problems} problems"
         warnings.append(f"rests on {of}, too few for an interval that means anything")
-    lost = 1 - len(kept) / len(drawn) if len(drawn) else 0.0
+    lost = 1 - len(finite) / len(drawn) if len(drawn) else 0.0
     if lost > UNDEFINED:
         warnings.append(f"not defined in {lost:.0%} of the resamples, since few problems have {quantity.needs}")
     if quantity.span and low is not None and high - low > WIDE * quantity.span:
@@ -164,9 +164,9 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
     if first.value is None or second.value is None:
         return Estimate(None, None, None, *about)
     drawn = None if first.draws is None or second.draws is None else first.draws - second.draws
-    kept = [] if drawn is None else drawn[np.isfinite(drawn)]
-    paired = first.low is not None and second.low is not None and len(kept)
-    return Estimate(first.value - second.value, *(interval(kept) if paired else (None, None)), *about, drawn)
+    finite = [] if drawn is None else drawn[np.isfinite(drawn)]
+    paired = first.low is not None and second.low is not None and len(finite)
+    return Estimate(first.value - second.value, *(interval(finite) if paired else (None, None)), *about, drawn)
 
 
 def interval(drawn: Sequence[float]) -> tuple[float, float]:

@@ -29,7 +29,7 @@ def provenance() -> dict:
     }
 
 
-def distinct(made: Iterable[Mapping | None]) -> list[Mapping]:
+def distinct(provenances: Iterable[Mapping | None]) -> list[Mapping]:
     """Return the first provenance of each combination of commit, machine and versions; None entries are skipped.
 
     >>> first = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
@@ -37,7 +37,7 @@ def distinct(made: Iterable[Mapping | None]) -> list[Mapping]:
     True
     """
     kinds = {}
-    for each in made:
+    for each in provenances:
         if each is not None:
             kinds.setdefault((each["commit"], each["machine"], *each["versions"].items()), each)
     return [*kinds.values()]

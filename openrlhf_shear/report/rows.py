@@ -75,8 +75,8 @@ def spearman(x: Ordered, y: Ordered, weights: np.ndarray) -> float:
 
 def spearman_of(x: np.ndarray, y: np.ndarray) -> float:
     """Return Spearman's rho of two curves without their undefined points; NaN below three points or for a constant."""
-    kept = np.isfinite(x) & np.isfinite(y)
-    x, y = x[kept], y[kept]
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return np.nan
     return spearman(Ordered(x), Ordered(y), np.ones(len(x)))
@@ -102,9 +102,9 @@ def problem_codes(problems: Sequence[str]) -> tuple[np.ndarray, int]:
 
 def sums(problems: np.ndarray, cells: np.ndarray, values: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
     """Return (P, V) sums of the values, or counts of the rows, by problem and cell; negative cells are left out."""
-    kept = cells >= 0
-    flat = problems[kept] * shape[1] + cells[kept]
-    return np.bincount(flat, None if values is None else values[kept], shape[0] * shape[1]).reshape(shape)
+    inside = cells >= 0
+    flat = problems[inside] * shape[1] + cells[inside]
+    return np.bincount(flat, None if values is None else values[inside], shape[0] * shape[1]).reshape(shape)
 
 
 class Rows:

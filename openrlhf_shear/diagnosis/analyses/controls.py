@@ -134,16 +134,16 @@ def position_control(prefixes: pandas.DataFrame, bootstrap: Bootstrap, groups: i
         where = "positions {} to {}".format(*ranges[g])
         quantities.append(of(f"rho {g}", own, paper=paper, what=f"{both}, {where}"))
         quantities.append(of(f"rho_fixed {g}", own, fixed, what=f"{at_fixed}, {where}"))
-    made = bootstrap.estimates(quantities)
+    estimates = bootstrap.estimates(quantities)
     of_groups = parts(
         first=[first for first, _ in ranges],
         last=[last for _, last in ranges],
-        rho=[made.pop(f"rho {g}") for g in range(len(ranges))],
-        rho_fixed=[made.pop(f"rho_fixed {g}") for g in range(len(ranges))],
+        rho=[estimates.pop(f"rho {g}") for g in range(len(ranges))],
+        rho_fixed=[estimates.pop(f"rho_fixed {g}") for g in range(len(ranges))],
     )
     for part, own in zip(of_groups, members, strict=True):
         part |= _by_quantile(prefixes[own], quantiles, bootstrap)
-    return Analysis({"groups": of_groups, **made}, made.numbers)
+    return Analysis({"groups": of_groups, **estimates}, estimates.numbers)
 
 
 def _quantiles(values: np.ndarray, number: int) -> np.ndarray:

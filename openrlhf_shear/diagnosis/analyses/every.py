@@ -45,7 +45,7 @@ def makers(
     Args:
         usable: the prefixes with a finite distance and a verdict.
     """
-    per_prompt, asked, window = settings["samples_per_prompt"], settings.get("problems"), settings["window"]
+    per_prompt, problems, window = settings["samples_per_prompt"], settings.get("problems"), settings["window"]
     of_distance = _of_distance(usable, rollouts, settings, bootstrap)
     measured = usable[np.isfinite(usable[list(DISTANCES.values())]).all(axis=1)]
     largest = max((r.largest_norm for r in rollouts if r.largest_norm and np.isfinite(r.largest_norm)), default=1.0)
@@ -54,7 +54,7 @@ def makers(
         "controls": lambda: _controls(measured, rollouts, settings, bootstrap),
     }
     return {
-        "groups": lambda: group_accuracies(rollouts, per_prompt, bootstrap, asked),
+        "groups": lambda: group_accuracies(rollouts, per_prompt, bootstrap, problems),
         **{name: make for name, make in of_distance.items() if name not in ("lags", "first_errors")},
         "truncation": lambda: truncation(usable, bootstrap),
         **{name: of_distance[name] for name in ("first_errors", "lags")},
@@ -93,7 +93,7 @@ def _controls(
     measured: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
 ) -> Analysis:
     """Return the analyses of each distance by its name, all over the same prefixes and rollouts."""
-    columns, made = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
+    columns, analyses = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
 
     def has_all(rollout: Rollout) -> bool:
         return all(np.isfinite(getattr(rollout, column) or [np.nan]).all() for column in columns.values())
@@ -105,8 +105,8 @@ def _controls(
             for r, measurable in zip(rollouts, known, strict=True)
         ]
         makers = _of_distance(measured.assign(distance=measured[column]), weighed, settings, bootstrap)
-        made[kind] = Analysis({name: make() for name, make in makers.items()})
-    return made
+        analyses[kind] = Analysis({name: make() for name, make in makers.items()})
+    return analyses
 
 
 def _text(
@@ -127,11 +127,11 @@ def _text(
         same_distance=[(spans.same_distances or {k: np.nan})[k] for spans, k in ours],
     )
     weighed = [replace(r, weights=text.spans[r.group, r.sample].weights) if r.weights else r for r in rollouts]
-    made = Analysis({name: make() for name, make in _of_distance(prefixes, weighed, settings, bootstrap).items()})
-    made["steps"] = None if steps is None else omega_and_scores(steps, weighed, bootstrap)
+    analyses = Analysis({name: make() for name, make in _of_distance(prefixes, weighed, settings, bootstrap).items()})
+    analyses["steps"] = None if steps is None else omega_and_scores(steps, weighed, bootstrap)
     noise = partial(noise_floor, prefixes.loc[measured], _errors(rollouts), settings["window"], 1.0, bootstrap)
-    made["noise"] = noise() if len(measured) else None
-    return made
+    analyses["noise"] = noise() if len(measured) else None
+    return analyses
 
 
 def _weights(rollout: Rollout, distances: Sequence[float], settings: Mapping) -> list[float]:

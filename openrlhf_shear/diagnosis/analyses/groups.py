@@ -16,7 +16,7 @@ PAPER_LARGEST = 0.18  # "less than 18%"
 
 
 def group_accuracies(
-    rollouts: Sequence[Rollout], samples: int, bootstrap: Bootstrap, asked: int | None = None
+    rollouts: Sequence[Rollout], samples: int, bootstrap: Bootstrap, problems: int | None = None
 ) -> Analysis:
     """Return the distribution of group accuracies.
 
@@ -28,7 +28,7 @@ def group_accuracies(
     largest: the largest retained share of a level. The level is chosen after the fact, so the interval is too narrow.
     accuracy: the mean over groups.
     left_out: groups without any graded rollout.
-    missing: problems without any sampled rollout; None if the number `asked` for is not known.
+    missing: problems without any sampled rollout; None if the number of `problems` is not known.
 
     `rollouts` are those of all groups, mixed or not. Rollouts without an outcome do not count.
     """
@@ -46,32 +46,32 @@ def group_accuracies(
 
     def shares(weights: np.ndarray) -> dict[str, np.ndarray]:
         at, total = weights @ at_level, weights.sum()
-        kept = at[1:-1].sum()
-        of_kept = ratio(at[1:-1], np.full(samples - 1, kept))
-        return {"all": at / total, "kept": of_kept, "retained": kept / total, "mean": weights @ accuracies / total}
+        mixed = at[1:-1].sum()
+        of_mixed = ratio(at[1:-1], np.full(samples - 1, mixed))
+        return {"all": at / total, "mixed": of_mixed, "retained": mixed / total, "mean": weights @ accuracies / total}
 
     quantity = partial(Quantity, needs="a group with correct and incorrect rollouts", span=1.0)
     most = "Share of the most frequent accuracy among retained groups (paper: below)"
-    kept_title = "Retained: groups with correct and incorrect rollouts"
-    made = bootstrap.estimates(
+    mixed_title = "Retained: groups with correct and incorrect rollouts"
+    estimates = bootstrap.estimates(
         [
             quantity("accuracy", itemgetter("mean"), every[:, 0], what="Mean accuracy of groups"),
-            quantity("retained", itemgetter("retained"), every[:, 0], paper=PAPER_RETAINED, what=kept_title),
-            quantity("largest", lambda of: of["kept"][largest], own[:, 0], paper=PAPER_LARGEST, what=most),
+            quantity("retained", itemgetter("retained"), every[:, 0], paper=PAPER_RETAINED, what=mixed_title),
+            quantity("largest", lambda of: of["mixed"][largest], own[:, 0], paper=PAPER_LARGEST, what=most),
             quantity("share", itemgetter("all"), every),
-            quantity("retained_share", itemgetter("kept"), own),
+            quantity("retained_share", itemgetter("mixed"), own),
         ],
         shares,
     )
     levels = parts(
         accuracy=[k / samples for k in range(samples + 1)],
         groups=at_level.sum(axis=0).tolist(),
-        share=made.share,
-        retained_share=[None, *made.retained_share, None],
+        share=estimates.share,
+        retained_share=[None, *estimates.retained_share, None],
     )
     entries = {"samples": samples, "levels": levels} | {
-        name: made[name] for name in ("retained", "largest", "accuracy")
+        name: estimates[name] for name in ("retained", "largest", "accuracy")
     }
     entries["left_out"] = len(names) - len(outcomes)
-    entries["missing"] = None if asked is None else max(0, asked - len(names))
-    return Analysis(entries, made.numbers)
+    entries["missing"] = None if problems is None else max(0, problems - len(names))
+    return Analysis(entries, estimates.numbers)

@@ -49,12 +49,12 @@ def lagged_changes(
     for lag, frame in zip(lags, of_lag, strict=True):
         rows = Rows(frame)
         needs, what = "changes that differ", f"Local association at fixed position, lag {lag}"
-        made = [rows.rho("rho", rows.every, rows.strata("position"), columns=columns, needs=needs, what=what)]
-        rhos.append(bootstrap.estimates(made))
+        quantities = [rows.rho("rho", rows.every, rows.strata("position"), columns=columns, needs=needs, what=what)]
+        rhos.append(bootstrap.estimates(quantities))
     errors = _around_errors(changes, first_errors, stride, range(-BEFORE, last + 1), bootstrap)
-    numbers = {what: estimate for made in (*rhos, errors) for what, estimate in made.numbers.items()}
+    numbers = {what: estimate for analysis in (*rhos, errors) for what, estimate in analysis.numbers.items()}
     studied = parts(lag=range(-BEFORE, last + 1), distance=errors.distance, accuracy=errors.accuracy)
-    return Analysis({"lags": parts(lag=lags, rho=[made.rho for made in rhos]), "errors": studied}, numbers)
+    return Analysis({"lags": parts(lag=lags, rho=[analysis.rho for analysis in rhos]), "errors": studied}, numbers)
 
 
 def _later(events: pandas.DataFrame, changes: pandas.DataFrame, tokens: int) -> pandas.DataFrame:

@@ -89,5 +89,5 @@ def noise_floor(
         )
         for name, what in titles.items()
     ]
-    made = bootstrap.estimates(quantities, numbers)
-    return Analysis({**made, "deviation": u, "largest_norm": largest_norm, "risk": risk}, made.numbers)
+    estimates = bootstrap.estimates(quantities, numbers)
+    return Analysis({**estimates, "deviation": u, "largest_norm": largest_norm, "risk": risk}, estimates.numbers)

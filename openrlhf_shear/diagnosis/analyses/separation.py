@@ -51,7 +51,7 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
     rows = Rows(prefixes)
     cells, edges = _bins(rows["distance"], bins)
     n = max(len(edges) - 1, 0)
-    made = bootstrap.estimates(*_aucs(rows, cells, n))
+    aucs = bootstrap.estimates(*_aucs(rows, cells, n))
     most, outcome = min(completions, MOST_LEVELS), 2 * cells + rows.correct
     level = (rows["accuracy"] * most).round().astype(int)
     of = partial(rows.means, needs="a prefix")
@@ -67,17 +67,17 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
         low=edges[:-1],
         high=edges[1:],
         distance=by_cell.distance,
-        auc=made.by_bin,
-        auc_position=made.by_position,
-        auc_problem=made.by_problem,
+        auc=aucs.by_bin,
+        auc_position=aucs.by_position,
+        auc_problem=aucs.by_problem,
         accuracy_correct=by_cell.accuracy[1::2],
         accuracy_incorrect=by_cell.accuracy[::2],
         density_correct=density[1::2],
         density_incorrect=density[::2],
     )
-    kept = ("rise", "rise_position", "rise_problem", "auc", "distance_auc", "spans_correct", "spans_incorrect")
-    entries = {"bins": of_bins, **{name: made[name] for name in kept}, "levels": (np.arange(most + 1) / most).tolist()}
-    return Analysis(entries, made.numbers, prefixes[["distance", "accuracy", "correct"]])
+    names = ("rise", "rise_position", "rise_problem", "auc", "distance_auc", "spans_correct", "spans_incorrect")
+    entries = {"bins": of_bins, **{name: aucs[name] for name in names}, "levels": (np.arange(most + 1) / most).tolist()}
+    return Analysis(entries, aucs.numbers, prefixes[["distance", "accuracy", "correct"]])
 
 
 def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:

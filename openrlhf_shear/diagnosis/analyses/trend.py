@@ -59,8 +59,9 @@ def _curve(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int, 
         Quantity("distance", itemgetter(1), rows, needs),
         Quantity("rho", lambda both: spearman_of(*both), rows.sum(axis=1), needs, 2, **of_rho),
     ]
-    made, left_out = bootstrap.estimates(quantities, curves), int((reached < reach).sum())
-    return Analysis({"positions": positions.tolist(), **made, "left_out": left_out, "reach": reach}, made.numbers)
+    estimates, left_out = bootstrap.estimates(quantities, curves), int((reached < reach).sum())
+    entries = {"positions": positions.tolist(), **estimates, "left_out": left_out, "reach": reach}
+    return Analysis(entries, estimates.numbers)
 
 
 def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bootstrap: Bootstrap) -> Analysis:
@@ -98,7 +99,7 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
     text = f"Local association: rho of stride-wise changes, |dAcc| >= {threshold:.4g}"
     papers = {"": PAPER_CHANGES_RHO}
     outcomes = rows.outcomes().items()
-    made = bootstrap.estimates(
+    estimates = bootstrap.estimates(
         [
             *(of(f"rho{o}", event & part, paper=papers.get(o), what=text + whose) for o, (part, whose) in outcomes),
             of("rho_position", event, rows.strata("position"), what=f"{text}, at fixed position"),
@@ -107,9 +108,9 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
     )
     noise = _noise(rows, f"Local association: strides with |dAcc| >= {threshold:.4g}", bootstrap)
     events = rows.frame[event].reset_index(drop=True)
-    entries = {"threshold": threshold, "strides": len(rows.frame), **made}
+    entries = {"threshold": threshold, "strides": len(rows.frame), **estimates}
     entries |= {"levels": _levels(events, completions, bootstrap), **noise}
-    return Analysis(entries, made.numbers | noise.numbers, events)
+    return Analysis(entries, estimates.numbers | noise.numbers, events)
 
 
 def _noise(rows: Rows, text: str, bootstrap: Bootstrap) -> Analysis:
@@ -162,9 +163,9 @@ def stride_table(prefixes: pandas.DataFrame, stride: int, completions: int) -> p
     ordered = ordered.assign(
         d_accuracy=change["accuracy"].round(9), d_distance=change["distance"], noise=ordered["noise"] + before["noise"]
     )
-    kept = ["problem", "sample", "correct", "position", "d_accuracy", "d_distance", "noise"]
+    columns = ["problem", "sample", "correct", "position", "d_accuracy", "d_distance", "noise"]
     counts = [ordered["successes"] + before["successes"], before["completions"], ordered["completions"]]
-    table, counts = ordered.loc[neighbours, kept], [count[neighbours].to_numpy(dtype=int) for count in counts]
+    table, counts = ordered.loc[neighbours, columns], [count[neighbours].to_numpy(dtype=int) for count in counts]
     least = 1 / completions - 1e-9
     table = table.assign(event=table["d_accuracy"].abs() >= least, chance=_chances(*counts, least))
     return table.reset_index(drop=True)

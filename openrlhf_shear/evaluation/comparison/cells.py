@@ -143,8 +143,8 @@ def noted(runs: Iterable[Run]) -> list[Run]:
         both = run.others.keys() & first.others
         for name in (name for name in ("prompts", "kl", "sampling", "max_new_tokens") if name in both):
             if run.others[name] != first.others[name]:
-                said = f"{name} is {run.others[name]!r}, and {first.others[name]!r} in {first.folder}"
-                run = replace(run, notes=(*run.notes, said))
+                note = f"{name} is {run.others[name]!r}, and {first.others[name]!r} in {first.folder}"
+                run = replace(run, notes=(*run.notes, note))
         result.append(run)
     return result
 

@@ -57,12 +57,12 @@ def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture
     if not sets:
         kinds.append((HELD_OUT, "no run logs eval/eval_SET_pass1; --eval.dataset logs it", []))
     for heading, unit, tag, why in (*accuracies, *LOGGED):
-        made = of_each(_training, heading, partial(logged, tag=tag, scale=100 if "%" in unit else 1), unit)
-        kinds.append((heading, f"no run logs {tag.lstrip('/')} {shared}{why}", made))
+        pictures = of_each(_training, heading, partial(logged, tag=tag, scale=100 if "%" in unit else 1), unit)
+        kinds.append((heading, f"no run logs {tag.lstrip('/')} {shared}{why}", pictures))
     for knob, sweep in SWEEPS.items():
-        made = of_each(_group_sizes, select) if knob == "group" else of_each(_ablation, knob, select)
+        pictures = of_each(_group_sizes, select) if knob == "group" else of_each(_ablation, knob, select)
         differ = f"no two settings of a method differ in {' or '.join(sweep.knobs)} alone and have averages"
-        kinds.append((sweep.heading, differ, made))
+        kinds.append((sweep.heading, differ, pictures))
     needs = "needs train/timing/step_total of grpo and of another method on the same backbone and task"
     kinds.append((time, needs, list(_overhead(sections, time))))
     omitted = [Omission(heading, reason) for heading, reason, pictures in kinds if not pictures]

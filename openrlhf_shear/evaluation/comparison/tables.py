@@ -117,7 +117,7 @@ def rests_on(scores: Scores) -> list[Table]:
                 score = row[at]
                 of = cells(name, score.bases) if score.bases else ("",) * len(RESTS_ON)
                 rows.append((row[0], score, *of, row[-1]))
-                notes += [f"{title}, {row[0]}: {said}" for said in [note(score.bases)] if said]
+                notes += [f"{title}, {row[0]}: {line}" for line in [note(score.bases)] if line]
         header = ("Method", "avg@k", *RESTS_ON, "seeds")
         tables.append(Table(f"{scores.title}, {model_title(model)}", header, rows, notes, sections=sections))
     return tables

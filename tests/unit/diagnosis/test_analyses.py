@@ -278,7 +278,7 @@ def test_group_accuracies_by_hand():
     assert (found.largest.value, found.largest.problems, found.left_out) == (pytest.approx(2 / 3), 3, 1)
     assert found.accuracy.value == pytest.approx((1 + 0 + 0.25 + 1 + 2 / 3 + 0.25) / 6)
     assert found.missing is None
-    assert [group_accuracies(rollouts, 4, FEW, asked=asked).missing for asked in (7, 10)] == [0, 3]
+    assert [group_accuracies(rollouts, 4, FEW, problems=number).missing for number in (7, 10)] == [0, 3]
 
 
 def numbers_of(prefixes, bootstrap):
