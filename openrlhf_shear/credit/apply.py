@@ -42,8 +42,8 @@ def weighed(
     tensors = [{name: _on_cpu(rows) for name, rows in credit.tensors().items()} for credit in credits]
     seconds = (time.perf_counter() - started) / max(1, len(groups))
     return [
-        (GroupCredit(tuple(own), group.rewards, group.correct, credit.metrics, seconds, **made), credit)
-        for group, own, credit, made in zip(groups, rollouts, credits, tensors, strict=True)
+        (GroupCredit(tuple(own), group.rewards, group.correct, credit.metrics, seconds, **rows), credit)
+        for group, own, credit, rows in zip(groups, rollouts, credits, tensors, strict=True)
     ]
 
 
@@ -77,11 +77,11 @@ def token_advantages(
         for name, rows in group.tensors().items():
             tensors[name].update(zip(group.rollouts, rows, strict=True))
     if rule.makes_advantages:
-        made = tensors["advantages"]
-        rated = [i for i in sorted(made) if i not in failed]
-        made.update(zip(rated, checked_over_batch(rule, [made[i] for i in rated]), strict=True))
-        made.update({i: torch.zeros_like(made[i]) for i in made if i in failed})
-        return {i: TokenCredit(values, made[i].float().cpu().to(values.dtype), None) for i, values in base.items()}
+        own = tensors["advantages"]
+        rated = [i for i in sorted(own) if i not in failed]
+        own.update(zip(rated, checked_over_batch(rule, [own[i] for i in rated]), strict=True))
+        own.update({i: torch.zeros_like(own[i]) for i in own if i in failed})
+        return {i: TokenCredit(values, own[i].float().cpu().to(values.dtype), None) for i, values in base.items()}
     credited = {}
     for i, values in base.items():
         weights, negative = tensors["weights"][i], tensors["negative_weights"].get(i)

@@ -50,13 +50,13 @@ def group_advantages(
     groups = rewards.view(-1, group_size)
     advantages = _baselined(groups, estimator)
     valid = torch.ones_like(groups, dtype=torch.bool) if failed is None else ~failed.view(-1, group_size)
-    for group, kept, made in zip(groups, valid, advantages, strict=True):
-        rated = group[kept]
-        if not kept.all():
-            made[~kept] = 0
-            made[kept] = _baselined(rated[None], estimator)[0]
+    for group, usable, row in zip(groups, valid, advantages, strict=True):
+        rated = group[usable]
+        if not usable.all():
+            row[~usable] = 0
+            row[usable] = _baselined(rated[None], estimator)[0]
         if (rated == rated[:1]).all():
-            made[:] = 0
+            row[:] = 0
     return advantages.reshape(-1)
 
 
@@ -66,8 +66,8 @@ def outcome_advantages(rewards: Sequence[float]) -> torch.Tensor:
     >>> outcome_advantages([1.0, 0.0, float("nan")]).tolist()
     [0.7071067690849304, -0.7071067690849304, 0.0]
     """
-    given = torch.tensor(rewards, dtype=torch.float32)
-    return group_advantages(given, len(given), failed=given.isnan())
+    values = torch.tensor(rewards, dtype=torch.float32)
+    return group_advantages(values, len(values), failed=values.isnan())
 
 
 def _baselined(groups: torch.Tensor, estimator: str) -> torch.Tensor:

@@ -45,18 +45,19 @@ def without_nonfinite(group: RolloutGroup) -> RolloutGroup:
     They must not change the credit of the others. Updates leave out those whose log-probs are not finite. Their
     log-probs and entropies become 0 here; their states stay, so that a rule can count them.
     """
-    given = {name: rows for name in _NUMBERS if (rows := getattr(group, name)) is not None}
-    if not given or not group.lengths:
+    numbers = {name: rows for name in _NUMBERS if (rows := getattr(group, name)) is not None}
+    if not numbers or not group.lengths:
         return group
     sums = [
-        torch.stack([row.sum(dtype=torch.float32).to(rows[0].device) for row in rows]).cpu() for rows in given.values()
+        torch.stack([row.sum(dtype=torch.float32).to(rows[0].device) for row in rows]).cpu()
+        for rows in numbers.values()
     ]
     usable = torch.stack(sums).isfinite().all(0).tolist()
     if all(usable):
         return group
     changed = {
         name: tuple(row if usable[i] else torch.zeros_like(row) for i, row in enumerate(rows))
-        for name, rows in given.items()
+        for name, rows in numbers.items()
         if name not in _STATES
     }
     rewards = tuple(reward if usable[i] else math.nan for i, reward in enumerate(group.rewards))
@@ -64,12 +65,12 @@ def without_nonfinite(group: RolloutGroup) -> RolloutGroup:
     return replace(group, rewards=rewards, correct=correct, **changed)
 
 
-def _usable(rule: CreditRule, given: RolloutGroup, usable: RolloutGroup) -> RolloutGroup:
-    lost = usable.correct.count(None) - given.correct.count(None)
+def _usable(rule: CreditRule, group: RolloutGroup, usable: RolloutGroup) -> RolloutGroup:
+    lost = usable.correct.count(None) - group.correct.count(None)
     if lost:
         logger.warning(
             "%s: %d of %d rollouts have NaN or infinite numbers, and count as rollouts without a reward",
-            _where(rule, f"group {given.number}"), lost, len(given.lengths),
+            _where(rule, f"group {group.number}"), lost, len(group.lengths),
         )  # fmt: skip
     return usable
 
@@ -77,15 +78,15 @@ def _usable(rule: CreditRule, given: RolloutGroup, usable: RolloutGroup) -> Roll
 def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) -> Credit:
     if not isinstance(credit, Credit):
         raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
-    given = credit.tensors()
+    tensors = credit.tensors()
     wanted, optional = ("advantages", "") if rule.makes_advantages else ("weights", "negative_weights")
-    if not {wanted} <= given.keys() <= {wanted, optional}:
+    if not {wanted} <= tensors.keys() <= {wanted, optional}:
         raise CreditRuleError(
             f"{where}: with makes_advantages = {rule.makes_advantages} a Credit must have {wanted}: "
-            f"got {', '.join(sorted(given)) or 'none'}"
+            f"got {', '.join(sorted(tensors)) or 'none'}"
         )
-    for name in sorted(given):
-        _check_tensors(where, name.replace("_", " "), given[name], group.lengths)
+    for name in sorted(tensors):
+        _check_tensors(where, name.replace("_", " "), tensors[name], group.lengths)
     return credit
 
 
@@ -98,9 +99,9 @@ def checked_part(rule: CreditRule, group: RolloutGroup, part: int, parts: int) -
 def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return `rule.over_batch(advantages)`; refuse anything but finite advantages of these rollouts."""
     where = _where(rule, "over the batch")
-    made = _guarded(where, lambda: rule.over_batch(advantages))
-    _check_tensors(where, "advantages", made, [len(values) for values in advantages])
-    return made
+    result = _guarded(where, lambda: rule.over_batch(advantages))
+    _check_tensors(where, "advantages", result, [len(values) for values in advantages])
+    return result
 
 
 def checked_advantages(
@@ -116,11 +117,11 @@ def checked_advantages(
     The rule gets those of its needs, detached and in float32; all are (B, A).
     """
     where = _where(rule, "in the update")
-    given = {"entropies": entropies, "log_probs": log_probs, "old_log_probs": old_log_probs}
+    inputs = {"entropies": entropies, "log_probs": log_probs, "old_log_probs": old_log_probs}
     needs = rule.needs | ({"old_log_probs"} if "log_probs" in rule.needs else set())
-    given = {name: values.detach().float() for name, values in given.items() if name in needs}
-    entropies = given.pop("entropies", None)
-    shaped, metrics = _guarded(where, lambda: rule.advantages(advantages, entropies, mask, **given))
+    inputs = {name: values.detach().float() for name, values in inputs.items() if name in needs}
+    entropies = inputs.pop("entropies", None)
+    shaped, metrics = _guarded(where, lambda: rule.advantages(advantages, entropies, mask, **inputs))
     if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
         raise CreditRuleError(f"{where}: advantages must be a tensor {tuple(advantages.shape)}: got {_shape(shaped)}")
     if bad := int((~torch.isfinite(shaped[mask])).sum()):

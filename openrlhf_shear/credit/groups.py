@@ -123,8 +123,8 @@ class GroupCollector:
         if "prm_scores" in self._rule.needs:
             columns["prm_scores"] = request.prm_scores
         rows = zip(request.rollouts, request.groups, request.kept_by(self._rank), strict=True)
-        for row, (rollout, group, kept) in enumerate(rows):
-            if not kept:
+        for row, (rollout, group, is_own) in enumerate(rows):
+            if not is_own:
                 continue
             members = self._open.setdefault(group, {})
             members[rollout] = {name: values[row] for name, values in columns.items()}
@@ -160,7 +160,7 @@ class GroupCollector:
         Returns:
             The parts, and the seconds they took.
         """
-        made: dict[CreditJob, object] = {}
+        results: dict[CreditJob, object] = {}
         seconds = 0.0
         # Borrowed groups come last: the groups that this rank weighs whole have then left its memory.
         own = sorted(job.group for job in jobs if job.parts == 1 and job.group in self._waiting)
@@ -174,9 +174,9 @@ class GroupCollector:
                     self._weigh([waiting])
                     continue
                 began = time.perf_counter()
-                made[job] = checked_part(self._rule, replace(waiting.group, **self._shared), job.part, job.parts)
+                results[job] = checked_part(self._rule, replace(waiting.group, **self._shared), job.part, job.parts)
                 seconds += time.perf_counter() - began
-        return made, seconds
+        return results, seconds
 
     def take(self, lent: Sequence[int] = (), parts: Mapping[int, tuple] | None = None) -> list[GroupCredit]:
         """Return the credit of all groups of this rank, and forget them.
@@ -195,14 +195,14 @@ class GroupCollector:
             self._done = []
             sizes = {group: len(members) for group, members in opened.items()}
             raise RuntimeError(f"incomplete groups on this rank (group: rollouts seen): {sizes}")
-        given = [
+        groups = [
             replace(each, group=replace(each.group, parts=tuple((parts or {}).get(number, ())) or None))
             for number, each in waiting.items()
             if number not in lent
         ]
         waiting.clear()
         try:
-            self._weigh(given)
+            self._weigh(groups)
             return self._done
         finally:
             self._done = []
@@ -226,8 +226,8 @@ class GroupCollector:
             if states.is_cuda:
                 torch.cuda.synchronize(states.device)  # so that the rule's time excludes the forward pass
                 break
-        made = weighed(self._rule, groups, [each.rollouts for each in waiting]) if groups else []
-        for each, group, (group_credit, credit) in zip(waiting, groups, made, strict=True):
+        credits = weighed(self._rule, groups, [each.rollouts for each in waiting]) if groups else []
+        for each, group, (group_credit, credit) in zip(waiting, groups, credits, strict=True):
             self._done.append(self._with_evidence(group, group_credit, credit) if each.evidence else group_credit)
 
     def _with_evidence(self, group: RolloutGroup, group_credit: GroupCredit, credit: Credit) -> GroupCredit:
@@ -276,10 +276,10 @@ def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float
     return {f"{rule.name}/{name}": value for name, value in metrics.items()}
 
 
-def step_warnings(metrics: Mapping[str, float], told: set[str]) -> list[str]:
+def step_warnings(metrics: Mapping[str, float], earlier: set[str]) -> list[str]:
     """Return the problems that a step's metrics show, of any rule: one line each.
 
-    A small `cost_spread` is told once in a run: `told` holds the metrics that were told, and grows.
+    A small `cost_spread` is told once in a run: `earlier` holds the metrics of earlier warnings, and grows.
 
     >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25}, set())
     ['mine: 25.00% of the transport problems did not reach their tolerance']
@@ -292,8 +292,8 @@ def step_warnings(metrics: Mapping[str, float], told: set[str]) -> list[str]:
     lines = [f"{rule}: {problems[what].format(value)}" for rule, what, value in named if value and what in problems]
     for rule, what, value in named:
         name = f"{rule}/{what}"
-        if what == "cost_spread" and value < LEAST_SPREAD and name not in told:
-            told.add(name)
+        if what == "cost_spread" and value < LEAST_SPREAD and name not in earlier:
+            earlier.add(name)
             lines.append(
                 f"{name} is {value:.2g}, below {LEAST_SPREAD:g}: costs between tokens of opposite outcomes differ by "
                 f"little more than epsilon, so weights hardly tell tokens apart; lower {rule}.epsilon_rel, or set "

@@ -77,8 +77,8 @@ def _outside(place: str, arguments: Mapping[str, object], where: str) -> Rule:
     try:
         return rule_class(**arguments)
     except Exception as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise ValueError(f"{where}: {class_name}({given}) raised {type(error).__name__}: {error}; {remedy}") from error
+        text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        raise ValueError(f"{where}: {class_name}({text}) raised {type(error).__name__}: {error}; {remedy}") from error
 
 
 def _wrong_argument(rule_class: type, arguments: Mapping[str, object]) -> str:

@@ -90,8 +90,8 @@ CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
 class _HasTensors:
     def tensors(self) -> dict[str, Sequence[torch.Tensor]]:
         """Return the tensors that the rule gave, by their names in `CREDIT_TENSORS`."""
-        given = {name: getattr(self, name) for name in CREDIT_TENSORS}
-        return {name: tensors for name, tensors in given.items() if tensors is not None}
+        tensors = {name: getattr(self, name) for name in CREDIT_TENSORS}
+        return {name: rows for name, rows in tensors.items() if rows is not None}
 
 
 @dataclass(frozen=True)

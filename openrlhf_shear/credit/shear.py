@@ -133,14 +133,14 @@ def shear_groups(
     config, search = config or ShearConfig(), search or SearchConfig()
     search.require_fits(config.window)
     prepared = _prepared(groups, config)
-    given = [[part for part in of_group or () if part is not None] for of_group in parts or [()] * len(prepared)]
-    wanted = [group for group, made in zip(prepared, given, strict=True) if group.is_mixed and not made]
+    ready = [[part for part in of_group or () if part is not None] for of_group in parts or [()] * len(prepared)]
+    wanted = [group for group, own in zip(prepared, ready, strict=True) if group.is_mixed and not own]
     searched = {}
     for together in _at_once(wanted, search):
         searched |= zip(map(id, together), _searched(together, config, search), strict=True)
     results = []
-    for group, made in zip(prepared, given, strict=True):
-        found = joined(made, config.aggregate, group.epsilon) if made and group.is_mixed else searched.get(id(group))
+    for group, own in zip(prepared, ready, strict=True):
+        found = joined(own, config.aggregate, group.epsilon) if own and group.is_mixed else searched.get(id(group))
         results.append(_weighed(group, found, config))
     return results
 

@@ -149,11 +149,12 @@ def credited_groups(
     for row in (*rows, *(row for row in exchanged if row.group in cut and row.rollout not in own)):
         members[row.group].append(row)
     device = _device(rows)
-    given = [_group(rule, numbers[group], ours, step, device) for group, ours in members.items()]
-    whole, rollouts = [replace(group, **shared) for group, _ in given], [rollouts for _, rollouts in given]
-    made = [credit for credit, _ in (weighed(rule, whole, rollouts) if whole else ())]  # a rank may have padding alone
-    groups = gather([credit for credit in made if credit.rollouts[0] in own])
-    seconds = max(gather([sum(credit.seconds for credit in made)]))
+    pairs = [_group(rule, numbers[group], ours, step, device) for group, ours in members.items()]
+    whole, rollouts = [replace(group, **shared) for group, _ in pairs], [rollouts for _, rollouts in pairs]
+    # A rank may have padding alone.
+    credits = [credit for credit, _ in (weighed(rule, whole, rollouts) if whole else ())]
+    groups = gather([credit for credit in credits if credit.rollouts[0] in own])
+    seconds = max(gather([sum(credit.seconds for credit in credits)]))
     return groups, step_metrics(rule, groups, seconds)
 
 

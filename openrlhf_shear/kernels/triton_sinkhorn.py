@@ -145,10 +145,10 @@ class TritonBatch:
         for first in range(0, height, step):
             rows = slice(first, min(first + step, height))
             with torch.autocast(self._device.type, enabled=False):
-                made = products(x.factor[rows], y.factor)
+                inner = products(x.factor[rows], y.factor)
             with _on(self._device):
-                triton_costs.finish_costs[(triton.cdiv(len(made), _COST_ROWS), len(ends) - 1)](
-                    made, len(made), width, tokens[rows], other_tokens, x.norms[rows], y.norms, ends,
+                triton_costs.finish_costs[(triton.cdiv(len(inner), _COST_ROWS), len(ends) - 1)](
+                    inner, len(inner), width, tokens[rows], other_tokens, x.norms[rows], y.norms, ends,
                     tile.a.scale, self.epsilon, x.cancellation, tile.cost[rows], logs[first:], height,
                     HIDDEN=hidden, BLOCK_N=_COST_ROWS, BLOCK_M=block, LOGS=with_logs,
                     BLOCK_D=max(1, _NEAR_ENTRIES // (_COST_ROWS * block)),

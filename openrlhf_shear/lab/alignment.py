@@ -35,8 +35,8 @@ class Truth:
 def known_truth(settings: LabSettings, start: Path, continuations: int) -> Truth:
     """Return the start policy's rollouts of held-out problems, and the values of their prefixes under that policy."""
     known = known_rollouts(settings, start)
-    given = known.models.policy, known.models.task, known.problems, known.rollouts, known.reading.log_probs
-    values, vine = (prefix_values(*given, number, SEED + 1 + i) for i, number in enumerate((continuations, VINE)))
+    inputs = known.models.policy, known.models.task, known.problems, known.rollouts, known.reading.log_probs
+    values, vine = (prefix_values(*inputs, number, SEED + 1 + i) for i, number in enumerate((continuations, VINE)))
     return Truth(known, values, vine)
 
 
@@ -100,10 +100,10 @@ def _mean(weights: np.ndarray, total: np.ndarray, rows: np.ndarray) -> np.ndarra
 
 
 def _rho(advantages: Sequence[float], credit: Sequence[float]) -> float:
-    truth, given = np.array(advantages, dtype=float), np.array(credit, dtype=float)
+    truth, credits = np.array(advantages, dtype=float), np.array(credit, dtype=float)
     if len(truth) < 3 or np.ptp(truth) == 0:
         return np.nan
-    return 0.0 if np.ptp(given) == 0 else spearman_of(truth, given)
+    return 0.0 if np.ptp(credits) == 0 else spearman_of(truth, credits)
 
 
 def prediction(

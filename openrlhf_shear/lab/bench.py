@@ -34,7 +34,7 @@ _SEED = 7_000_000  # of these problems
 _SHARED = ("rule", "task", "version", "start", "setting")  # of rows of one rule, apart from its rate and its seeds
 _OF_ROLLOUTS = ("correlation", "correlation_correct", "correlation_incorrect", "ceiling", "continuations", "exact")
 _OF_ROLLOUTS += ("largest", "share", "measured")
-_VALUES = 1  # version of the computation of `Truth`; files of others are not read
+_VALUES = 2  # version of the computation of `Truth`; files of others are not read
 
 
 def task_version(settings: LabSettings, start: Path) -> str:
@@ -150,8 +150,8 @@ def measured_before(row: Mapping, file: Path) -> dict:
     """
     for earlier in read_rows(file):
         if earlier["correlation"] and all(earlier[name] == row[name] for name in (*_SHARED, "knobs")):
-            made = {name: earlier[name] for name in ("commit", "command", "machine", "versions")}
-            return {"measured": made} | {name: earlier[name] for name in _OF_ROLLOUTS if name in earlier}
+            origin = {name: earlier[name] for name in ("commit", "command", "machine", "versions")}
+            return {"measured": origin} | {name: earlier[name] for name in _OF_ROLLOUTS if name in earlier}
     return {}
 
 

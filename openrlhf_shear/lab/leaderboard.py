@@ -117,13 +117,13 @@ def boards(rows: Iterable[Mapping], versions: Mapping[str, str]) -> list[Board]:
     groups: dict[str, list[dict]] = {}
     for row in rows:
         groups.setdefault(_title(row), []).append(dict(row))
-    made = []
+    result = []
     for title, group in groups.items():
         first = group[0]
         current = versions.get(first["task"]) == first["version"]
         group.sort(key=_place)
-        made.append(Board(title if current else f"{title}; {OTHER}", current, group))
-    return sorted(made, key=lambda board: (not board.current, -len(board.rows), board.title))
+        result.append(Board(title if current else f"{title}; {OTHER}", current, group))
+    return sorted(result, key=lambda board: (not board.current, -len(board.rows), board.title))
 
 
 def _place(row: Mapping) -> tuple[bool, float, str]:
@@ -132,7 +132,7 @@ def _place(row: Mapping) -> tuple[bool, float, str]:
     return not row["difference"] and row["rule"] != BASELINE, -gain["mean"], row["rule"]
 
 
-def markdown(made: Sequence[Board], page: str) -> str:
+def markdown(boards: Sequence[Board], page: str) -> str:
     """Return the page with the largest board of each task between `BEGIN` and `END`, of seeds that judge.
 
     Raises ValueError: the page lacks these two lines.
@@ -141,20 +141,20 @@ def markdown(made: Sequence[Board], page: str) -> str:
     _, end, after = after.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no place for the tables; add the lines {BEGIN} and {END}")
-    largest = {board.rows[0]["task"]: board for board in reversed(made) if not is_tried(board.rows[0])}
+    largest = {board.rows[0]["task"]: board for board in reversed(boards) if not is_tried(board.rows[0])}
     parts = [
         "\n\n".join([f"### {board.title}", PRINTED, board.short_table.to_markdown(), *board.notes]) + "\n"
-        for board in made
+        for board in boards
         if board is largest.get(board.rows[0]["task"])
     ]
     return before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after
 
 
-def html(made: Sequence[Board]) -> str:
+def html(boards: Sequence[Board]) -> str:
     """Return the page that sorts the tables by a click on a column's title."""
     template, style = ((HERE / f"leaderboard.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
-    details = [list(_details(board.rows)) for board in made]
-    shown = list(zip(made, details, strict=True))
+    details = [list(_details(board.rows)) for board in boards]
+    shown = list(zip(boards, details, strict=True))
     return render(template, style, sorting(), "Credit bench", header=HEADER, boards=shown)
 
 
@@ -163,10 +163,10 @@ def _title(row: Mapping) -> str:
     measure = "mean of the evaluations" if row["measure"] == EVALUATED else "mean accuracy of the steps"
     default = LabSettings(task=row["task"]).of_a_run()
     own = {name: value for name, value in row["setting"].items() if default.get(name) != value and name != "task"}
-    told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in own.items())
+    knobs = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in own.items())
     rate = f"{BASELINE} at {row['baseline_learning_rate']:g}"
     of = f"{row['task'].capitalize()}, version {row['version']}, start policy {row['start']}"
-    return "; ".join(filter(None, (of, told, rate, measure, is_tried(row) and TRIALS)))
+    return "; ".join(filter(None, (of, knobs, rate, measure, is_tried(row) and TRIALS)))
 
 
 def _cells(row: Mapping) -> list[Shown]:
@@ -204,9 +204,9 @@ def _paired(row: Mapping, name: str) -> Paired | None:
 def _details(rows: Iterable[Mapping]) -> Iterator[dict]:
     """Yield what the page shows of each row below the table: where its numbers come from."""
     for row in rows:
-        runs = [_made(made) for made in row["runs"]]
-        yield {"rule": row["rule"], "row": _made(row.get("measured") or row), "runs": runs}
+        runs = [_origin(run) for run in row["runs"]]
+        yield {"rule": row["rule"], "row": _origin(row.get("measured") or row), "runs": runs}
 
 
-def _made(of: Mapping) -> str:
+def _origin(of: Mapping) -> str:
     return f"{of['commit']}, {of['machine']}: {of['command']}"

@@ -255,8 +255,8 @@ def read_reward(output: object) -> Verdict:
     if output.get("failed"):  # from `openrlhf_shear.rewards.server`
         return _told(output["failed"])
     if "rewards" not in output:
-        given = ", ".join(map(str, output)) or "nothing"
-        return Verdict(None, failure=Failure.NONE, detail=f"rewards is missing: the dict has {given}"[:500])
+        names = ", ".join(map(str, output)) or "nothing"
+        return Verdict(None, failure=Failure.NONE, detail=f"rewards is missing: the dict has {names}"[:500])
     try:
         reward = _number(output["rewards"], "rewards")
         score = reward if output.get("scores") is None else _number(output["scores"], "scores")

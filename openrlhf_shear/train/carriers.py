@@ -108,7 +108,7 @@ class Batch:
     """Rollouts of a step, with the run's place in the data after them: `sampling/` makes it, `run/` trains on it.
 
     Example: an episode has 40 prompts, and a step 8 prompts of 4 rollouts. The episode's last batch has 32 samples,
-    counts with dispatched 32, place (0, 40), first_episode 0, and nothing in `kept`.
+    counts with dispatched 32, place (0, 40), first_episode 0, and nothing in `reserve`.
     """
 
     samples: list["Experience"]  # whole groups in prompt order; empty if nothing passed the filter
@@ -116,8 +116,8 @@ class Batch:
     counts: Accounts  # counts of all rollouts sampled for it
     seconds: float  # duration of the generation
     place: tuple[int, int]  # the episode, and the number of its consumed prompts
-    first_episode: int  # of the oldest rollouts here and in `kept`
-    kept: list["Experience"]  # accepted rollouts for later batches
+    first_episode: int  # of the oldest rollouts here and in `reserve`
+    reserve: list["Experience"]  # accepted rollouts for later batches
     last: bool  # whether no prompt of the run is left
 
 

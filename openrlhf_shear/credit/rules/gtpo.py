@@ -58,10 +58,10 @@ class GtpoRule(CreditRule):
             praise = self.rewards([group.entropies[i] for i in right])
             blame = [-row for row in self.rewards([group.entropies[i] for i in wrong], inverse=True)]
             if self.config.normalize == "apart":
-                made = normalized(praise) + normalized(blame)
+                rows = normalized(praise) + normalized(blame)
             else:
-                made = normalized(praise + blame)
-            for i, row in zip(right + wrong, made, strict=True):
+                rows = normalized(praise + blame)
+            for i, row in zip(right + wrong, rows, strict=True):
                 advantages[i] = row.float()
         return Credit(metrics={"mixed_groups": float(mixed)}, advantages=advantages)
 

@@ -51,9 +51,9 @@ class OtbRule(CreditRule):
         rated = [i for i, reward in enumerate(group.rewards) if not math.isnan(reward) and group.lengths[i]]
         if not rated:
             return Credit(advantages=advantages)
-        made = [energies(group.lm_head, group.source_states[i], group.token_ids[i]) for i in rated]
-        there = pad_sequence([torch.ones(len(row)) for row in made], batch_first=True).double()
-        energy = pad_sequence([row.cumsum(0) for row in made], batch_first=True)
+        rows = [energies(group.lm_head, group.source_states[i], group.token_ids[i]) for i in rated]
+        there = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True).double()
+        energy = pad_sequence([row.cumsum(0) for row in rows], batch_first=True)
         shares = torch.where(energy.sum(0) > 0, energy, there)
         shares /= shares.sum(0)
         rewards = torch.tensor([group.rewards[i] for i in rated], dtype=torch.float64)
@@ -62,7 +62,7 @@ class OtbRule(CreditRule):
             values = torch.where(there.sum(0) == 1, rewards[:, None], values)
         for i, row in zip(rated, values, strict=True):
             advantages[i] = row[: group.lengths[i]].float()
-        return Credit(metrics={"energy": torch.cat(made).mean().item()}, advantages=advantages)
+        return Credit(metrics={"energy": torch.cat(rows).mean().item()}, advantages=advantages)
 
 
 def energies(head: LMHead, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -73,8 +73,8 @@ def energies(head: LMHead, states: torch.Tensor, ids: torch.Tensor) -> torch.Ten
     >>> energies(LMHead(torch.zeros(4, 2)), torch.ones(1, 2), torch.tensor([3])).item()
     0.75
     """
-    made = [torch.empty(0, dtype=torch.float64)]
+    parts = [torch.empty(0, dtype=torch.float64)]
     for tokens, log_probs in head.chunks(states):
         others = log_probs.exp().scatter_(1, ids[tokens, None].to(log_probs.device), 0.0)
-        made.append((others.sum(1).square() + others.square().sum(1)).double().cpu())
-    return torch.cat(made)
+        parts.append((others.sum(1).square() + others.square().sum(1)).double().cpu())
+    return torch.cat(parts)

@@ -61,29 +61,36 @@ class Reader:
     an uninterrupted one. All passes of a problem share the keys and values of its prompt.
     """
 
-    def __init__(self, model, tokenizer, asked: PromptFormat, identity: str, folder: Path, batch_size: int = 4):
+    def __init__(self, model, tokenizer, prompt_format: PromptFormat, identity: str, folder: Path, batch_size: int = 4):
         """
         Args:
             model, tokenizer: a causal LM of transformers and its fast tokenizer.
-            asked: format of the prompts.
+            prompt_format: format of the prompts.
             identity: of the model's weights and dtype; readings are kept by it.
             batch_size: responses of a pass, at least 1.
 
         Raises ValueError: the tokenizer has no chat template and needs it, or is not fast. A tokenizer that is not fast
         does not say where its tokens are in a text.
         """
-        if asked.chat and not tokenizer.chat_template:
+        if prompt_format.chat and not tokenizer.chat_template:
             raise ValueError("--model: its tokenizer has no chat template; use --prompt-format plain")
         if not tokenizer.is_fast:
             raise ValueError(f"--model: {type(tokenizer).__name__} has no offsets; use a model with a fast tokenizer")
         self.tokenizer = tokenizer
-        self._model, self._asked, self._folder, self._batch = model, asked, folder, batch_size
-        self._identity = repr((VERSION, identity, asked, batch_size))
+        self._model, self._format, self._folder, self._batch = model, prompt_format, folder, batch_size
+        self._identity = repr((VERSION, identity, prompt_format, batch_size))
         self._last: tuple[list[int], Any] = [], None  # the prompt that was read last, and its keys and values
 
     @classmethod
     def load(
-        cls, name: str, asked: PromptFormat, dtype: str, device: str, trusted: bool, folder: Path, batch_size: int
+        cls,
+        name: str,
+        prompt_format: PromptFormat,
+        dtype: str,
+        device: str,
+        trusted: bool,
+        folder: Path,
+        batch_size: int,
     ) -> Self:
         """Load a model by its folder or hub id, in evaluation mode."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -91,7 +98,7 @@ class Reader:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted)
         kind = getattr(torch, dtype)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=kind, trust_remote_code=trusted).to(device).eval()
-        return cls(model, tokenizer, asked, f"{fingerprint(model)} {dtype} {device}", folder, batch_size)
+        return cls(model, tokenizer, prompt_format, f"{fingerprint(model)} {dtype} {device}", folder, batch_size)
 
     def read(self, responses: Sequence[Response]) -> list[ResponseReading]:
         """Return the readings of responses to one problem, in order; only those that are not kept are computed.
@@ -114,7 +121,7 @@ class Reader:
 
     @torch.no_grad()
     def _pass(self, responses: Sequence[Response]) -> Iterator[ResponseReading]:
-        prompt = prompt_ids(self.tokenizer, self._asked.text(self.tokenizer, responses[0].problem))
+        prompt = prompt_ids(self.tokenizer, self._format.text(self.tokenizer, responses[0].problem))
         # The last token of the prompt is read again, since it predicts the first token of a response. The state of a
         # recurrent model cannot be shared.
         shared = 0 if getattr(self._model, "_is_stateful", False) else len(prompt) - 1
@@ -125,9 +132,9 @@ class Reader:
         rows = [torch.tensor(prompt[shared:] + each["input_ids"]) for each in encoded]
         ids = pad_sequence(rows, batch_first=True).to(self._model.device)  # padding comes last: nothing attends to it
         attended = pad_sequence([torch.ones(shared + len(row), dtype=torch.int64) for row in rows], batch_first=True)
-        asked = {"attention_mask": attended.to(ids.device), "past_key_values": self._past(prompt[:shared], len(rows))}
+        inputs = {"attention_mask": attended.to(ids.device), "past_key_values": self._past(prompt[:shared], len(rows))}
         with captured_lm_head_input(self._model) as captured:
-            logits = self._model(input_ids=ids, use_cache=shared > 0, **asked).logits
+            logits = self._model(input_ids=ids, use_cache=shared > 0, **inputs).logits
         for i, (row, each, response) in enumerate(zip(rows, encoded, responses, strict=True)):
             own = slice(len(prompt) - shared, len(row))
             predicted = logits[i, own.start - 1 : own.stop - 1].float().log_softmax(-1)

@@ -100,13 +100,13 @@ def comparable(groups: Sequence[ResponseGroup], limit: int | None = None) -> lis
 
     Raises ValueError: there is no such group.
     """
-    kept = [g for g in groups if g.is_mixed and any(each.is_marked and each.label > 0 for each in g.responses)]
-    if not kept:
+    usable = [g for g in groups if g.is_mixed and any(each.is_marked and each.label > 0 for each in g.responses)]
+    if not usable:
         raise ValueError(
             f"--responses: none of {len(groups)} problems has both a right response and a wrong response that goes "
             "wrong after its first step; add files with more responses to the same problems"
         )
-    return kept[:limit]
+    return usable[:limit]
 
 
 def _of_row(row: Mapping[str, Any]) -> Iterator[Response]:

@@ -87,9 +87,9 @@ def lift(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Estimate:
 
 def _lift(traces: Sequence[Trace], shares: np.ndarray, chances: np.ndarray, bootstrap: Bootstrap) -> Estimate:
     problems, number = problem_codes([trace.group for trace in traces])
-    kept = np.isfinite(shares) & np.isfinite(chances)
-    above, below = (np.bincount(problems, np.where(kept, values, 0), number) for values in (shares, chances))
-    rows = np.bincount(problems, kept, number)
+    finite = np.isfinite(shares) & np.isfinite(chances)
+    above, below = (np.bincount(problems, np.where(finite, values, 0), number) for values in (shares, chances))
+    rows = np.bincount(problems, finite, number)
 
     def value(weights: np.ndarray) -> np.ndarray:
         return ratio(weights @ above, weights @ below)
@@ -141,8 +141,8 @@ def _control(weights: Sequence[float], tokens: range) -> tuple[float, float, flo
 
 def _means(rows: Sequence[Sequence[float]], columns: int) -> list[float]:
     """Return the mean of the finite values of each column; NaN without any."""
-    kept = [[row[i] for row in rows if np.isfinite(row[i])] for i in range(columns)]
-    return [float(np.mean(values)) if values else np.nan for values in kept]
+    finite = [[row[i] for row in rows if np.isfinite(row[i])] for i in range(columns)]
+    return [float(np.mean(values)) if values else np.nan for values in finite]
 
 
 def _contrast(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Analysis:

@@ -150,7 +150,7 @@ ESCAPES_OF_A_PROGRAM = {
     "order of the disk": ("call(251, 1, os.getppid(), 0x6007)", "seccomp: ioprio_set"),
     "a process that stays": ("os.fork()", "seccomp: clone"),
     "another program": ("os.execv(sys.executable, ['python', '-c', '']) or True", "seccomp: execve"),
-    "descriptors of the runner": ("kept()", "closed before"),
+    "descriptors of the runner": ("descriptors()", "closed before"),
     "the runner's pipes": ("[fd for fd in range(91, 1000) if wrote(fd)]", "closed before"),
 }
 # name: (what a program leaves, what the next grade's program finds, what prevents it)

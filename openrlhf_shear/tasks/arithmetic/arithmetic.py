@@ -9,8 +9,8 @@ from openrlhf_shear.tasks.arithmetic.solutions import check
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
     """Grade responses by OpenRLHF's reward interface: 1.0 for the right final answer, else 0.0.
 
-    The result holds floats for one query, lists for several. extra_logs (see `solutions.Check`) are `lucky`, 1.0 for
-    the right answer through a wrong chain; `first_error`, -1.0 without an error; and `miscopied`.
+    The result holds floats for one query, lists for several. extra_logs (see `solutions.SolutionCheck`) are `lucky`,
+    1.0 for the right answer through a wrong chain; `first_error`, -1.0 without an error; and `miscopied`.
 
     Raises ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
     """
@@ -30,7 +30,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
 
 
 def first_error(prompt: str, decoded: str) -> int | None:
-    """Return `Check.first_error` of a decoded response; None if the prompt is of another task."""
+    """Return `SolutionCheck.first_error` of a decoded response; None if the prompt is of another task."""
     try:
         problem = parse_problem(prompt)
     except ValueError:

@@ -7,8 +7,8 @@ under its letter, in either operand order and after 0-2 random filler characters
     response   a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56
 
 One character is one token, so an index into the response text is also a token index. All operations are one-to-one
-modulo 100: a wrong value stays wrong unless a later step errs again. Studies that hold the `Problem` itself can use
-other numbers of operations and fillers. `parse_problem`, and so the reward, reads prompts of seven operations only.
+modulo 100: a wrong value stays wrong unless a later step errs again. Studies that hold the `ChainProblem` itself can
+use other numbers of operations and fillers. `parse_problem`, and so the reward, reads prompts of seven operations only.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ FRUITLESS_DRAWS = 500_000  # a problem of one operation (20,100 exist) comes at 
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A start value and up to twelve operations on it: `Problem(37, (("+", 45), ("x", 7)))` asks 37a+45bx7=."""
+class ChainProblem:
+    """A start value and up to twelve operations on it: `ChainProblem(37, (("+", 45), ("x", 7)))` asks 37a+45bx7=."""
 
     start: int
     operations: tuple[tuple[str, int], ...]
@@ -84,7 +84,7 @@ def different_problems(operations: int = STEPS) -> int:
     return MODULUS * (2 * (MODULUS - 1) + len(MULTIPLIERS)) ** operations
 
 
-def make_problems(n: int, seed: int, split: str = "train", operations: int = STEPS) -> list[Problem]:
+def make_problems(n: int, seed: int, split: str = "train", operations: int = STEPS) -> list[ChainProblem]:
     """Make `n` different problems with `operations`, the same for the same arguments.
 
     The prompt decides the split of a problem (one in 16 is held out), so "train" and "heldout" never share a problem,
@@ -100,13 +100,13 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
         raise ValueError(f"the number of problems must not be negative: got {n}")
     room = different_problems(operations)
     rng, fruitless = random.Random(f"{split}:{seed}"), 0
-    problems: dict[str, Problem] = {}
+    problems: dict[str, ChainProblem] = {}
     while len(problems) < n:
         if n > room or fruitless > FRUITLESS_DRAWS:
             raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
         signs = [rng.choice("+-x") for _ in range(operations)]
         chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
-        problem = Problem(rng.randrange(MODULUS), chain)
+        problem = ChainProblem(rng.randrange(MODULUS), chain)
         fruitless += 1
         if split_of(problem.prompt) == split and problem.prompt not in problems:
             problems[problem.prompt] = problem
@@ -119,7 +119,7 @@ def split_of(prompt: str) -> str:
     return "heldout" if hashlib.sha256(prompt.encode()).digest()[0] < 16 else "train"
 
 
-def parse_problem(text: str) -> Problem:
+def parse_problem(text: str) -> ChainProblem:
     """Return the last problem in `text`, which may also hold a chat template or an instruction.
 
     Raises ValueError: `text` holds no problem of this task.
@@ -132,7 +132,7 @@ def parse_problem(text: str) -> Problem:
         )
     start, chain = prompts[-1].groups()
     operations = tuple((m[1] or m[3], int(m[2] or m[4])) for m in _OPERATION.finditer(chain))
-    return Problem(int(start), operations)
+    return ChainProblem(int(start), operations)
 
 
 def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from openrlhf_shear.tasks.arithmetic.problems import Problem
+from openrlhf_shear.tasks.arithmetic.problems import ChainProblem
 from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) 
 
 
 def sampled_accuracy(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int, max_new_tokens: int
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[ChainProblem], seed: int, max_new_tokens: int
 ) -> Accuracy:
     """Sample one response a problem and return their accuracy."""
     ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=max_new_tokens)

@@ -6,11 +6,11 @@ order of operands decide nothing; a result's first digit does. No value is wrong
 
 import re
 
-from openrlhf_shear.tasks.arithmetic.problems import FILLERS, LETTERS, Problem, operand
+from openrlhf_shear.tasks.arithmetic.problems import FILLERS, LETTERS, ChainProblem, operand
 from openrlhf_shear.tasks.situation import LOST, Situation
 
 
-def situations(problem: Problem, text: str) -> list[Situation]:
+def situations(problem: ChainProblem, text: str) -> list[Situation]:
     """Return the situation before each character and after the last (`len(text) + 1`).
 
     The key is the number of finished steps and the value of the last, with the first digit of a result at which the
@@ -32,7 +32,7 @@ def situations(problem: Problem, text: str) -> list[Situation]:
     return found + [LOST] * (len(text) + 1 - len(found))
 
 
-def _within(problem: Problem, step: int, value: int, partial: str) -> Situation | None:
+def _within(problem: ChainProblem, step: int, value: int, partial: str) -> Situation | None:
     """Return the situation in a step, or in the answer, from its text so far; None where the text is neither."""
     if step == len(problem.operations):
         return Situation((step, value)) if f"#{value:02d}".startswith(partial) else None

@@ -10,7 +10,7 @@ from openrlhf_shear.tasks.arithmetic.problems import (
     FILLERS,
     LETTERS,
     STEPS,
-    Problem,
+    ChainProblem,
     check_knobs,
     operand,
     parse_problem,
@@ -23,7 +23,7 @@ _LONGEST_END = len("#56") + 1  # with the end-of-text token
 
 
 @dataclass(frozen=True)
-class Check:
+class SolutionCheck:
     """Comparison of a response with the true chain.
 
     `first_error` is the index (character = token) of the first wrong character of the first wrong step, or of the final
@@ -50,7 +50,7 @@ def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
     return math.ceil(MAX_RESPONSE_TOKENS * longest / (STEPS * (2 + _LONGEST_STEP) + _LONGEST_END))
 
 
-def write_solution(problem: Problem, rng: random.Random, fillers: int = 2) -> str:
+def write_solution(problem: ChainProblem, rng: random.Random, fillers: int = 2) -> str:
     """Write a right response; `rng` draws the operand orders, and at most `fillers` fillers before each step.
 
     Raises ValueError: `fillers` is negative.
@@ -63,25 +63,25 @@ def write_solution(problem: Problem, rng: random.Random, fillers: int = 2) -> st
     return "".join(parts) + "#" + problem.answer
 
 
-def check(problem: Problem | str, response: str) -> Check:
+def check(problem: ChainProblem | str, response: str) -> SolutionCheck:
     """Compare a response (any text, without the end-of-text token) with the true chain.
 
     A step is right if it has the form of this step and its result is right; any number of fillers may precede it.
 
     >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a37+45=82;b7x82=84;")
-    Check(correct=False, first_error=16, miscopied=0)
+    SolutionCheck(correct=False, first_error=16, miscopied=0)
 
     >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a36+45=82;b7x82=84;")
-    Check(correct=False, first_error=16, miscopied=1)
+    SolutionCheck(correct=False, first_error=16, miscopied=1)
 
     Raises ValueError: `problem` is a text that holds no problem. No response raises.
     """
     if isinstance(problem, str):
         problem = parse_problem(problem)
-    return Check(response.endswith("#" + problem.answer), *_first_error(problem, response))
+    return SolutionCheck(response.endswith("#" + problem.answer), *_first_error(problem, response))
 
 
-def _step_forms(problem: Problem) -> Iterator[tuple[str, str]]:
+def _step_forms(problem: ChainProblem) -> Iterator[tuple[str, str]]:
     """Yield the two right ways to write each step."""
     values = problem.values
     for letter, (sign, b), before, after in zip(LETTERS, problem.operations, values, values[1:], strict=False):
@@ -90,7 +90,7 @@ def _step_forms(problem: Problem) -> Iterator[tuple[str, str]]:
         yield letter + a + sign + b_text + result, letter + swapped + result
 
 
-def _first_error(problem: Problem, response: str) -> tuple[int | None, int]:
+def _first_error(problem: ChainProblem, response: str) -> tuple[int | None, int]:
     """Return the index of the first error, and the number of miscopied steps before it."""
     at = miscopied = 0
     for forms in _step_forms(problem):

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, STEPS, Problem, make_problems
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, STEPS, ChainProblem, make_problems
 from openrlhf_shear.tasks.arithmetic.sampling import response_text
 from openrlhf_shear.tasks.arithmetic.situations import situations
-from openrlhf_shear.tasks.arithmetic.solutions import Check, check, max_response_tokens, write_solution
+from openrlhf_shear.tasks.arithmetic.solutions import SolutionCheck, check, max_response_tokens, write_solution
 from openrlhf_shear.tasks.situation import Situation
 
 SHIPPED_FILLERS = 2
@@ -39,16 +39,16 @@ class ArithmeticTask:
     def budget(self) -> int:
         return max_response_tokens(self.operations, self.fillers)
 
-    def problems(self, n: int, seed: int, split: str = "train") -> list[Problem]:
+    def problems(self, n: int, seed: int, split: str = "train") -> list[ChainProblem]:
         return make_problems(n, seed, split, self.operations)
 
-    def check(self, tokenizer, problem: Problem, ids) -> Check:
+    def check(self, tokenizer, problem: ChainProblem, ids) -> SolutionCheck:
         return check(problem, response_text(tokenizer, ids))
 
-    def situations(self, tokenizer, problem: Problem, ids) -> list[Situation]:
+    def situations(self, tokenizer, problem: ChainProblem, ids) -> list[Situation]:
         return situations(problem, response_text(tokenizer, ids))
 
-    def written(self, problem: Problem, rng: random.Random) -> str:
+    def written(self, problem: ChainProblem, rng: random.Random) -> str:
         return write_solution(problem, rng, self.fillers)
 
     def shipped(self) -> Path:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokeniz
 from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, Range, knob
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer
-from openrlhf_shear.tasks.arithmetic.problems import LETTERS, STEPS, Problem, different_problems, make_problems
+from openrlhf_shear.tasks.arithmetic.problems import LETTERS, STEPS, ChainProblem, different_problems, make_problems
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_accuracy
 from openrlhf_shear.tasks.arithmetic.solutions import max_response_tokens, write_solution
 
@@ -121,7 +121,7 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
     return WarmUpResult(model, tokenizer, final, step, seconds, reached)
 
 
-def train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, fillers: int) -> float:
+def train_step(model, tokenizer, optimizer, problems: list[ChainProblem], rng: random.Random, fillers: int) -> float:
     responses = [write_solution(problem, rng, fillers) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     # Padding is on the right, so with causal attention no token that has a label sees it.

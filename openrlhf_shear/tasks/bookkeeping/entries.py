@@ -19,7 +19,15 @@ import torch
 
 from openrlhf_shear.tasks.arithmetic.problems import EOS
 from openrlhf_shear.tasks.bookkeeping.forms import OTHER, PLAIN, Form, Template
-from openrlhf_shear.tasks.bookkeeping.stories import DIRECTION, MISCONCEPTIONS, MOST, ROW, Problem, Transfer, state_text
+from openrlhf_shear.tasks.bookkeeping.stories import (
+    DIRECTION,
+    MISCONCEPTIONS,
+    MOST,
+    ROW,
+    StoryProblem,
+    Transfer,
+    state_text,
+)
 
 Q = 1 / 3  # probability of a misconception at a fork, and of its twin: all three ways are equally likely
 
@@ -38,7 +46,7 @@ class Fork:
 
 
 @dataclass(frozen=True)
-class Check:
+class EntryCheck:
     """Comparison of a response with the truth. Indices count words, which are tokens."""
 
     correct: bool  # the response ends with the true balances, for which the reward pays
@@ -55,7 +63,7 @@ class OutOfWords(Exception):
     """Error of a wrong balance that no word of the vocabulary stands for."""
 
 
-def walk(problem: Problem, form: Form = PLAIN) -> Iterator[Fork]:
+def walk(problem: StoryProblem, form: Form = PLAIN) -> Iterator[Fork]:
     """Yield the forks of a response, word by word; the caller sends each chosen word.
 
     After a misconception, the forks agree with it. After any other wrong word, the forks have no meaning.
@@ -151,7 +159,7 @@ class _Sums:
                 raise OutOfWords
 
 
-def write_entries(problem: Problem, rng: random.Random, q: float = Q, form: Form = PLAIN) -> str:
+def write_entries(problem: StoryProblem, rng: random.Random, q: float = Q, form: Form = PLAIN) -> str:
     """Write a response whose forks are misconceptions and twins with probability `q` each; with q = 0 it is right."""
     while True:
         try:
@@ -160,7 +168,7 @@ def write_entries(problem: Problem, rng: random.Random, q: float = Q, form: Form
             continue
 
 
-def _drawn(problem: Problem, rng: random.Random, q: float, form: Form) -> list[str]:
+def _drawn(problem: StoryProblem, rng: random.Random, q: float, form: Form) -> list[str]:
     forks, words = walk(problem, form), []
     fork = next(forks)
     while fork is not None:
@@ -177,7 +185,7 @@ def sent(forks: Iterator[Fork], word: str) -> Fork | None:
         return None
 
 
-def check(problem: Problem, words: Sequence[str], form: Form = PLAIN) -> Check:
+def check(problem: StoryProblem, words: Sequence[str], form: Form = PLAIN) -> EntryCheck:
     """Compare the words of a response (without the end-of-text token) with the truth. No response raises.
 
     A right response that stops early errs at its end-of-text token; a response that continues after the end errs there.
@@ -188,11 +196,11 @@ def check(problem: Problem, words: Sequence[str], form: Form = PLAIN) -> Check:
     fork = next(forks)
     for i, word in enumerate(words):
         if fork is None or word not in fork.right:
-            return Check(correct, i, fork is not None and word == fork.misconception, tuple(twins))
+            return EntryCheck(correct, i, fork is not None and word == fork.misconception, tuple(twins))
         if fork.misconception and word == fork.right[-1]:
             twins.append(i)
         fork = sent(forks, word)
-    return Check(correct, None if fork is None else len(words), False, tuple(twins))
+    return EntryCheck(correct, None if fork is None else len(words), False, tuple(twins))
 
 
 def response_words(tokenizer, ids: torch.Tensor) -> list[str]:

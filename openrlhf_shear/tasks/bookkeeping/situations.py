@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from openrlhf_shear.tasks.bookkeeping.entries import OutOfWords, sent, walk
 from openrlhf_shear.tasks.bookkeeping.forms import PLAIN, Form
-from openrlhf_shear.tasks.bookkeeping.stories import DIRECTION, MISCONCEPTIONS, Problem, Transfer
+from openrlhf_shear.tasks.bookkeeping.stories import DIRECTION, MISCONCEPTIONS, StoryProblem, Transfer
 from openrlhf_shear.tasks.situation import LOST, Situation
 
 Shift = tuple[int, ...]  # of each account's final balance, in the ledger's order
 
 
-def situations(problem: Problem, words: Sequence[str], form: Form = PLAIN) -> list[Situation]:
+def situations(problem: StoryProblem, words: Sequence[str], form: Form = PLAIN) -> list[Situation]:
     """Return the situation before each word and after the last (`len(words) + 1`).
 
     The key is the number of forks passed, with the shift so far: words that are not a choice at a fork with a

@@ -64,7 +64,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Problem:
+class StoryProblem:
     """Balances before the first transfer, in the ledger's order, and the transfers, in the order of the story."""
 
     balances: tuple[tuple[str, int], ...]
@@ -91,7 +91,7 @@ def state_text(balances: dict[str, int]) -> str:
     return " ".join(f"{name} {balance}" for name, balance in balances.items()) + " ."
 
 
-def make_problems(n: int, seed: int, split: str = "train", transfers: int = TRANSFERS) -> list[Problem]:
+def make_problems(n: int, seed: int, split: str = "train", transfers: int = TRANSFERS) -> list[StoryProblem]:
     """Make `n` different problems, the same for the same arguments; one in 16 prompts is held out, for any seed.
 
     Raises ValueError: `split` is unknown, or there are fewer months than transfers.
@@ -109,10 +109,10 @@ def make_problems(n: int, seed: int, split: str = "train", transfers: int = TRAN
     return list(problems.values())
 
 
-def _problem(rng: random.Random, transfers: int) -> Problem:
+def _problem(rng: random.Random, transfers: int) -> StoryProblem:
     names, first = rng.sample(NAMES, ACCOUNTS), rng.randrange(len(MONTHS))
     months = (MONTHS[(first + i) % len(MONTHS)] for i in range(transfers))
-    return Problem(
+    return StoryProblem(
         tuple((name, rng.choice(STARTS)) for name in names),
         tuple(_transfer(rng, month, names) for month in months),
     )

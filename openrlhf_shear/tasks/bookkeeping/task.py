@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.tasks.bookkeeping.entries import Check, check, response_words, write_entries
+from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, check, response_words, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import PLAIN, Form
 from openrlhf_shear.tasks.bookkeeping.situations import situations
-from openrlhf_shear.tasks.bookkeeping.stories import Problem, make_problems
+from openrlhf_shear.tasks.bookkeeping.stories import StoryProblem, make_problems
 from openrlhf_shear.tasks.situation import Situation
 
 _HERE = Path(__file__).parent
@@ -38,16 +38,16 @@ class BookkeepingTask:
     def budget(self) -> int:
         return self.form.budget
 
-    def problems(self, n: int, seed: int, split: str = "train") -> list[Problem]:
+    def problems(self, n: int, seed: int, split: str = "train") -> list[StoryProblem]:
         return make_problems(n, seed, split, self.form.transfers)
 
-    def check(self, tokenizer, problem: Problem, ids) -> Check:
+    def check(self, tokenizer, problem: StoryProblem, ids) -> EntryCheck:
         return check(problem, response_words(tokenizer, ids), self.form)
 
-    def situations(self, tokenizer, problem: Problem, ids) -> list[Situation]:
+    def situations(self, tokenizer, problem: StoryProblem, ids) -> list[Situation]:
         return situations(problem, response_words(tokenizer, ids), self.form)
 
-    def written(self, problem: Problem, rng: random.Random) -> str:
+    def written(self, problem: StoryProblem, rng: random.Random) -> str:
         return " " + write_entries(problem, rng, form=self.form)
 
     def shipped(self) -> Path:

@@ -27,10 +27,10 @@ from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sample_ids
 from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MOST_STEPS, OPEN_SHARE, SEED, TARGET, WarmUpResult, learn
-from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, response_words, write_entries
+from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, response_words, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PLAIN, Form
 from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer, take_over
-from openrlhf_shear.tasks.bookkeeping.stories import ACCOUNTS, Problem, make_problems
+from openrlhf_shear.tasks.bookkeeping.stories import ACCOUNTS, StoryProblem, make_problems
 
 RISE = 50  # steps over which the learning rate rises
 LEAST_RATE = 0.03  # fraction of the learning rate at the end of its decay
@@ -98,7 +98,7 @@ def encode_batch(
     return ids, labels
 
 
-def sampled_checks(model, tokenizer, problems: list[Problem], seed: int, form: Form) -> list[Check]:
+def sampled_checks(model, tokenizer, problems: list[StoryProblem], seed: int, form: Form) -> list[EntryCheck]:
     """Sample one response a problem, and check the responses."""
     ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=form.budget)
     return [check(problem, response_words(tokenizer, row), form) for problem, row in zip(problems, ids, strict=True)]
@@ -166,14 +166,16 @@ def _rate(step: int, since: float, decay_steps: int) -> float:
     return min(1.0, step / RISE) * max(LEAST_RATE, 1 - max(0, since) / decay_steps)
 
 
-def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
+def _measured(checks: list[EntryCheck]) -> tuple[Accuracy, float]:
     """Return the accuracy, and the fraction of the first errors that are slips."""
     errors = [result for result in checks if result.first_error is not None]
     slips = sum(not result.misconceived for result in errors)
     return Accuracy.of(checks), slips / max(len(errors), 1)
 
 
-def train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, form: Form = PLAIN) -> float:
+def train_step(
+    model, tokenizer, optimizer, problems: list[StoryProblem], rng: random.Random, form: Form = PLAIN
+) -> float:
     """Take one optimizer step on written entries; return the loss in nats a token."""
     responses = [write_entries(problem, rng, Q, form) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)

@@ -28,7 +28,7 @@ _SIGNS = {"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-"}
 
 
 @dataclass(frozen=True)
-class Check:
+class EquationCheck:
     """Result of a check."""
 
     correct: bool  # whether the final number is the answer
@@ -40,14 +40,14 @@ class Check:
         return self.correct and self.error is not None
 
 
-def check(problem: WordProblem, response: str) -> Check:
+def check(problem: WordProblem, response: str) -> EquationCheck:
     """Check a response. A false equation errs at its result, a true one that does not fit at its first operator."""
     answer = final_number(response)
     correct = answer is not None and answer == problem.answer
     wrong = next(_wrong(problem, response), None)
     if wrong is None and not correct:
         wrong = len(response) if answer is None else _last(response)
-    return Check(correct, wrong)
+    return EquationCheck(correct, wrong)
 
 
 @cache

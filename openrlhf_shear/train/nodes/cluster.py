@@ -26,25 +26,25 @@ _TELL_SECONDS = 60.0
 _TOKEN_REMEDY = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, before `ray start` on each node and here"
 
 
-def uses_cpu(asked: str) -> bool:
-    """Return whether a run with `--device` `asked` (auto, cuda or cpu) uses the CPU; print the device and the reason.
+def uses_cpu(device: str) -> bool:
+    """Return whether a run with this `--device` (auto, cuda or cpu) uses the CPU; print the device and the reason.
 
     Raises:
         RefusedError: on auto, torch was built for this machine's GPU but cannot use it, or as `asked_cluster`.
     """
     import torch  # late: the doctor reports a broken torch, and does not call this
 
-    if asked != "auto":
-        reason = f"--device {asked}"
+    if device != "auto":
+        reason = f"--device {device}"
     elif torch.cuda.is_available():
-        asked, reason = "cuda", "CUDA is available"
+        device, reason = "cuda", "CUDA is available"
     elif asked_cluster() and _cluster_has_accelerators():
-        asked, reason = "cuda", "the Ray cluster announces GPUs"
+        device, reason = "cuda", "the Ray cluster announces GPUs"
     else:
-        asked, reason = "cpu", NO_CUDA_HINT
+        device, reason = "cpu", NO_CUDA_HINT
         _refuse_a_gpu_left_out()
-    say(f"device: {asked} ({reason})")
-    return asked == "cpu"
+    say(f"device: {device} ({reason})")
+    return device == "cpu"
 
 
 def _refuse_a_gpu_left_out() -> None:
@@ -95,15 +95,15 @@ def asked_cluster() -> str:
     Raises:
         RefusedError: nothing answers there, and Ray would wait for minutes.
     """
-    asked = os.environ.get("RAY_ADDRESS", "")
-    if asked in ("", "local"):
+    setting = os.environ.get("RAY_ADDRESS", "")
+    if setting in ("", "local"):
         return ""
     address, silence = cluster_address()
     if silence:
         raise RefusedError(
             f"nothing answers at RAY_ADDRESS {address}: {silence}; set the address of a running cluster, or unset it"
         )
-    return asked
+    return setting
 
 
 def join(gpus: int, patience: float = 0.0) -> None:
@@ -152,8 +152,8 @@ def _address() -> str:
     Raises:
         RefusedError: as `asked_cluster`, or a private Ray could not create its sockets.
     """
-    if asked := asked_cluster():
-        return asked
+    if address := asked_cluster():
+        return address
     if problem := socket_problem():
         raise RefusedError(str(problem))
     address, silence = cluster_address()
@@ -163,13 +163,13 @@ def _address() -> str:
 
 
 def _await_gpus(needed: int, patience: float, advice: str) -> None:
-    end, told = time.monotonic() + patience, False
+    end, silent = time.monotonic() + patience, True
     while (has := ray.cluster_resources().get("GPU", 0)) < needed:
         if time.monotonic() >= end:
             raise RefusedError(f"{needed} GPUs are needed, the Ray cluster has {has:g}; {advice}")
-        if not told:
+        if silent:
             say(f"waiting for GPUs: {needed} are needed, the cluster has {has:g}")
-        told = True
+        silent = False
         time.sleep(1.0)
     told_at = -math.inf
     while (free := ray.available_resources().get("GPU", 0)) < needed:

@@ -34,8 +34,8 @@ def shape(device: str, device_memory: float) -> tuple[int, int, bool]:
             asked_cluster()
         except RefusedError as error:
             raise LineError(str(error)) from error
-        asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
-        if asked.returncode == 0 and (gpus := json.loads(asked.stdout.splitlines()[-1])):
+        probe = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
+        if probe.returncode == 0 and (gpus := json.loads(probe.stdout.splitlines()[-1])):
             return len(gpus), int(min(gpus)), device == "cpu"
     seen = len(gpu.visible())
     if device != "cpu" and (seen or device_memory or device == "cuda"):

@@ -76,15 +76,15 @@ class PatientNode(Node):
             NotStartedError: the process has ended; all others of this node are ended then.
         """
         process, began = self.all_processes[name][0].process, time.monotonic()
-        told = began
+        last = began
         while not is_there():
             now = time.monotonic()
             if process.poll() is not None or now - began > _MOST_SECONDS:
                 cause = _last_words(Path(self._logs_dir), name)
                 self.kill_all_processes(check_alive=False, allow_graceful=False)
                 raise NotStartedError(f"Ray's {name} ended with exit code {process.returncode}: {cause}")
-            if now - told > _TELL_SECONDS:
-                told = now
+            if now - last > _TELL_SECONDS:
+                last = now
                 say(f"starting Ray: waiting for its {name}, {now - began:.0f} s, load {os.getloadavg()[0]:.0f}")
             time.sleep(_LOOK_SECONDS)
 

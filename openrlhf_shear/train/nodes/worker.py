@@ -18,7 +18,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Lossy:
     """Output stream that drops what a full disk refuses."""
 
-    dropped, told = False, False  # in this process, by any such stream; whether `lost_output` has said so
+    dropped, warned = False, False  # in this process, by any such stream; whether `lost_output` has said so
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -59,6 +59,6 @@ def allow_lost_output() -> None:
 
 def lost_output() -> str:
     """Return a warning if this process has dropped output and has not said so yet; else ""."""
-    lost, Lossy.told = Lossy.dropped and not Lossy.told, Lossy.told or Lossy.dropped
-    told = f"the disk of Ray's temporary folder is full ({', '.join(ray_folder())}): its processes' output is lost"
-    return f"{told}; make room there" if lost else ""
+    lost, Lossy.warned = Lossy.dropped and not Lossy.warned, Lossy.warned or Lossy.dropped
+    warning = f"the disk of Ray's temporary folder is full ({', '.join(ray_folder())}): its processes' output is lost"
+    return f"{warning}; make room there" if lost else ""

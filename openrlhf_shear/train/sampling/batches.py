@@ -40,11 +40,11 @@ class Batches:
 
     def restore(self, states: RunState) -> None:
         """Restore the result of `state`; the next batches use its waiting rollouts first."""
-        self._kept = self._generator.kept = [Experience(**sample) for sample in states.get("waiting", [])]
+        self._reserve = self._generator.reserve = [Experience(**sample) for sample in states.get("waiting", [])]
         if "ledger" in states:
             self.accounts = Accounts.resumed(states["ledger"], self.waiting)
         self._place = (states["episode"], states["consumed"])
-        self._first_episode = states.get("waiting_episode", states["episode"])  # of the kept rollouts
+        self._first_episode = states.get("waiting_episode", states["episode"])  # of the reserve
         self._stream = self._batches(*self._place)
 
     def state(self) -> RunState:
@@ -75,7 +75,7 @@ class Batches:
 
     @property
     def _waiting(self) -> list[Experience]:
-        return [*(sample for batch in self._ready for sample in batch.samples), *self._kept]
+        return [*(sample for batch in self._ready for sample in batch.samples), *self._reserve]
 
     def next(self) -> Batch | None:
         """Return the next batch; None at the end of the run."""
@@ -98,7 +98,7 @@ class Batches:
 
     def _receive(self, batch: Batch) -> None:
         self._ready.append(batch)
-        self._place, self._kept, self._first_episode = batch.place, batch.kept, batch.first_episode
+        self._place, self._reserve, self._first_episode = batch.place, batch.reserve, batch.first_episode
         self.accounts.add(batch.counts)
 
     def _batches(self, first: int, consumed: int) -> Iterator[Batch]:
@@ -107,11 +107,11 @@ class Batches:
             generator.start_episode(episode, consumed if episode == first else 0)
             while not generator.ended:
                 started = time.time()
-                oldest = oldest if generator.kept else episode
+                oldest = oldest if generator.reserve else episode
                 samples, pass_rate, *_ = generator.generate_samples(**self._generate_kwargs)
                 last = episode + 1 >= self._episodes and generator.consumed >= generator.prompts
                 counts, seconds, place = generator.take_counts(), time.time() - started, (episode, generator.consumed)
-                yield Batch(samples, pass_rate, counts, seconds, place, oldest, list(generator.kept), last)
+                yield Batch(samples, pass_rate, counts, seconds, place, oldest, list(generator.reserve), last)
 
 
 class BatchesAhead(Batches):

@@ -52,10 +52,10 @@ def measure(experiences: Sequence[Experience]) -> Gap | None:
         if experience.rollout_log_probs is None:
             continue
         difference = experience.rollout_log_probs.double() - experience.action_log_probs.double()
-        kept = experience.action_mask.bool() & difference.isfinite()
-        rows = experience.info.get(ENGINE, torch.full((len(kept),), OLDER))
-        gaps.append(difference[kept])
-        numbers.append(rows.long().flatten()[:, None].expand_as(kept)[kept])
+        usable = experience.action_mask.bool() & difference.isfinite()
+        rows = experience.info.get(ENGINE, torch.full((len(usable),), OLDER))
+        gaps.append(difference[usable])
+        numbers.append(rows.long().flatten()[:, None].expand_as(usable)[usable])
     if not sum(map(len, gaps)):
         return None
     gap, number = torch.cat(gaps), torch.cat(numbers)

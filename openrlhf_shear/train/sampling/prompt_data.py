@@ -42,7 +42,7 @@ class PromptRows(Dataset):
         self.rows, self.fingerprint = rows, fingerprint
 
     @classmethod
-    def made(cls, rows: Sequence[tuple[str, dict]], args, tokenizer) -> Self:
+    def from_rows(cls, rows: Sequence[tuple[str, dict]], args, tokenizer) -> Self:
         """Make the prompts of data rows, each with its place in words."""
         fingerprint = of_rows((row for _, row in rows), args.data.input_key, args.data.label_key)
         return cls([_prompt_row(where, row, args, tokenizer) for where, row in rows], fingerprint)
@@ -88,11 +88,11 @@ def read_prompts(strategy, tokenizer) -> Prompts:
     data, evaluation, train = strategy.args.data, strategy.args.eval, strategy.args.train
     sets = [_rows(name, data.prompt_split, strategy, data.max_samples) for name in data.prompt_dataset.split(",")]
     rows = blended(sets, data.prompt_probs, train.seed)[: data.max_samples]
-    prompts, held_out = PromptRows.made(rows, strategy.args, tokenizer), None
+    prompts, held_out = PromptRows.from_rows(rows, strategy.args, tokenizer), None
     if evaluation.dataset:
         sets = [_rows(name, evaluation.split, strategy) for name in evaluation.dataset.split(",")]
         rows = list(itertools.islice(itertools.chain.from_iterable(sets), data.max_samples))
-        held_out = _loader(strategy, PromptRows.made(rows, strategy.args, tokenizer))
+        held_out = _loader(strategy, PromptRows.from_rows(rows, strategy.args, tokenizer))
     order = PromptOrder(len(prompts), train.seed)
     return Prompts(order, _loader(strategy, prompts, order), held_out)
 
@@ -114,17 +114,17 @@ def _rows(name: str, split: str, strategy, most: int | None = None) -> list[tupl
 
 def _prompt_row(where: str, row: dict, args, tokenizer) -> PromptRow:
     data = args.data
-    asked = PromptFormat(data.apply_chat_template, data.input_template)
+    prompt_format = PromptFormat(data.apply_chat_template, data.input_template)
     prompt, label = value_at(row, data.input_key), "" if data.label_key is None else label_at(row, data.label_key)
-    if problem := asked.problem(prompt):
+    if problem := prompt_format.problem(prompt):
         raise DataError(f"data.input_key {data.input_key}: {where} {problem}")
     if data.label_key is not None and (problem := no_label(label)):
         raise DataError(f"data.label_key {data.label_key}: {where} {problem}")
-    if asked.chat and data.max_images_per_prompt > 0:  # <image> in a text stands for a picture
+    if prompt_format.chat and data.max_images_per_prompt > 0:  # <image> in a text stands for a picture
         text, _ = preprocess_data(row, None, data.input_key, None, tokenizer.apply_chat_template)
     else:
         try:
-            text = asked.text(tokenizer, prompt)
+            text = prompt_format.text(tokenizer, prompt)
         except Exception as error:  # a chat template is a program, and can raise anything
             raise DataError(f"data.input_key {data.input_key}: {where}: {type(error).__name__}: {error}") from error
     images = row.get(data.image_key)

@@ -44,7 +44,7 @@ class ShearSamplesGenerator(SamplesGenerator):
         """
         super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, engines.handles)
         self.eval_failed = 0
-        self.kept: list[Experience] = []  # accepted rollouts for a later step
+        self.reserve: list[Experience] = []  # accepted rollouts for a later step
         self.check_stop: Callable[[], None] = lambda: None  # raises to end the run
         self.sampled: Callable[[], None] = lambda: None  # called after a batch, while the engines are awake
         self._engines, self._order = engines, order
@@ -67,7 +67,7 @@ class ShearSamplesGenerator(SamplesGenerator):
     @property
     def ended(self) -> bool:
         """Whether the episode has no prompt and no rollout left."""
-        return self.consumed >= self.prompts and not self.kept
+        return self.consumed >= self.prompts and not self.reserve
 
     @property
     def prompts(self) -> int:
@@ -90,9 +90,9 @@ class ShearSamplesGenerator(SamplesGenerator):
         rollout = self.args.rollout
         batch = rollout.batch_size * rollout.n_samples_per_prompt
         consumed, pass_rate = 0, None
-        for sample in self.kept:
+        for sample in self.reserve:
             sample.info[ENGINE] = torch.tensor([float(OLDER)])
-        if len(self.kept) < batch and self.consumed < self.prompts:
+        if len(self.reserve) < batch and self.consumed < self.prompts:
             count = rollout.vllm_generate_batch_size or rollout.batch_size
             with self._awake():
                 accepted, consumed = self._generate(self._prompts, count, self._filter, generate_kwargs)
@@ -100,8 +100,8 @@ class ShearSamplesGenerator(SamplesGenerator):
             self.consumed += consumed
             if self._filter and consumed:
                 pass_rate = 100 * len(accepted) / (rollout.n_samples_per_prompt * consumed)
-            self.kept += accepted
-        samples, self.kept = self.kept[:batch], self.kept[batch:]
+            self.reserve += accepted
+        samples, self.reserve = self.reserve[:batch], self.reserve[batch:]
         complete_info(samples)
         return samples, pass_rate, consumed, self.ended
 

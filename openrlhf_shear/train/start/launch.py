@@ -46,7 +46,7 @@ def launch(run: Run, args: argparse.Namespace) -> None:
     if "prm_scores" in run.traits.needs:
         load_encoder(run.spec.prm)
     doing("starting Ray")
-    with signals.kept():
+    with signals.own_handlers():
         mixins = _join(on_cpu, cluster.gpus_needed(run), attempts.patience(run.train.wait_for_gpus))
     install_hooks(mixins, reward_settings(run), _log_probs_mode(run))
     doing("placing and loading the models")

@@ -77,7 +77,7 @@ def _ask(name: str, grace_seconds: float) -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def own_handlers() -> Iterator[None]:
     """Keep this process's handlers across `ray.init`, which installs a handler with another exit code.
 
     Raises:

@@ -21,7 +21,7 @@ from openrlhf_shear.tasks.arithmetic.problems import (
 )
 from openrlhf_shear.tasks.arithmetic.solutions import (
     MAX_RESPONSE_TOKENS,
-    Check,
+    SolutionCheck,
     check,
     max_response_tokens,
     write_solution,
@@ -49,7 +49,7 @@ def follow_from(prompt, step, value):
 def test_the_documented_example_holds():
     problem = parse_problem(PROMPT)
     assert (problem.prompt, problem.answer) == (PROMPT, "56") and problem.values == (37, 82, 74, 62, 70, 10, 79, 56)
-    assert check(PROMPT, SOLUTION) == Check(correct=True, first_error=None)
+    assert check(PROMPT, SOLUTION) == SolutionCheck(correct=True, first_error=None)
 
 
 def test_gold_solutions_are_right_and_60_to_150_tokens_long():
@@ -57,7 +57,7 @@ def test_gold_solutions_are_right_and_60_to_150_tokens_long():
     lengths, orders = [], set()
     for problem in make_problems(300, 0):
         solution = write_solution(problem, rng)
-        assert check(problem, solution) == check(problem.prompt, solution) == Check(True, None)
+        assert check(problem, solution) == check(problem.prompt, solution) == SolutionCheck(True, None)
         assert set(problem.prompt + solution) <= set(ALPHABET)
         lengths.append(len(solution))
         orders |= {(step[1] == "-", step[1:3].isdigit()) for _, step in steps_of(solution)}
@@ -96,31 +96,31 @@ def test_a_slip_is_found_where_it_is_and_always_propagates():
             tail, end = follow_from(problem.prompt, k, wrong)
             slipped = solution[: start + step.index("=") + 1] + f"{wrong:02d};" + tail
             assert end != int(problem.answer)
-            assert check(problem, slipped) == Check(correct=False, first_error=at)
+            assert check(problem, slipped) == SolutionCheck(correct=False, first_error=at)
 
 
 def test_a_miscopied_operand_under_a_right_result_is_counted_and_is_no_error():
     miscopied = SOLUTION.replace("62+08", "62+09").replace("7x82", "7x12")
-    assert check(PROMPT, miscopied) == Check(True, None, miscopied=2)
-    assert check(PROMPT, miscopied.replace("=79", "=78")) == Check(True, SOLUTION.index("79;") + 1, miscopied=2)
+    assert check(PROMPT, miscopied) == SolutionCheck(True, None, miscopied=2)
+    assert check(PROMPT, miscopied.replace("=79", "=78")) == SolutionCheck(True, SOLUTION.index("79;") + 1, miscopied=2)
     # When the result is wrong too, the error begins at the operand; a sign or a missing digit is never a miscopy.
-    assert check(PROMPT, SOLUTION.replace("62+08=70", "62+09=71")) == Check(True, SOLUTION.index("08=") + 1)
-    assert check(PROMPT, SOLUTION.replace("62+08", "62-08")) == Check(True, SOLUTION.index("+08="))
-    assert check(PROMPT, SOLUTION.replace("62+08", "62+8")) == Check(True, SOLUTION.index("08="))
-    assert check(PROMPT, SOLUTION[: SOLUTION.index("08=")] + "09") == Check(False, SOLUTION.index("08=") + 1)
+    assert check(PROMPT, SOLUTION.replace("62+08=70", "62+09=71")) == SolutionCheck(True, SOLUTION.index("08=") + 1)
+    assert check(PROMPT, SOLUTION.replace("62+08", "62-08")) == SolutionCheck(True, SOLUTION.index("+08="))
+    assert check(PROMPT, SOLUTION.replace("62+08", "62+8")) == SolutionCheck(True, SOLUTION.index("08="))
+    assert check(PROMPT, SOLUTION[: SOLUTION.index("08=")] + "09") == SolutionCheck(False, SOLUTION.index("08=") + 1)
 
 
 def test_errors_in_the_answer_the_end_and_the_order_of_steps():
     assert not check(PROMPT, SOLUTION).lucky
-    assert check(PROMPT, SOLUTION[:-1] + "7") == Check(False, len(SOLUTION) - 1)
-    assert check(PROMPT, SOLUTION + "6") == Check(False, len(SOLUTION))
-    assert check(PROMPT, SOLUTION[:30]) == Check(False, 30)
-    assert check(PROMPT, "#56") == Check(True, 0)
-    assert check(PROMPT, "56") == Check(False, 0)
-    assert check(PROMPT, "b" + SOLUTION[1:]) == Check(True, 0)
+    assert check(PROMPT, SOLUTION[:-1] + "7") == SolutionCheck(False, len(SOLUTION) - 1)
+    assert check(PROMPT, SOLUTION + "6") == SolutionCheck(False, len(SOLUTION))
+    assert check(PROMPT, SOLUTION[:30]) == SolutionCheck(False, 30)
+    assert check(PROMPT, "#56") == SolutionCheck(True, 0)
+    assert check(PROMPT, "56") == SolutionCheck(False, 0)
+    assert check(PROMPT, "b" + SOLUTION[1:]) == SolutionCheck(True, 0)
     # Two slips that cancel: 82 -> 83, then 83 x 7 "=" 74.
     cancelled = SOLUTION.replace("=82", "=83").replace("7x82", "7x83")
-    assert check(PROMPT, cancelled) == Check(True, SOLUTION.index("82") + 1) and check(PROMPT, cancelled).lucky
+    assert check(PROMPT, cancelled) == SolutionCheck(True, SOLUTION.index("82") + 1) and check(PROMPT, cancelled).lucky
 
 
 def test_one_changed_character_is_harmless_only_in_a_filler_or_an_operand():
@@ -199,7 +199,7 @@ def test_any_number_of_operations_is_solved_checked_and_its_slip_found(operation
         assert int(problem.answer) == follow_from(problem.prompt, -1, problem.start)[1]
         for fillers in (0, 5):
             solution = write_solution(problem, rng, fillers)
-            assert check(problem, solution) == Check(True, None)
+            assert check(problem, solution) == SolutionCheck(True, None)
             assert len(steps_of(solution)) == operations
             assert set(problem.prompt + solution) <= set(alphabet(operations))
             assert len(solution) < max_response_tokens(operations, fillers)

@@ -14,7 +14,7 @@ from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.policy import save
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 from openrlhf_shear.tasks.bookkeeping import warm_up
-from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, response_words, walk, write_entries
+from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, response_words, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS
 from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.tasks.bookkeeping.stories import (
@@ -24,13 +24,13 @@ from openrlhf_shear.tasks.bookkeeping.stories import (
     TAKING,
     TRANSFERS,
     VERBS,
-    Problem,
+    StoryProblem,
     Transfer,
     make_problems,
 )
 from openrlhf_shear.tasks.bookkeeping.warm_up import IGNORED, WarmUpSettings, encode_batch
 
-STORY = Problem(
+STORY = StoryProblem(
     (("ana", 20), ("ben", 17), ("cleo", 22)),
     (Transfer("may", "ana", "lends", 3, "ben"), Transfer("june", "cleo", "collects", 2, "ana")),
 )
@@ -58,7 +58,7 @@ def test_the_story_has_the_misconceptions_of_these_tests():
     ("old", "new"), [("", ""), ("so ana", "then ana"), ("17 , ben", "17 and ben"), ("24 and ana", "24 , ana")]
 )
 def test_what_may_differ_is_right(old, new):
-    assert checked(RIGHT.replace(old, new)) == Check(True, None)
+    assert checked(RIGHT.replace(old, new)) == EntryCheck(True, None)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_may_differ_is_right(old, new):
 )
 def test_a_twin_is_right_and_found(old, new, twin):
     text = RIGHT.replace(old, new)
-    assert checked(text) == Check(True, None, False, (at(text, twin),))
+    assert checked(text) == EntryCheck(True, None, False, (at(text, twin),))
 
 
 WRONG_WAY = RIGHT.replace("ana 20 loses 3 17 , ben 17 gains 3 20", "ana 20 gains 3 23 , ben 17 loses 3 14")
@@ -238,7 +238,12 @@ def test_a_warm_up_grows_its_stories_and_measures_its_policy(monkeypatch):
         seen.append([len(problem.transfers) for problem in problems])
         return 0.0
 
-    checks = [Check(True, None), Check(False, 3, True), Check(False, 4, False), Check(True, 9, False)]
+    checks = [
+        EntryCheck(True, None),
+        EntryCheck(False, 3, True),
+        EntryCheck(False, 4, False),
+        EntryCheck(True, 9, False),
+    ]
     monkeypatch.setattr(warm_up, "train_step", step)
     monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: checks)
     said, settings = [], WarmUpSettings(target_accuracy=0.5, batch_size=2, max_steps=400, decay_steps=50)
@@ -263,7 +268,7 @@ def test_a_warm_up_step_learns_from_responses(form):
 
 
 def test_an_interrupted_warm_up_resumes_exactly(monkeypatch, tmp_path):
-    monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: [Check(False, 3)])
+    monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: [EntryCheck(False, 3)])
     monkeypatch.setattr(warm_up, "build_model", lambda tokenizer, seed, size: tiny(tokenizer, seed))
     monkeypatch.setattr(warm_up, "RISE", 2)
     monkeypatch.setattr(warm_up, "GROWS", 9.0)

@@ -15,7 +15,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
-from openrlhf_shear.tasks.bookkeeping.entries import Check, Q, check, walk, write_entries
+from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PARAPHRASED, PLAIN
 from openrlhf_shear.tasks.bookkeeping.policy import build_model, build_tokenizer, take_over
 from openrlhf_shear.tasks.bookkeeping.stories import (
@@ -24,15 +24,15 @@ from openrlhf_shear.tasks.bookkeeping.stories import (
     GIVING,
     MISCONCEPTIONS,
     ROW,
-    Problem,
+    StoryProblem,
     Transfer,
     make_problems,
 )
 from openrlhf_shear.tasks.bookkeeping.task import POLICY_DIR
 
 BOOKS = (("ana", 20), ("ben", 17), ("cleo", 22))
-LENDS = Problem(BOOKS, (Transfer("may", "ana", "lends", 3, "ben"),))  # misconception: who gains
-COLLECTS = Problem(BOOKS, (Transfer("june", "cleo", "collects", 2, "ana"),))  # misconception: whose account
+LENDS = StoryProblem(BOOKS, (Transfer("may", "ana", "lends", 3, "ben"),))  # misconception: who gains
+COLLECTS = StoryProblem(BOOKS, (Transfer("june", "cleo", "collects", 2, "ana"),))  # misconception: whose account
 
 HAND = tomllib.loads((Path(__file__).parents[2] / "data/paraphrased_entries.toml").read_text())
 
@@ -75,20 +75,20 @@ def test_there_are_eight_templates_and_each_has_a_story_by_hand():
 @pytest.mark.parametrize("name", HAND)
 def test_right_stories_have_no_error_and_twins_are_found(name):
     by_hand = told(name)
-    assert checked(LENDS, by_hand["right"]) == checked(COLLECTS, by_hand["row"]) == Check(True, None)
+    assert checked(LENDS, by_hand["right"]) == checked(COLLECTS, by_hand["row"]) == EntryCheck(True, None)
     spot = parted(by_hand["right"], by_hand["twin"])
-    assert checked(LENDS, by_hand["twin"]) == Check(True, None, False, (spot,))
+    assert checked(LENDS, by_hand["twin"]) == EntryCheck(True, None, False, (spot,))
     spot = parted(by_hand["row"], by_hand["row twin"])
-    assert checked(COLLECTS, by_hand["row twin"]) == Check(True, None, False, (spot,))
+    assert checked(COLLECTS, by_hand["row twin"]) == EntryCheck(True, None, False, (spot,))
 
 
 @pytest.mark.parametrize("name", HAND)
 def test_a_misconception_is_found_at_its_word(name):
     by_hand = told(name)
     spot = parted(by_hand["right"], by_hand["wrong"])
-    assert checked(LENDS, by_hand["wrong"]) == Check(False, spot, True)
+    assert checked(LENDS, by_hand["wrong"]) == EntryCheck(False, spot, True)
     spot = parted(by_hand["row"], by_hand["row wrong"])
-    assert checked(COLLECTS, by_hand["row wrong"]) == Check(False, spot, True)
+    assert checked(COLLECTS, by_hand["row wrong"]) == EntryCheck(False, spot, True)
     assert by_hand["row wrong"].split()[spot] == "cleo"
 
 

@@ -16,16 +16,20 @@ from openrlhf_shear.tasks.arithmetic.solutions import write_solution
 from openrlhf_shear.tasks.bookkeeping.entries import Q, check, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.policy import build_tokenizer as words_alone
 from openrlhf_shear.tasks.bookkeeping.situations import situations
-from openrlhf_shear.tasks.bookkeeping.stories import Problem, Transfer
+from openrlhf_shear.tasks.bookkeeping.stories import StoryProblem, Transfer
 from openrlhf_shear.tasks.bookkeeping.stories import make_problems as make_stories
 from openrlhf_shear.tasks.situation import LOST, Situation
 
 ACCOUNTS = (("ana", 15), ("ben", 14), ("cleo", 16))
-CANCELS = Problem(ACCOUNTS, (Transfer("may", "ana", "lends", 2, "ben"), Transfer("june", "ben", "lends", 2, "ana")))
-HALF = Problem(ACCOUNTS, (Transfer("may", "ana", "lends", 1, "ben"), Transfer("june", "ana", "hands", 2, "ben")))
-ROW_BACK = Problem(ACCOUNTS, (Transfer("may", "ana", "lends", 1, "ben"), Transfer("june", "ben", "collects", 2, "ana")))
-UNDOES = Problem(ACCOUNTS, (Transfer("may", "ana", "lends", 1, "ben"), Transfer("june", "ben", "hands", 2, "ana")))
-PLAIN = Problem(ACCOUNTS, (Transfer("may", "ana", "gives", 1, "ben"), Transfer("june", "ana", "lends", 2, "cleo")))
+CANCELS = StoryProblem(
+    ACCOUNTS, (Transfer("may", "ana", "lends", 2, "ben"), Transfer("june", "ben", "lends", 2, "ana"))
+)
+HALF = StoryProblem(ACCOUNTS, (Transfer("may", "ana", "lends", 1, "ben"), Transfer("june", "ana", "hands", 2, "ben")))
+ROW_BACK = StoryProblem(
+    ACCOUNTS, (Transfer("may", "ana", "lends", 1, "ben"), Transfer("june", "ben", "collects", 2, "ana"))
+)
+UNDOES = StoryProblem(ACCOUNTS, (Transfer("may", "ana", "lends", 1, "ben"), Transfer("june", "ben", "hands", 2, "ana")))
+PLAIN = StoryProblem(ACCOUNTS, (Transfer("may", "ana", "gives", 1, "ben"), Transfer("june", "ana", "lends", 2, "cleo")))
 
 
 def chance(story):
@@ -99,7 +103,7 @@ OUT_OF_WORDS = "may ana lends 2 to ben so ana 29 gains 2 31"
 
 
 def test_a_balance_without_a_word_loses_the_thread():
-    story = Problem((("ana", 29), ("ben", 14)), (Transfer("may", "ana", "lends", 2, "ben"),))
+    story = StoryProblem((("ana", 29), ("ben", 14)), (Transfer("may", "ana", "lends", 2, "ben"),))
     found = situations(story, OUT_OF_WORDS.split())
     assert found[9].value is None and found[10:] == [Situation((1, (4, -4)), 0.0), LOST, LOST]
 

@@ -185,7 +185,7 @@ def start():  # as `ray.init` does
 
 signal.signal(signal.SIGTERM, lambda *_: print("ours", flush=True))
 try:
-    with signals.kept():
+    with signals.own_handlers():
         start()
 except StoppedError as error:
     print(error.code, error)

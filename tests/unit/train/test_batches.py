@@ -31,7 +31,7 @@ class Generator:
     begun: int = 0  # batches
     check_stop: object = staticmethod(lambda: None)
     may_end: object = field(default_factory=lambda: threading.Semaphore(1000))  # batches that may be finished
-    kept: list = field(default_factory=list)
+    reserve: list = field(default_factory=list)
     counts: Accounts = field(default_factory=Accounts)
 
     def start_episode(self, episode, consumed):
@@ -39,7 +39,7 @@ class Generator:
 
     @property
     def ended(self):
-        return self.consumed >= self.prompts and not self.kept
+        return self.consumed >= self.prompts and not self.reserve
 
     def take_counts(self):
         return self.counts.take()
@@ -48,13 +48,13 @@ class Generator:
         self.begun += 1
         assert self.may_end.acquire(timeout=SECONDS)
         self.check_stop()
-        if len(self.kept) < BATCH * SIZE:
+        if len(self.reserve) < BATCH * SIZE:
             new = [rollout(p) for p in range(self.consumed, min(self.consumed + 3, self.prompts)) for _ in range(SIZE)]
             self.consumed = min(self.consumed + 3, self.prompts)
             self.counts.dispatched += len(new)
             self.counts.failed["timeout"] += sum(map(is_failed, new))
-            self.kept = self.kept + new
-        batch, self.kept = self.kept[: BATCH * SIZE], self.kept[BATCH * SIZE :]
+            self.reserve = self.reserve + new
+        batch, self.reserve = self.reserve[: BATCH * SIZE], self.reserve[BATCH * SIZE :]
         return batch, None, 3, self.ended
 
 

@@ -163,7 +163,7 @@ def test_rollouts_that_waited_are_of_older_weights():
     )
     generator = ShearSamplesGenerator(SimpleNamespace(args=args), None, None, None, Engines(), order=range(0))
     generator.consumed = 0
-    generator.kept = [
+    generator.reserve = [
         Experience(info={ENGINE: torch.tensor([0.0])}),
         Experience(info={}),
     ]  # the last of an old checkpoint

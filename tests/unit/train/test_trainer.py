@@ -32,7 +32,7 @@ class Generator:
     """Samples generator that takes a batch of prompts at a time, and whose rollouts are given."""
 
     def __init__(self, order: PromptOrder, stop: Stop, batches: list[Batch]):
-        self._order, self.prompts, self.kept, self.taken = order, len(order), [], []
+        self._order, self.prompts, self.reserve, self.taken = order, len(order), [], []
         self.check_stop, self._batches, self._counts = stop.check, list(batches), Accounts()
 
     def start_episode(self, episode: int, consumed: int) -> None:

@@ -79,7 +79,7 @@ def queued(most):
     return count
 
 
-def kept():
+def descriptors():
     """Return the open descriptors that no program should have: not stdin, stdout, stderr or the result's."""
     return [fd for fd in range(3, 1000) if fd != 90 and is_open(fd)]
 
@@ -102,8 +102,8 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for name, attempt in GIVEN["attempts"].items():
     try:
         got = eval(attempt)
-        said = f"WORKED: {got!r}" if got or got is None else "refused"
+        outcome = f"WORKED: {got!r}" if got or got is None else "refused"
     except (OSError, MemoryError, ValueError) as error:
-        said = f"refused: {error!r}"
+        outcome = f"refused: {error!r}"
     os.closerange(3, 90)  # descriptors left open must not count against the next attempt's limit
-    print(json.dumps([name, said[:300]]), flush=True)
+    print(json.dumps([name, outcome[:300]]), flush=True)
