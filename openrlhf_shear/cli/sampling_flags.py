@@ -10,8 +10,8 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.models import check_model
 from openrlhf_shear.preflight.outputs import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file
-from openrlhf_shear.rewards.files import file_of
-from openrlhf_shear.rewards.graders import GRADERS, NAMES, time_limits
+from openrlhf_shear.rewards.files import FILES
+from openrlhf_shear.rewards.graders import GRADERS, NAMES, TIME_LIMITS
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.maths.answers import ANSWER_FORMATS
 from openrlhf_shear.rewards.settings import ANSWER_FORMAT
@@ -46,7 +46,7 @@ def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
     if Path(names).is_file() and not names.endswith(KINDS):
         raise ValueError(f"{names} is a file of no known kind; use one of {', '.join(KINDS)}")
     if names.endswith(KINDS):
-        return [custom(Path(names), file_of(args.task), args.prompt_key, args.label_key, k)]
+        return [custom(Path(names), FILES.get(args.task, args.task), args.prompt_key, args.label_key, k)]
     return parse_names(names)
 
 
@@ -161,9 +161,8 @@ def add_grading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("grading")
     about = "parallel grades; 0 means half of the cores (default: 0)"
     group.add_argument("--cores", type=int, default=0, metavar="N", help=about)
-    limits = time_limits()
-    seconds = ", ".join(f"{limit:g}" for limit in limits.values())
-    about = f"time limit of {' or '.join(limits)}; 0 means {seconds} seconds (default: 0)"
+    seconds = ", ".join(f"{limit:g}" for limit in TIME_LIMITS.values())
+    about = f"time limit of {' or '.join(TIME_LIMITS)}; 0 means {seconds} seconds (default: 0)"
     group.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help=about)
     about = "memory limit of a program, in MB (default: 1024)"
     group.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help=about)

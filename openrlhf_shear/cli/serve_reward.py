@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
-from openrlhf_shear.rewards.files import file_of
+from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.graders import NAMES
 from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
 from openrlhf_shear.rewards.settings import ANSWER_FORMAT, SERVER_SECONDS, RewardSettings
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> None:
     from openrlhf_shear.rewards.pool import RewardPool
 
     limits = (args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
-    pool = RewardPool(RewardSettings(file_of(args.reward), *limits, answer_format=args.answer_format))
+    pool = RewardPool(RewardSettings(FILES.get(args.reward, args.reward), *limits, answer_format=args.answer_format))
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
         web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS)

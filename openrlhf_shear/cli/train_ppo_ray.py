@@ -6,6 +6,7 @@ and checks judge it. OpenRLHF's main then runs with the description's flags.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -37,6 +38,7 @@ class Verdict:
     models: Models
     fingerprint: fingerprint.Fingerprint | None  # of the run's checkpoints, without the rows; None after a refusal
     parser: argparse.ArgumentParser
+    first: bool  # the user started this process, rather than a supervisor
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -81,6 +83,7 @@ def examine(argv: Sequence[str]) -> Verdict:
     except RuntimeError as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
     findings, run, models, mark = Findings(), None, {}, None
+    first = attempts.ATTEMPT not in os.environ  # it checks for later attempts too
     with findings.caught():
         words = run_file.expand(words, parser, findings.refusals)
         words, notes = legacy.translate(words)
@@ -90,14 +93,14 @@ def examine(argv: Sequence[str]) -> Verdict:
         set_flags = run_file.flags_of(words)
         placed = _place(vars(args), set_flags, findings)
         run = describe(vars(args) | placed, set_flags, findings)
-        models, first = read_models(run), attempts.is_first()
-        rows = check(run, models, findings) if first else None  # the first attempt checks for later attempts too
+        models = read_models(run)
+        rows = check(run, models, findings) if first else None
         mark = fingerprint.of_run(run, models)
         knobs = knob_words(words)
         findings.take(fingerprint.check(run, mark, rows) if first else (), twice(run, knobs))
         findings.take(() if findings.refusals else idle(run, knobs))
         words = words + placement.words(placed)
-    return Verdict(None if findings.refusals else run, findings, words, models, mark, parser)
+    return Verdict(None if findings.refusals else run, findings, words, models, mark, parser, first)
 
 
 def _place(flags: Mapping[str, object], set_flags: Collection[str], findings: Findings) -> dict[str, object]:
@@ -129,7 +132,7 @@ def _print_json(verdict: Verdict) -> int:
 @frame.until_the_reader_leaves()
 def main(argv: Sequence[str] | None = None) -> None:
     verdict = examine(sys.argv[1:] if argv is None else argv)
-    run, first = verdict.run, attempts.is_first()
+    run, first = verdict.run, verdict.first
     if run.json if run else "--json" in verdict.words:
         raise SystemExit(_print_json(verdict))
     _show(verdict)

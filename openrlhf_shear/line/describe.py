@@ -14,7 +14,7 @@ from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, PrmConfig, credit_spec
 from openrlhf_shear.line.flags import KNOBS, OF_SEARCHES, PRM_RULES
 from openrlhf_shear.line.run import ESTIMATOR, REWARD, Run
-from openrlhf_shear.rewards.files import file_of
+from openrlhf_shear.rewards.files import FILES
 
 _KEY = "logger.wandb.key"
 _LEAST = 20  # characters of a key; with a shorter text (as in `--use_wandb True`) the node's login applies
@@ -25,7 +25,7 @@ def describe(flags: Mapping[str, object], set_flags: Collection[str], findings: 
 
     A rule from outside is constructed, so that its errors show before anything starts.
     """
-    known = {**flags, REWARD: file_of(flags[REWARD])}
+    known = {**flags, REWARD: FILES.get(flags[REWARD], flags[REWARD])}
     spec = rule = None
     try:
         spec = spec_of(known)

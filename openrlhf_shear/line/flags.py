@@ -90,7 +90,8 @@ class _Estimators(list):
 
 
 def _add_reward(parser: argparse.ArgumentParser) -> None:
-    about, limits = graders.about(), graders.time_limits() | {"a reward_func call": settings.FUNCTION_SECONDS}
+    about = " ".join(f"{name}: {about}." for name, about in graders.ABOUT.items())
+    limits = graders.TIME_LIMITS | {"a reward_func call": settings.FUNCTION_SECONDS}
     action = next(action for action in parser._actions if action.dest == "reward.remote_url")
     action.help = (
         f"Source of rewards. {about} FILE.py: calls its reward_func(queries, prompts, labels), or a function "

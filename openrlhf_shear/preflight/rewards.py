@@ -11,7 +11,7 @@ from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.rewards.extra_logs import renamed
-from openrlhf_shear.rewards.function_workers import FunctionWorkers, LateError
+from openrlhf_shear.rewards.function_workers import LateError, try_file
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.limits import named_limit
@@ -152,12 +152,11 @@ def ask_file(
     Raises LineError: the file does not load, or gives no reward for the test response.
     """
     seconds = max(TRY_SECONDS, timeout)
-    with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
-        try:
-            verdicts = workers.check((prompt + _RESPONSE, prompt, label), (f"{prompt}{label}", prompt, label))
-        except (ImportError, RuntimeError) as error:
-            late = Failure.TIMEOUT if isinstance(error, LateError) else None
-            raise LineError(Refusal(flag, f"{_short(str(error))}{_remedy(late, str(error))}")) from error
+    try:
+        verdicts = try_file(file, seconds, [(prompt + response, prompt, label) for response in (_RESPONSE, str(label))])
+    except (ImportError, RuntimeError) as error:
+        late = Failure.TIMEOUT if isinstance(error, LateError) else None
+        raise LineError(Refusal(flag, f"{_short(str(error))}{_remedy(late, str(error))}")) from error
     if len(verdicts) == 2:
         return verdicts[0], verdicts[1]
     verdict = verdicts[0]

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
 
 from openrlhf_shear.rewards.breaker import Breaker
@@ -49,6 +49,7 @@ class _Process(subprocess.Popen):
 
     def __init__(self, path: str, seconds: float) -> None:
         """A request that it does not read within `seconds` is late."""
+        self._path = path
         self.pipe, theirs = Pipe()
         with socket.socket(fileno=os.dup(self.pipe.fileno())) as ours:
             limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
@@ -66,6 +67,22 @@ class _Process(subprocess.Popen):
         """As `Popen.poll`; an idle worker that speaks unasked counts as dead."""
         code = super().poll()
         return -1 if code is None and self._says_more() else code
+
+    def greet(self, seconds: float) -> None:
+        """Wait until the file is imported.
+
+        Raises:
+            ImportError: it does not load, or has no fitting `reward_func`.
+            TimeoutError, EOFError: as `hear`.
+        """
+        try:
+            problem = self.hear(seconds)
+        except _OutOfTurnError as error:
+            raise ImportError(f"{self._path} {error}") from error
+        except TimeoutError as error:
+            raise TimeoutError(f"{self._path} took longer than {seconds:g} s to import") from error
+        if problem is not None:
+            raise ImportError(problem)
 
     def ask(self, *request: object, seconds: float) -> object:
         """Return the answer to a request. Raises as `hear`."""
@@ -103,6 +120,18 @@ class _Process(subprocess.Popen):
         except ConnectionError:
             return False
 
+    def kill(self) -> None:
+        """Kill the process and those that it started, from any thread."""
+        if self.returncode is None:  # not reaped, so the number is still this process's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill and reap the process, and close the pipe."""
+        self.pipe.close()
+        self.kill()
+        self.wait()
+
     def _ended(self) -> EOFError:
         """Return how the process ended, after a wait for it to end by itself."""
         try:
@@ -112,61 +141,70 @@ class _Process(subprocess.Popen):
         return EOFError(f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
 
 
+@contextlib.contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Raise what `try_file` raises for a file that is missing, and for one whose process ends or hangs."""
+    if not os.path.isfile(path):
+        raise ImportError(f"{path} is not there; use a path that every node with rollout engines sees")
+    try:
+        yield
+    except TimeoutError as error:
+        raise LateError(f"{error}; a model that takes longer to load belongs behind a server") from error
+    except (EOFError, OSError) as error:
+        raise RuntimeError(f"{path} ended its process while it was imported: {error}; look for sys.exit") from error
+
+
+def try_file(path: str, seconds: float, requests: Sequence[tuple[str, str, object]]) -> list[Verdict]:
+    """Load a file in a new process; return its verdicts on (query, prompt, label) requests.
+
+    The first failure is the last verdict. The import and each call may take `seconds`.
+
+    Raises:
+        ImportError: the file is missing, does not load or has no fitting `reward_func`.
+        RuntimeError: its process ended meanwhile, or hung (LateError).
+    """
+    verdicts: list[Verdict] = []
+    with _loading(path), contextlib.ExitStack() as stack:
+        stack.callback((worker := _Process(os.path.abspath(path), seconds)).end)
+        worker.greet(seconds)
+        for request in requests:
+            try:
+                verdicts.append(read_reward(worker.ask(*request, seconds=seconds)))
+            except (TimeoutError, _OutOfTurnError, EOFError, OSError) as error:
+                verdicts.append(_failure(error))
+            if verdicts[-1].failure is not None:
+                break
+    return verdicts
+
+
+def _failure(error: Exception) -> Verdict:
+    """Return the failure of a call that raised."""
+    kinds = {TimeoutError: Failure.TIMEOUT, ImportError: Failure.NOT_LOADED, _OutOfTurnError: Failure.OUT_OF_TURN}
+    # Else sys.exit, a crash in C, or the kernel's out-of-memory killer ended the worker.
+    failure = next((kind for raised, kind in kinds.items() if isinstance(error, raised)), Failure.WORKER_DIED)
+    return Verdict(None, failure=failure, detail=str(error))
+
+
 class FunctionWorkers(Crew):
     """Processes that run `reward_func(queries, prompts, labels)` of a Python file, imported once in each."""
 
-    def __init__(
-        self,
-        path: str,
-        timeout: float,
-        count: int,
-        breaker: Breaker | None = None,
-        start_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, path: str, timeout: float, count: int, breaker: Breaker | None = None) -> None:
         """
         Args:
             path: the .py file; imported at the first grade, or by `check`.
             timeout: seconds a call may take.
             breaker: default: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a
                 while.
-            start_seconds: to import the file; None for `START_SECONDS`.
         """
         super().__init__(count)
         self._path, self.timeout = here(os.path.abspath(path)), timeout
-        self._start_seconds = START_SECONDS if start_seconds is None else start_seconds
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last call without an answer
 
-    def check(self, *requests: tuple[str, str, object]) -> list[Verdict]:
-        """Load the file in a process, which stays for the first grade.
-
-        Return the process's verdicts on (query, prompt, label) requests, up to the first failure.
-
-        Raises:
-            ImportError: the file is missing, does not load or has no fitting `reward_func`.
-            RuntimeError: its process ended meanwhile, or hung (LateError).
-        """
-        if not os.path.isfile(self._path):
-            raise ImportError(f"{self._path} is not there; use a path that every node with rollout engines sees")
-        try:
-            with self._lent() as worker:
-                return self._verdicts(worker, requests)
-        except TimeoutError as error:
-            raise LateError(f"{error}; a model that takes longer to load belongs behind a server") from error
-        except (EOFError, OSError) as error:
-            ended = f"{self._path} ended its process while it was imported: {error}"
-            raise RuntimeError(f"{ended}; look for sys.exit") from error
-
-    def _verdicts(self, worker: _Process, requests: Sequence[tuple[str, str, object]]) -> list[Verdict]:
-        verdicts: list[Verdict] = []
-        for request in requests:
-            try:
-                verdicts.append(read_reward(worker.ask(*request, seconds=self.timeout)))
-            except (TimeoutError, _OutOfTurnError, EOFError, OSError) as error:
-                return [*verdicts, self._failure(error)]
-            if verdicts[-1].failure is not None:
-                break
-        return verdicts
+    def check(self) -> None:
+        """Load the file in a process, which stays for the first grade. Raises as `try_file`."""
+        with _loading(self._path), self._lent():
+            pass
 
     def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """Return the verdict on a response; a failure if the function or its process gives none."""
@@ -190,16 +228,9 @@ class FunctionWorkers(Crew):
         except CalledOffError as error:
             return Verdict(None, failure=Failure.CALLED_OFF, detail=str(error)), None
         except (TimeoutError, ImportError, _OutOfTurnError) as error:
-            return self._failure(error), False
+            return _failure(error), False
         except (EOFError, OSError, ClosedError) as error:
-            return self._failure(error), None if isinstance(error, ClosedError) or called_off() else False
-
-    def _failure(self, error: Exception) -> Verdict:
-        """Return the failure of a call that raised."""
-        kinds = {TimeoutError: Failure.TIMEOUT, ImportError: Failure.NOT_LOADED, _OutOfTurnError: Failure.OUT_OF_TURN}
-        # Else sys.exit, a crash in C, or the kernel's out-of-memory killer ended the worker.
-        failure = next((kind for raised, kind in kinds.items() if isinstance(error, raised)), Failure.WORKER_DIED)
-        return Verdict(None, failure=failure, detail=str(error))
+            return _failure(error), None if isinstance(error, ClosedError) or called_off() else False
 
     def _refusal(self) -> Verdict:
         """Return the failure of a rollout that is not tried, as the calls before it came to nothing."""
@@ -213,24 +244,13 @@ class FunctionWorkers(Crew):
         return _Process(self._path, self.timeout)
 
     def _greet(self, worker: _Process) -> None:
-        try:
-            problem = worker.hear(self._start_seconds)
-        except _OutOfTurnError as error:
-            raise ImportError(f"{self._path} {error}") from error
-        except TimeoutError as error:
-            raise TimeoutError(f"{self._path} took longer than {self._start_seconds:g} s to import") from error
-        if problem is not None:
-            raise ImportError(problem)
+        worker.greet(START_SECONDS)
 
     def _kill(self, worker: _Process) -> None:
-        if worker.returncode is None:  # not reaped, so the number is still this process's
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
+        worker.kill()
 
     def _end(self, worker: _Process) -> None:
-        worker.pipe.close()
-        self._kill(worker)
-        worker.wait()
+        worker.end()
 
 
 def _line(error: Exception, path: str, how: str = ":") -> str:

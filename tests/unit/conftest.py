@@ -1,6 +1,5 @@
 """Shared by several tests: a small complete command line, a process reward model, a jail, a browser; time limits."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -67,6 +66,7 @@ LINE = {
     **{"data.input_key": "question", "data.label_key": "answer"},
 }
 REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": 0.0}\n'
+TRIED = [of_numbers(0.0, 0.0)] * 2  # the verdicts of a process
 SHORT = {
     "AS": "--algo.advantage.estimator",
     "GRPO": "--algo.advantage.estimator group_norm",
@@ -76,16 +76,6 @@ SHORT = {
     "POLICY": str(POLICY_DIR),
     "SHARED": "--train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
 }
-
-
-class Tried(contextlib.nullcontext):
-    """What `FunctionWorkers` says of REWARD, without a process: starting one takes a third of a second."""
-
-    def check(self, *requests: tuple[str, str, object]) -> list[Verdict]:
-        return [of_numbers(0.0, 0.0) for _ in requests]
-
-    def __enter__(self):
-        return self
 
 
 @pytest.fixture
@@ -99,16 +89,14 @@ def job(request, tmp_path, monkeypatch):
     Path("prompts.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
     Path("empty.py").write_text("")
     Path("reward.py").write_text(REWARD)
-    real = rewards.FunctionWorkers
+    real = rewards.try_file
 
-    def workers(file: str, *args, **options):
-        return (
-            Tried()
-            if Path(file).is_file() and Path(file).read_bytes() == REWARD.encode()
-            else real(file, *args, **options)
-        )
+    def try_file(file: str, seconds: float, requests: list) -> list[Verdict]:
+        """Answer for REWARD without a process, whose start takes a third of a second."""
+        source = Path(file).read_bytes() if Path(file).is_file() else None
+        return TRIED if source == REWARD.encode() else real(file, seconds, requests)
 
-    monkeypatch.setattr(rewards, "FunctionWorkers", workers)
+    monkeypatch.setattr(rewards, "try_file", try_file)
     for name in ("model", "other"):
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")

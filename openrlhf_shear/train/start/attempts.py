@@ -15,7 +15,7 @@ from openrlhf_shear.train.screen.console import Console
 from openrlhf_shear.train.screen.events import READER, Event, Note, Retry
 from openrlhf_shear.train.screen.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
 
-ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable: the number of the attempt
+ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable that `supervise` sets: the number of the attempt
 # Exit codes without a retry: another attempt would end the same way, or is not wanted.
 _FINAL = (0, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED)
 PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
@@ -88,11 +88,6 @@ def _pause(signals: Sequence[int]) -> None:
     end = time.monotonic() + PAUSE_SECONDS
     while not signals and time.monotonic() < end:
         time.sleep(0.05)
-
-
-def is_first() -> bool:
-    """Return whether the user started this process, rather than `supervise`."""
-    return ATTEMPT not in os.environ
 
 
 def patience(first: float) -> float:

@@ -9,12 +9,13 @@ from runpy import run_path
 
 import pytest
 from command_lines import HEAVY, refusal, run_fresh
-from conftest import Tried
+from conftest import TRIED
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.data import hub, training_rows
 from openrlhf_shear.preflight import rewards, rows
-from openrlhf_shear.rewards.function_workers import FunctionWorkers
+from openrlhf_shear.rewards import function_workers
+from openrlhf_shear.rewards.function_workers import FunctionWorkers, try_file
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.train import upstream
 
@@ -178,8 +179,8 @@ def test_a_reward_file_that_works_is_called_once_with_the_first_row(job, capsys,
 def test_a_reward_file_that_hangs(job, capsys, monkeypatch, source, says):
     monkeypatch.setattr(rewards, "TRY_SECONDS", 1.0)
     if not source:  # the start of a process may take longer
-        workers = rewards.FunctionWorkers
-        monkeypatch.setattr(rewards, "FunctionWorkers", lambda *of, start_seconds: workers(*of, start_seconds=60.0))
+        greet = function_workers._Process.greet
+        monkeypatch.setattr(function_workers._Process, "greet", lambda process, _: greet(process, 60.0))
     Path("mine.py").write_text(f"{source}import time\ndef reward_func(q, p, l): time.sleep(60)\n")
     told = refusal(capsys, job("--reward.remote_url mine.py"))
     assert says in told and told.endswith("; --reward.timeout SECONDS allows more")
@@ -333,4 +334,4 @@ def test_a_search_that_takes_long_is_told_with_its_numbers(job, capsys, words, w
 
 def test_the_stand_in_for_the_reward_s_process_says_what_the_process_says(job):
     with FunctionWorkers("reward.py", 60.0, 1) as workers:
-        assert workers.check(("a", "b", "c")) == Tried().check(("a", "b", "c")) == [workers.grade("a", "b", "c")]
+        assert try_file("reward.py", 60.0, [("a", "b", "c")] * 2) == TRIED == [workers.grade("a", "b", "c")] * 2

@@ -99,7 +99,7 @@ def test_an_idle_worker_that_speaks_is_replaced(tmp_path):
 def test_a_file_of_this_package_is_that_of_the_node(tmp_path):
     """`ray job submit` unpacks the checkout into another folder on each node."""
     file = tmp_path / "job_0" / "openrlhf_shear" / "rewards" / "last_number.py"
-    own = FILES["last_number"].path
+    own = FILES["last_number"]
     assert here(str(file)) == own and here(str(tmp_path / "last_number.py")) != own
     with FunctionWorkers(str(file), 60.0, 1) as asked:
         assert asked.grade("1 + 1 = 2", "1 + 1 = ", "2").reward == 1
