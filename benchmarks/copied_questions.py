@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import sympy
-from gold_programs import json_lines
+from gold_programs import json_lines, row_of
 from math_verify import parse
 from tqdm import tqdm
 
@@ -35,7 +35,7 @@ _REWRITTEN = {  # notations of an honest answer
 
 
 def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dict]:
-    """Return rows as `check_rewards.check_gold` makes them. The grader knows the question, as in training.
+    """Return rows as `gold_programs.row_of` makes them. The grader knows the question, as in training.
 
     Raises:
         ValueError: the folder has none of the files.
@@ -131,8 +131,4 @@ def _honest(golds: list[str]) -> dict[str, list[tuple[str, str]]]:
 
 
 def _row(what: str, count: int, others: list) -> dict:
-    as_expected = count - len(others)
-    return {
-        "benchmark": "MATH", "graded": what, "count": count, "as expected": as_expected,
-        "note": f"{100 * len(others) / max(count, 1):.2f}% not", "others": others,
-    }  # fmt: skip
+    return row_of("MATH", what, count, others, f"{100 * len(others) / max(count, 1):.2f}% not")

@@ -6,49 +6,20 @@ and `gsm8k/test.jsonl`.
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
+from gold_programs import row_of
 from tqdm import tqdm
 
 from openrlhf_shear.rewards import Verdict, grade_math
 
-
-@dataclass
-class GoldRow:
-    r"""The results of a benchmark.
-
-    Attributes:
-        problems: number of problems.
-        correct, methods: golds graded correct in `\boxed{gold}`, and their number by method.
-        variants, variants_correct: other notations of the golds, and how many of them are graded correct.
-        others, others_correct: golds of the next problem with another answer, and how many are graded correct.
-        others_accepted: these pairs, for a person to check.
-        failures: golds and variants not graded correct, with their reasons.
-    """
-
-    benchmark: str
-    problems: int = 0
-    correct: int = 0
-    methods: Counter[str] = field(default_factory=Counter)
-    variants: int = 0
-    variants_correct: int = 0
-    others: int = 0
-    others_correct: int = 0
-    others_accepted: list[tuple[str, str]] = field(default_factory=list)
-    failures: list[tuple[str, str]] = field(default_factory=list)
+Gold = tuple[str, float | None]
+"""A gold answer and the benchmark's absolute tolerance."""
 
 
-@dataclass(frozen=True)
-class Gold:
-    """A gold answer and the benchmark's absolute tolerance."""
-
-    answer: str
-    tolerance: float | None = None
-
-
-def gold_answers(data_dir: Path) -> list[GoldRow]:
-    """Grade every gold of the benchmarks in the folder.
+def gold_answers(data_dir: Path) -> list[dict]:
+    """Return two rows for each benchmark in the folder: its golds, and those of the next problem with another answer.
 
     Raises:
         ValueError: the folder has none of the benchmarks.
@@ -56,67 +27,49 @@ def gold_answers(data_dir: Path) -> list[GoldRow]:
     rows = []
     for name, gold_of in _LOADERS.items():
         if (path := data_dir / name / "test.jsonl").is_file():
-            rows.append(GoldRow(name))
-            golds = [gold_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-            for gold, other in zip(tqdm(golds, name), _next_different(golds), strict=True):
-                _check(rows[-1], gold, other)
+            rows += _rows(name, [gold_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()])
     if not rows:
         raise ValueError(f"no benchmark found: got {data_dir}; use a folder with e.g. math500/test.jsonl")
     return rows
 
 
-def _check(row: GoldRow, gold: Gold, other: Gold) -> None:
-    row.problems += 1
-    verdict = _graded(rf"So the answer is $\boxed{{{gold.answer}}}$.", gold)
-    row.correct += verdict.correct
-    row.methods[verdict.method] += verdict.correct
-    if not verdict.correct:
-        row.failures.append((gold.answer, verdict.why))
-    for variant in _variants(gold.answer):
-        verdict = _graded(variant, gold)
-        row.variants += 1
-        row.variants_correct += verdict.correct
-        if not verdict.correct:
-            row.failures.append((variant, verdict.why))
-    row.others += 1
-    if _graded(rf"\boxed{{{other.answer}}}", gold).correct:
-        row.others_correct += 1
-        row.others_accepted.append((gold.answer, other.answer))
+def _rows(name: str, golds: list[Gold]) -> Iterator[dict]:
+    methods, refused, accepted = Counter(), [], []
+    for at, gold in enumerate(tqdm(golds, name)):
+        written, *variants = (
+            _graded(text, gold) for text in (rf"So it is $\boxed{{{gold[0]}}}$.", *_variants(gold[0]))
+        )
+        methods[written.method] += written.correct
+        refused += [(gold[0], verdict.why) for verdict in (written, *variants) if not verdict.correct][:1]
+        other = next(other for other, _ in (*golds[at + 1 :], *golds[:at]) if other != gold[0])
+        accepted += [(gold[0], other)] if _graded(rf"\boxed{{{other}}}", gold).correct else []
+    note = ", ".join(f"{count} {method}" for method, count in methods.most_common())
+    yield row_of(name, "its golds", len(golds), refused, note)
+    yield row_of(name, "the next golds", len(golds), accepted)
 
 
 def _graded(response: str, gold: Gold) -> Verdict:
-    return grade_math(response, gold.answer, tolerance=gold.tolerance)
+    return grade_math(response, gold[0], tolerance=gold[1])
 
 
 def _variants(gold: str) -> list[str]:
-    bare = gold.strip().strip("$")
+    bare, brackets = gold.strip().strip("$"), gold.replace("(", r"\left(").replace(")", r"\right)")
+    if r"\left" in gold:
+        brackets = gold.replace(r"\left", "").replace(r"\right", "")
     return [
         rf"First I thought \boxed{{0}}, but it is \boxed{{$ {bare} $}}",
         rf"\[\boxed{{ {gold.replace('frac', 'dfrac').replace('ddfrac', 'dfrac')} .}}\]",
-        rf"\boxed{{\displaystyle {gold.replace('(', chr(92) + 'left(').replace(')', chr(92) + 'right)')} \,}}"
-        if r"\left" not in gold
-        else rf"\boxed{{{gold.replace(chr(92) + 'left', '').replace(chr(92) + 'right', '')}}}",
+        rf"\boxed{{\displaystyle {brackets} \,}}",
     ]
 
 
-def _next_different(golds: list[Gold]) -> list[Gold]:
-    others = []
-    for at, gold in enumerate(golds):
-        rest = (*golds[at + 1 :], *golds[:at])
-        others.append(next(other for other in rest if other.answer != gold.answer))
-    return others
-
-
-def _gsm8k(row: dict) -> Gold:
-    return Gold(row["answer"].rpartition("####")[2].strip())
-
-
-def _olympiad(row: dict) -> Gold:
-    return Gold(row["final_answer"][0], float(row["error"]) if row["error"] else None)
-
-
 def _plain(row: dict) -> Gold:
-    return Gold(row["answer"])
+    return row["answer"], None
 
 
-_LOADERS = {"math500": _plain, "aime24": _plain, "olympiadbench": _olympiad, "gsm8k": _gsm8k}
+_LOADERS = {
+    "math500": _plain,
+    "aime24": _plain,
+    "olympiadbench": lambda row: (row["final_answer"][0], float(row["error"]) if row["error"] else None),
+    "gsm8k": lambda row: (row["answer"].rpartition("####")[2].strip(), None),
+}

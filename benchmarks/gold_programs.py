@@ -24,52 +24,53 @@ class Case:
     right: bool
 
 
-def canonical(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> list[dict]:
-    """Grade every set below `data_dir`; return rows: set, whose programs, tasks, as_expected, others.
+def canonical(data_dir: Path, limit: int | None = None, workers: int = 2) -> list[dict]:
+    """Return rows for each set below `data_dir`: its own programs, and other tasks' programs.
 
     Args:
         limit: grade only the first tasks of each set.
         workers: concurrent grades.
     """
     rows = []
-    with ThreadPoolExecutor(workers) as pool:
-        for name, read in SETS.items():
-            try:
-                cases = [*read(data_dir)]
-            except FileNotFoundError:
-                continue
-            for right, what in ((True, "its own"), (False, "another task's")):
-                chosen = [case for case in cases if case.right == right][:limit]
-                verdicts = tqdm(pool.map(_grade, chosen), f"{name}, {what}", len(chosen))
-                others = [
-                    {"task": case.name, "reason": verdict.why, "detail": verdict.detail}
-                    for case, verdict in zip(chosen, verdicts, strict=True)
-                    if verdict.correct != right
-                ]
-                row = {"set": name, "programs": what, "tasks": len(chosen)}
-                rows.append({**row, "as_expected": len(chosen) - len(others), "others": others})
+    for name, read in SETS.items():
+        try:
+            cases = [*read(data_dir)]
+        except FileNotFoundError:
+            continue
+        for right, what in ((True, "its own"), (False, "another task's")):
+            rows.append(_graded(name, what, [case for case in cases if case.right == right][:limit], workers))
     return rows
 
 
-def empty_lists(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> list[dict]:
-    """Grade `return []` for every task of EvalPlus, by its tests as published and as mended; rows as `canonical`'s."""
+def empty_lists(data_dir: Path, limit: int | None = None, workers: int = 2) -> list[dict]:
+    """Return rows of `return []` for every task of EvalPlus, by its tests as published and as mended."""
     rows = []
-    with ThreadPoolExecutor(workers) as pool:
-        for name, path, task_of in EVALPLUS:
-            if not (data_dir / path).is_file():
-                continue
-            tasks = [task_of(row) for row in json_lines(data_dir / path)][:limit]
-            for what, read in (("return [], as published", _as_published), ("return [], as mended", lambda same: same)):
-                cases = [
-                    Case(task, f"def {defined}(*given):\n    return []\n", read(tests_of(tests)), right=False)
-                    for task, defined, _, tests in tasks
-                ]
-                verdicts = tqdm(pool.map(_grade, cases), f"{name}, {what}", len(cases))
-                passed = [case.name for case, verdict in zip(cases, verdicts, strict=True) if verdict.correct]
-                others = [{"task": task, "reason": "passed", "detail": ""} for task in passed]
-                row = {"set": name, "programs": what, "tasks": len(cases), "as_expected": len(cases) - len(passed)}
-                rows.append(row | {"others": others})
+    for name, path, task_of in EVALPLUS:
+        tasks = [task_of(row) for row in json_lines(data_dir / path)][:limit] if (data_dir / path).is_file() else []
+        for what, read in (("return [], as published", _as_published), ("return [], as mended", lambda same: same)):
+            cases = [
+                Case(task, f"def {defined}(*given):\n    return []\n", read(tests_of(tests)), right=False)
+                for task, defined, _, tests in tasks
+            ]
+            rows += [_graded(name, what, cases, workers)] if cases else []
     return rows
+
+
+def _graded(name: str, what: str, cases: list[Case], workers: int) -> dict:
+    """Return the row of some programs of a set; `others` are those that are graded unlike `Case.right`."""
+    with ThreadPoolExecutor(workers) as pool:
+        verdicts = list(tqdm(pool.map(_grade, cases), f"{name}, {what}", len(cases)))
+    graded = zip(cases, verdicts, strict=True)
+    others = [
+        f"{case.name}: {said.why or 'passed'} {said.detail}" for case, said in graded if said.correct != case.right
+    ]
+    return row_of(name, what, len(cases), others)
+
+
+def row_of(benchmark: str, graded: str, count: int, others: list, note: str = "") -> dict:
+    """Return a row of results: what is graded, how often the verdict is as expected, and the others."""
+    row = {"benchmark": benchmark, "graded": graded, "count": count, "as expected": count - len(others)}
+    return row | {"note": note, "others": others}
 
 
 def _as_published(tests: AssertTests) -> AssertTests:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from malformed_responses import CODE
 from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
@@ -45,13 +44,13 @@ def search():
             return text[at : at + 24]
     return "nothing"
 """
-# Of `malformed_responses.CODE`: programs that only the timeout ends, that may end earlier, and that give no answer.
-LOOPS = ("endless loop", "loops when called", "sleeps", "ignored signals", "errors without end")
-SLOW = ("threads", "many small threads", "fills memory", "fills the disk", "arithmetic in C", "prints without end",
-        "deep recursion")  # fmt: skip
-PROGRAMS = dict.fromkeys(("sys.exit(0)", "os._exit(0)", "success marks", "forged report"), "wrong_answer")
-PROGRAMS |= dict.fromkeys(("closes all and stays", "a thread that stays"), "timeout")
-FAILED = {"error", "memory", "output_limit"}
+CASES = tomllib.loads((Path(__file__).parents[2] / "data" / "code_cases.toml").read_text(encoding="utf-8"))
+CHEATS = {case["name"]: case["program"] for case in CASES["cheats"]} | {  # the grader can parse none of these three
+    "deep source": "x = " + "-" * 200_000 + "1",
+    "null bytes": "print(6)\0",
+    "lone surrogate": "print('\ud800')",
+}
+ENDLESS = {case["name"] for case in CASES["cheats"] if case.get("endless")}
 
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
@@ -76,11 +75,6 @@ def grade(code: str, tests: object, **options) -> Verdict:
     return grade_code(code, tests, **options)
 
 
-def clock(outcomes: set[str]) -> float:
-    """A time-out [s] that is short only where the test waits for it."""
-    return 0.3 if outcomes == {"timeout"} else 1.0 if "timeout" in outcomes else 20.0
-
-
 @pytest.mark.parametrize("kind", RIGHT)
 def test_a_right_response_passes_and_a_wrong_one_fails_where_it_is_wrong(kind: str):
     code, tests = RIGHT[kind]
@@ -103,8 +97,7 @@ def test_later_tests_are_not_run_after_a_failure_unless_asked():
 
 
 def test_programs_read_and_end_in_many_ways():
-    cases = tomllib.loads((Path(__file__).parents[2] / "data" / "code_cases.toml").read_text(encoding="utf-8"))
-    for program in (*(case["program"] for case in cases["doubles"]), f"{OWN_FILE}print(2 * int(input()))"):
+    for program in (*(case["program"] for case in CASES["doubles"]), f"{OWN_FILE}print(2 * int(input()))"):
         verdict = grade(program, DOUBLE)
         assert verdict.correct, (program, verdict)
 
@@ -223,21 +216,12 @@ def test_humaneval_completes_or_repeats_its_prompt():
     assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (name, kind)
-        for name, body in CODE.items()
-        for kind in ("assert", "function" if "def double" in body else "stdin")
-    ],
-)
-def test_programs_and_functions_that_cheat(name: str, kind: str, monkeypatch):
-    outcomes = {"timeout"} if name in LOOPS else FAILED | {"timeout" if name in SLOW else "wrong_answer"}
-    if kind == "stdin" and name in PROGRAMS:
-        outcomes = {PROGRAMS[name]}
+@pytest.mark.parametrize("name", CHEATS)
+def test_programs_and_functions_that_cheat(name: str, monkeypatch):
     monkeypatch.setattr(grading, "GRACE_SECONDS", 0.5)
-    verdict = grade(CODE[name], RIGHT[kind][1], timeout=clock(outcomes), memory_mb=256)
-    assert not verdict.correct and verdict.outcomes[0] in outcomes, verdict
+    for kind in ("assert", "function" if "def double" in CHEATS[name] else "stdin"):
+        verdict = grade(CHEATS[name], RIGHT[kind][1], timeout=0.5 if name in ENDLESS else 20.0, memory_mb=256)
+        assert verdict.correct is False and (name in ENDLESS) >= (verdict.outcomes[0] == "timeout"), (kind, verdict)
 
 
 def test_expected_outputs_are_not_in_the_jail():
@@ -250,10 +234,9 @@ def test_expected_outputs_are_not_in_the_jail():
 def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
     before = descriptors(), descendants()
     with CodeWorkers(2) as workers, ThreadPoolExecutor(4) as pool:
-        for name in ("endless loop", "signals", "many small threads", "prints without end"):
-            grade(CODE[name], DOUBLE, timeout=0.3, memory_mb=256, workers=workers)
-        for name in ("exits when called", "closes the channel", "loops when called"):
-            grade(CODE[name], DOUBLE_ASSERTS, timeout=0.3, workers=workers)
+        for program in (*map(CHEATS.get, ENDLESS), "print('6' * 10**9)", "import os\nos.kill(-1, 9)"):
+            for tests in (DOUBLE, DOUBLE_ASSERTS):
+                grade(program, tests, timeout=0.3, memory_mb=256, workers=workers)
         verdicts = pool.map(lambda kind: grade(*RIGHT[kind], workers=workers), [*RIGHT] * 4)
         assert all(verdict.correct for verdict in verdicts)
     assert wait_until(lambda: (descriptors(), descendants()) == before)

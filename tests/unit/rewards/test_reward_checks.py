@@ -7,10 +7,8 @@ import check_rewards
 import gold_answers
 import pytest
 from gold_programs import SETS, canonical
-from malformed_responses import CODE, MATHS, malformed
 
 from openrlhf_shear.rewards import Verdict, grade_code
-from openrlhf_shear.rewards.pool import RewardPool
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -32,32 +30,6 @@ def write_lines(folder: Path, *lines: str) -> None:
     (folder / "test.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def test_ten_thousand_responses_have_every_kind():
-    samples = list(malformed(10_000))
-    assert len(samples) == 10_000
-    assert {sample.kind for sample in samples} == {*MATHS, *CODE}
-    assert list(malformed(50, seed=3)) == list(malformed(50, seed=3)) != list(malformed(50, seed=4))
-
-
-def test_a_slice_of_malformed_responses(capsys, tmp_path):
-    path = tmp_path / "report.json"
-    code, out, _ = run(capsys, *f"malformed --count 100 --timeout 0.5 --cores 1 --output {path}".split())
-    report = json.loads(path.read_text())
-    assert code == 0 and "it holds" in out, out
-    assert report["summary"] == {
-        **{"responses": 100, "good": 6},
-        **dict.fromkeys(("lost", "correct", "failed", "good_wrong", "stalled"), 0),
-    }
-    assert sum(row["responses"] for row in report["rows"]) == 100
-
-
-def test_a_grader_that_is_fooled_or_loses_a_response_is_noticed(capsys, monkeypatch):
-    for verdict, said in ((Verdict(True), "correct 20"), (Verdict(None, failure="timeout"), "failed 20")):
-        monkeypatch.setattr(RewardPool, "grade_all", lambda self, samples, verdict=verdict: [verdict for _ in samples])
-        code, out, _ = run(capsys, "malformed", "--count", "20")
-        assert code == 1 and said in out and "IT DOES NOT HOLD" in out
-
-
 def test_gold_answers_and_solutions(capsys, tmp_path):
     write_lines(tmp_path / "math500", *(json.dumps({"answer": rf"\frac{{{n}}}{{7}}"}) for n in (1, 2, 3)))
     code, out, _ = run(capsys, "gold", "--data-dir", str(tmp_path))
@@ -72,19 +44,17 @@ def test_golds_of_real_benchmarks_and_a_grader_that_accepts_anything(tmp_path, m
         lines = (DATA / name / "test.jsonl").read_text(encoding="utf-8").splitlines()
         write_lines(tmp_path / name, *lines[::every])
     rows = gold_answers.gold_answers(tmp_path)
-    for row in rows:
-        assert (row.correct, row.variants_correct, row.failures) == (row.problems, row.variants, [])
-        assert row.others_accepted == []
+    assert len(rows) == 8 and [row for row in rows if row["others"]] == []
     monkeypatch.setattr(gold_answers, "grade_math", lambda *_, **__: Verdict(True, method="normalized"))
-    for row, fooled in zip(rows, gold_answers.gold_answers(tmp_path), strict=True):
-        assert len(fooled.others_accepted) == fooled.others == row.problems
+    fooled = [row for row in gold_answers.gold_answers(tmp_path) if row["graded"] == "the next golds"]
+    assert [len(row["others"]) for row in fooled] == [row["count"] for row in fooled]
 
 
 @needs("code_rl")
 def test_the_benchmarks_own_solutions_pass_and_others_fail():
     rows = canonical(DATA, limit=2)
-    assert {row["set"] for row in rows} == set(SETS)
-    assert [row for row in rows if row["as_expected"] != row["tasks"]] == []
+    assert {row["benchmark"] for row in rows} == set(SETS)
+    assert [row for row in rows if row["others"]] == []
 
 
 @needs("humanevalplus")
