@@ -140,7 +140,6 @@ def _open_rows(args: argparse.Namespace) -> list[dict]:
     spans: list[tuple[float, list[float], float, list[float]]] = []
     with MathWorkers(count) as workers, ProcessPoolExecutor(count, get_context("spawn"), initializer=_warm) as pool:
         grade = lambda pair: _grade(pair, workers)  # noqa: E731
-        workers.keep(count)
         _rate(grade, count * _open(WARM_UP), count)
         list(pool.map(time.sleep, [1.0] * count))  # makes all of them start
         for numbers in rounds:

@@ -42,7 +42,6 @@ class RewardPool:
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
         if self._grader is None:
             self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
-            self._crew.keep()
         else:
             start = self._grader.start_workers
             self._crew = start(settings.budget, settings.allow_unsandboxed) if start else None

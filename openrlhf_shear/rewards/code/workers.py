@@ -32,13 +32,6 @@ class Hosts(Crew):
             if host.grades >= self._most or not grade.is_clean():
                 host.end()  # a dead host is not lent again
 
-    def renew(self) -> None:
-        """End the idle hosts; later grades get new hosts."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for host in idle:
-            self._discard(host)
-
     def _spawn(self) -> Host:
         return Host(find_jail(self._allow_unsandboxed), self._packages)
 

@@ -38,13 +38,6 @@ def _label_problem(label: object) -> str | None:
     return None
 
 
-def _start_workers(count: int, allow_unsandboxed: bool) -> MathWorkers:
-    """Start a host more than grades at a time, so that a host that dies costs no wait."""
-    workers = MathWorkers(count, allow_unsandboxed)
-    workers.keep(count + 1)
-    return workers
-
-
 def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool:
     """Return whether an extracted answer is correct by the lenient score; true wherever `strict` is true.
 
@@ -84,7 +77,7 @@ MATH = Grader(
     grade=_grade,
     label_problem=_label_problem,
     example=("\\boxed{1 + x}", "x + 1"),
-    start_workers=_start_workers,
+    start_workers=MathWorkers,
     seconds=5.0,
     timed="a maths grade",
     lenient=lenient,
