@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from openrlhf_shear.rewards.jail import another_user, cgroups, forbidden, seccomp
+from openrlhf_shear.rewards.jail import another_user, forbidden, seccomp
 from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ _THREADS = 64  # of a program, including the few processes of its jail
 _LIMITED = {"nofile": 128, "core": 0, "sigpending": 128, "memlock": 0, "msgqueue": 0}
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-_groups: dict[subprocess.Popen[bytes], cgroups.ControlGroup] = {}  # of the jails that have not ended
-
 _MECHANISMS = (
     "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
     "no capabilities, no new privileges, no /proc",
@@ -43,7 +41,7 @@ _MECHANISMS = (
     f"seccomp: {len(seccomp.REFUSED.split())} system calls refused, and all newer calls",
 )
 _REMEDIES = f"""\
-install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
+install bubblewrap 0.7 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
 it user namespaces. That takes, on Ubuntu 24.04, an AppArmor profile for bwrap, or sysctl \
 kernel.apparmor_restrict_unprivileged_userns=0; in Docker, --security-opt seccomp=unconfined, and where the host has \
 AppArmor also --security-opt apparmor=unconfined; {forbidden.ELSEWHERE}; or allow unsandboxed rewards if every \
@@ -69,26 +67,20 @@ class Jail:
     `no_fork` is a seccomp program (hexadecimal). A script inside installs it in a child before that child runs
     untrusted code. It allows threads but no processes, and no access to other processes. It is "" only if nothing is
     sandboxed and libseccomp is missing. `is_sandbox`: there is isolation at all. `threads`: the limit (RLIMIT_NPROC)
-    that such a child sets itself, 0 if it would not hold. `has_group`: each jail has a control group.
+    that such a child sets itself, 0 if it would not hold.
     """
 
     def __init__(
-        self,
-        bwrap: str | None,
-        filters: tuple[bytes, bytes],
-        prlimit: str,
-        changes_user: bool = False,
-        has_group: bool = False,
+        self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str, changes_user: bool = False
     ) -> None:
-        self._bwrap, self._prlimit, self._base = bwrap, prlimit, filters[0]
-        self._changes_user, self.has_group = changes_user, has_group
+        self._bwrap, self._prlimit, self._base, self._changes_user = bwrap, prlimit, filters[0], changes_user
         self.no_fork, self.is_sandbox = filters[1].hex(), bwrap is not None
         self.threads, self.notes = _THREADS if bwrap else 0, ()
 
     @property
     def lacks(self) -> set[str]:
         """Escapes (see `escapes`) that it cannot refuse on this machine."""
-        threads = {"threads"} if not self.threads and not self.has_group else set()
+        threads = set() if self.threads else {"threads"}
         return threads | ({"own what is root's"} if os.geteuid() == 0 and not self._changes_user else set())
 
     @property
@@ -96,7 +88,6 @@ class Jail:
         return (
             *(_MECHANISMS if self._bwrap else ()),
             *(("a separate user, not root",) if self._changes_user else ()),
-            *(("a control group (processes and threads, processors)",) if self.has_group else ()),
             *("a separate session and environment", "resource limits (processor, memory, files, core)"),
             *(("seccomp: untrusted code cannot start processes, nor signal or limit others",) if self.no_fork else ()),
             *((f"at most {self.threads} threads",) if self.threads else ()),
@@ -127,9 +118,8 @@ class Jail:
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
         most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
-        group = cgroups.make() if self.has_group else cgroups.ControlGroup(())
         limited = {name: _at_most(name, value) for name, value in most.items()}
-        command = [*group.enter(), self._prlimit, *(f"--{name}={value}:{value}" for name, value in limited.items())]
+        command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in limited.items())]
         pass_fds = ()
         with contextlib.ExitStack() as stack:
             if self._bwrap:
@@ -146,11 +136,8 @@ class Jail:
             options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
             pipes = {"bufsize": 0, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
-                process = subprocess.Popen(command, **pipes, **options)
-                _groups[process] = group
-                return process
+                return subprocess.Popen(command, **pipes, **options)
             except OSError as error:
-                group.remove()
                 raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
 
@@ -214,8 +201,6 @@ def kill(process: subprocess.Popen[bytes]) -> None:
                 process.wait(_REAP_SECONDS)
     strike(process)
     process.wait()
-    if process in _groups:
-        _groups.pop(process).remove()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -233,7 +218,7 @@ def probed(allow_unsandboxed: bool) -> Jail:
         problem = f"namespaces need Linux: got {sys.platform}"
     elif not bwrap or not prlimit:
         problem = f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
-    elif not problem and not (problem := forbidden.old_bubblewrap(bwrap, _sandbox(INSIDE / "x", Limits(), False, str))):
+    elif not problem:
         jail, problem = _best(bwrap, filters, prlimit)
         if not problem:
             logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
@@ -250,20 +235,17 @@ def probed(allow_unsandboxed: bool) -> Jail:
 def _best(bwrap: str, filters: tuple[bytes, bytes], prlimit: str) -> tuple[Jail, str | None]:
     """Return the best jail, and what is wrong if none works.
 
-    It has a control group if one can be made. If this process is root, it has another user if there is one.
+    If this process is root, it has another user if there is one.
     """
     is_root = os.geteuid() == 0
     number, why = another_user.user() if is_root else (None, "")
-    for has_group in _has_groups():
-        if number is not None:
-            jail = Jail(bwrap, filters, prlimit, True, has_group)
-            why = _probe(jail, packages=True)
-            if not why:
-                return jail, None
-        jail = Jail(bwrap, filters, prlimit, False, has_group)
-        problem = _probe(jail)
-        if not problem:
-            break
+    if number is not None:
+        jail = Jail(bwrap, filters, prlimit, changes_user=True)
+        why = _probe(jail, packages=True)
+        if not why:
+            return jail, None
+    jail = Jail(bwrap, filters, prlimit)
+    problem = _probe(jail)
     jail.notes += (f"as root, because another user cannot run it: {why}",) if is_root else ()
     return jail, problem
 
@@ -272,15 +254,6 @@ def _at_most(name: str, value: int) -> int:
     """Return a resource limit, no higher than this process may set it."""
     _, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
-
-
-def _has_groups() -> tuple[bool, ...]:
-    """Return whether jails may have control groups: the values to try, in order."""
-    cgroups.sweep()
-    group = cgroups.make()
-    is_limited = cgroups.is_limited(group)
-    group.remove()
-    return (True, False) if is_limited else (False,)
 
 
 def _probe(jail: Jail, packages: bool = False) -> str | None:
@@ -303,7 +276,6 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
     least, started, most = map(int, counted.split())
     if not least <= started <= most:
         jail.threads = 0
-    if not jail.threads and not jail.has_group:
         how = "sets no such limit for root" if started > most else "counts those of other jails, too"
         jail.notes += (f"no limit on threads, as the kernel {how}",)
     return None

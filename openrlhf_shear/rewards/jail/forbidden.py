@@ -1,27 +1,11 @@
-"""Reasons why bubblewrap makes no jail on a machine: it is too old, or settings forbid user namespaces."""
+"""Settings of a machine that forbid user namespaces, and the way to grade on another machine."""
 
-import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-_SECONDS = 30
-_NEWER = "bubblewrap 0.7 or newer, first on the PATH of ray start"
 SERVER = "python -m openrlhf_shear.cli.serve_reward --reward code --host 0.0.0.0"
 ADDRESS = "--reward.remote_url http://HOST:5000/get_reward"
 ELSEWHERE = f"or grade on a machine that has a jail (docs/rewards.md): there {SERVER}, here {ADDRESS}"
-
-
-def old_bubblewrap(bwrap: str, needed: Iterable[str]) -> str:
-    """Return which of the needed flags this bubblewrap does not have; "" if it has all of them, or does not run.
-
-    Version 0.4.1 of RHEL 9 has no --size (new in 0.7.0), which limits a jail's /tmp.
-    """
-    help_, version = (_output(bwrap, flag) for flag in ("--help", "--version"))
-    known = set(help_.split())
-    lacking = sorted({flag for flag in needed if flag.startswith("--") and flag != "--"} - known)
-    if "--unshare-user" not in known or not lacking:  # not the help of bubblewrap
-        return ""
-    return f"{version.strip() or 'bubblewrap'} ({bwrap}) has no {', '.join(lacking)}: install {_NEWER}"
 
 
 def forbids(root: Path = Path("/")) -> Iterator[str]:
@@ -53,11 +37,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip().rstrip("\0")
     except OSError:
-        return ""
-
-
-def _output(bwrap: str, flag: str) -> str:
-    try:
-        return subprocess.run([bwrap, flag], capture_output=True, text=True, timeout=_SECONDS).stdout
-    except (OSError, subprocess.SubprocessError):
         return ""
