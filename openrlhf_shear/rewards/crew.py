@@ -3,7 +3,6 @@
 import atexit
 import os
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -17,6 +16,15 @@ class Worker(Protocol):
     def poll(self) -> int | None:
         """Return what `subprocess.Popen.poll` returns."""
 
+    def greet(self) -> None:
+        """Wait until a new worker is ready. Raises if it will not be ready."""
+
+    def kill(self) -> None:
+        """Kill the worker, from any thread. The thread that waits for the worker ends it."""
+
+    def end(self) -> None:
+        """Kill and reap the worker, and close its pipes."""
+
 
 class ClosedError(RuntimeError):
     """The crew has been closed."""
@@ -29,14 +37,17 @@ class Crew(AbstractContextManager):
     job leaves with an exception, is ended, and the next job starts another. Any number of threads may ask: all but
     `count` wait for their turn, and neither this wait nor a worker's start counts towards a timeout.
 
+    Args:
+        spawn: starts a worker, which need not be ready yet.
+
     Raises:
         ValueError: count is below 1.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, spawn: Callable[[], Worker]) -> None:
         if count < 1:
             raise ValueError(f"count must be at least 1: got {count}; use the number of cores for rewards, e.g. 2")
-        self._count = count
+        self._count, self._spawn = count, spawn
         self._turn = threading.BoundedSemaphore(count)
         self._lock = threading.Lock()  # guards the fields below
         self._idle: list[Worker] = []
@@ -49,29 +60,13 @@ class Crew(AbstractContextManager):
         with self._lock:
             return tuple(self._all)
 
-    @abstractmethod
-    def _spawn(self) -> Worker:
-        """Start a worker, which need not be ready yet."""
-
-    @abstractmethod
-    def _greet(self, worker: Worker) -> None:
-        """Wait until a new worker is ready. Raises if it will not be ready."""
-
-    @abstractmethod
-    def _kill(self, worker: Worker) -> None:
-        """Kill a worker, from any thread. The thread that waits for the worker ends it."""
-
-    @abstractmethod
-    def _end(self, worker: Worker) -> None:
-        """Kill and reap a worker, and close its pipes."""
-
     def close(self) -> None:
         """Kill every worker and wait until no thread uses any. Jobs under way fail; later jobs raise `ClosedError`."""
         with self._lock:
             self._closed = True
             busy = self._all.difference(self._idle)
         for worker in busy:
-            self._kill(worker)
+            worker.kill()
         self.renew()
         for wait in (self._turn.acquire, self._turn.release):
             for _ in range(self._count):
@@ -93,7 +88,7 @@ class Crew(AbstractContextManager):
         with self._turn:
             worker = self._take()
             try:
-                with killable(lambda: self._kill(worker)):
+                with killable(worker.kill):
                     yield worker
             except CalledOffError:  # before the worker was asked anything
                 self._lay(worker)
@@ -115,7 +110,7 @@ class Crew(AbstractContextManager):
         try:
             if closed:
                 raise ClosedError("the workers are closed; make new ones")
-            self._greet(worker)
+            worker.greet()
         except BaseException:
             self._discard(worker)
             raise
@@ -136,7 +131,7 @@ class Crew(AbstractContextManager):
     def _discard(self, worker: Worker) -> None:
         with self._lock:
             self._all.discard(worker)
-        self._end(worker)
+        worker.end()
 
 
 Crews = TypeVar("Crews", bound=AbstractContextManager)

@@ -68,13 +68,14 @@ class _Process(subprocess.Popen):
         code = super().poll()
         return -1 if code is None and self._says_more() else code
 
-    def greet(self, seconds: float) -> None:
-        """Wait until the file is imported.
+    def greet(self, seconds: float | None = None) -> None:
+        """Wait until the file is imported; at most `START_SECONDS` if not said otherwise.
 
         Raises:
             ImportError: it does not load, or has no fitting `reward_func`.
             TimeoutError, EOFError: as `hear`.
         """
+        seconds = seconds or START_SECONDS
         try:
             problem = self.hear(seconds)
         except _OutOfTurnError as error:
@@ -196,8 +197,8 @@ class FunctionWorkers(Crew):
             breaker: default: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a
                 while.
         """
-        super().__init__(count)
         self._path, self.timeout = here(os.path.abspath(path)), timeout
+        super().__init__(count, lambda: _Process(self._path, self.timeout))
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last call without an answer
 
@@ -239,18 +240,6 @@ class FunctionWorkers(Crew):
         remedy = "; --reward.timeout allows a call more time" if last.failure is Failure.TIMEOUT else ""
         wait = f"tried again in {self._breaker.seconds_left:.0f} s"
         return Verdict(None, failure=failure, detail=f"no call was answered lately ({last.detail}); {wait}{remedy}")
-
-    def _spawn(self) -> _Process:
-        return _Process(self._path, self.timeout)
-
-    def _greet(self, worker: _Process) -> None:
-        worker.greet(START_SECONDS)
-
-    def _kill(self, worker: _Process) -> None:
-        worker.kill()
-
-    def _end(self, worker: _Process) -> None:
-        worker.end()
 
 
 def _line(error: Exception, path: str, how: str = ":") -> str:

@@ -3,13 +3,14 @@
 The other side is `inside/host.py`.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import time
 from pathlib import Path
 
-from openrlhf_shear.rewards.jail import Jail, JailError, Limits, greet, hear, kill
+from openrlhf_shear.rewards.jail import Jail, Limits
 from openrlhf_shear.rewards.jail.inside import wire
 
 _SCRIPT = Path(__file__).parent / "inside" / "host.py"
@@ -24,12 +25,11 @@ class DiedError(RuntimeError):
 class Host:
     """A jail in which processes are forked, a single grade at a time.
 
-    Raises JailError: it could not be started; see also `greet`.
+    Raises JailError: it could not be started.
     """
 
     def __init__(self, sandbox: Jail, packages: bool = False) -> None:
         self.grades = 0
-        self._sandbox = sandbox
         self.control, theirs = socket.socketpair()
         with theirs:
             try:
@@ -37,22 +37,14 @@ class Host:
             except BaseException:
                 self.control.close()
                 raise
-
-    def greet(self) -> None:
-        """Wait until it is ready. Raises JailError."""
-        greet(self.process, "a jail", "see if the machine is overloaded")
-        # Without separate namespaces it cannot make sure that nothing of a grade is left: it is never clean.
-        try:
-            wire.send(self.control.fileno(), {"alone": self._sandbox.is_sandbox}, time.monotonic() + _END_SECONDS)
-        except OSError as error:
-            raise JailError(f"a jail ended as soon as it started: {error}; see if the machine lacks memory") from error
-
-    def poll(self) -> int | None:
-        return self.process.poll()
+        with contextlib.suppress(OSError):  # it has ended: `greet` says so
+            # Without separate namespaces it cannot make sure that nothing of a grade is left: it is never clean.
+            wire.send(self.control.fileno(), {"alone": sandbox.is_sandbox})
+        self.poll, self.greet, self.kill = self.process.poll, self.process.greet, self.process.kill
 
     def end(self) -> None:
         self.control.close()  # tells the host to end
-        kill(self.process)
+        self.process.end()
 
 
 class Grade:
@@ -102,7 +94,7 @@ class Grade:
             link, deadline = self._host.control.fileno(), time.monotonic() + _END_SECONDS
             try:
                 wire.send(link, {"gone": gone}, deadline)
-                self._how = hear(self._host.process, deadline)
+                self._how = self._host.process.hear(deadline)
             except (EOFError, OSError, ValueError) as error:
                 raise DiedError(f"a jail is gone: {error}") from error
         return self._how

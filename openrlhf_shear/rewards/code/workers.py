@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from openrlhf_shear.rewards.code.hosts import Grade, Host
 from openrlhf_shear.rewards.crew import Crew, Defaults
-from openrlhf_shear.rewards.jail import find_jail, strike
+from openrlhf_shear.rewards.jail import find_jail
 
 MOST_GRADES = 500
 
@@ -20,8 +20,8 @@ class Hosts(Crew):
     """Hosts of the same kind."""
 
     def __init__(self, count: int, packages: bool, most: int, allow_unsandboxed: bool) -> None:
-        super().__init__(count)
-        self._packages, self._most, self._allow_unsandboxed = packages, most, allow_unsandboxed
+        super().__init__(count, lambda: Host(find_jail(allow_unsandboxed), packages))
+        self._most = most
 
     @contextmanager
     def grade(self, *pipes: int) -> Iterator[Grade]:
@@ -31,18 +31,6 @@ class Hosts(Crew):
             host.grades += 1
             if host.grades >= self._most or not grade.is_clean():
                 host.end()  # a dead host is not lent again
-
-    def _spawn(self) -> Host:
-        return Host(find_jail(self._allow_unsandboxed), self._packages)
-
-    def _greet(self, host: Host) -> None:
-        host.greet()
-
-    def _kill(self, host: Host) -> None:
-        strike(host.process)
-
-    def _end(self, host: Host) -> None:
-        host.end()
 
 
 class CodeWorkers(AbstractContextManager):

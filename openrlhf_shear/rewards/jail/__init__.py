@@ -4,17 +4,6 @@
 that every jail has.
 """
 
-from openrlhf_shear.rewards.jail.bubblewrap import (
-    INSIDE,
-    Jail,
-    JailError,
-    Limits,
-    find_jail,
-    greet,
-    hear,
-    kill,
-    strike,
-    tell,
-)
+from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, JailProcess, Limits, find_jail
 
-__all__ = ["INSIDE", "Jail", "JailError", "Limits", "find_jail", "greet", "hear", "kill", "strike", "tell"]
+__all__ = ["INSIDE", "Jail", "JailError", "JailProcess", "Limits", "find_jail"]

@@ -24,6 +24,7 @@ from openrlhf_shear.rewards.jail.inside import wire
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0  # until a process in a jail says that it is ready
+_LOOK = "see if the machine is overloaded or lacks memory, and if `import math_verify` works here"
 INSIDE = Path(wire.__file__).resolve().parent  # scripts that every jail has
 _PLACE = "/rewards"  # where a jail has the folders of scripts
 _PROBE_SECONDS = 30.0
@@ -61,6 +62,61 @@ class Limits:
     tmp_mb: int = 64
 
 
+class JailProcess(subprocess.Popen):
+    """A process in a jail. Its stdin and stdout are binary pipes without buffers."""
+
+    def greet(self) -> None:
+        """Wait until it says that it is ready. Raises JailError: it will not be ready."""
+        began = time.monotonic()
+        try:
+            self.hear(began + _START_SECONDS)
+        except TimeoutError as error:
+            raise JailError(f"a jail did not start within {_START_SECONDS:g} s; {_LOOK}") from error
+        except (EOFError, OSError, ValueError) as error:
+            seconds = time.monotonic() - began
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait(_REAP_SECONDS)
+            ended = "closed its pipe" if self.returncode is None else f"ended with exit code {self.returncode}"
+            raise JailError(f"a jail {ended} after {seconds:.1f} s, before it was ready: {error}; {_LOOK}") from error
+
+    def tell(self, message: object, deadline: float | None = None) -> None:
+        """Send a frame (see `inside.wire`)."""
+        wire.send(self.stdin.fileno(), message, deadline)
+
+    def hear(self, deadline: float) -> object:
+        """Return the next frame."""
+        return wire.receive(self.stdout.fileno(), deadline)
+
+    def kill(self) -> None:
+        """Kill the jail, from any thread. The thread that waits for it reads the end of its pipes, and calls `end`.
+
+        The whole group is killed. If bubblewrap is killed alone while it starts, its child waits for ever for the word
+        to go on.
+        """
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the jail with all that runs in it, reap it and close its pipes. May be called again.
+
+        The children of bubblewrap are killed first, so that bubblewrap reaps them: an orphan could stay a zombie in a
+        container.
+        """
+        if self.poll() is None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # OSError: a kernel without this file
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+                for child in children:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(child), signal.SIGKILL)
+                if children:
+                    self.wait(_REAP_SECONDS)
+        self.kill()
+        self.wait()
+        for pipe in filter(None, (self.stdin, self.stdout, self.stderr)):
+            pipe.close()
+
+
 class Jail:
     """Starts scripts behind the isolation that `find_jail` found. `mechanisms` describes the protection to a person.
 
@@ -94,10 +150,10 @@ class Jail:
             *self.notes,
         )
 
-    def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
-        """Run `python -I script` inside, which may read the files beside it and `INSIDE`. End the process with `kill`.
+    def start(self, script: Path, limits: Limits, **options) -> JailProcess:
+        """Run `python -I script` inside, which may read the files beside it and `INSIDE`. The caller ends the process.
 
-        stdin (if not given) and stdout are binary pipes without buffers. Raises JailError: it could not be started.
+        Raises JailError: it could not be started.
 
         Args:
             packages: make the packages of this interpreter importable; else only the standard library (`-S`).
@@ -113,7 +169,7 @@ class Jail:
         packages: bool = False,
         stdin: int = subprocess.PIPE,
         stderr: int = subprocess.DEVNULL,
-    ) -> subprocess.Popen[bytes]:
+    ) -> JailProcess:
         # Without `site`: imports in a machine's .pth files are not needed, and can take longer than the whole start.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
@@ -136,7 +192,7 @@ class Jail:
             options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
             pipes = {"bufsize": 0, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
-                return subprocess.Popen(command, **pipes, **options)
+                return JailProcess(command, **pipes, **options)
             except OSError as error:
                 raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
@@ -147,63 +203,6 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
     With `allow_unsandboxed`, untrusted code then runs with resource limits only; a single warning says so.
     """
     return probed(bool(allow_unsandboxed))
-
-
-def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
-    """Wait until a process in a jail says that it is ready. Raises JailError: `what` is not ready; try the `remedy`."""
-    began = time.monotonic()
-    try:
-        hear(process, began + _START_SECONDS)
-    except TimeoutError as error:
-        raise JailError(f"{what} did not start within {_START_SECONDS:g} s; {remedy}") from error
-    except (EOFError, OSError, ValueError) as error:
-        seconds = time.monotonic() - began
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_REAP_SECONDS)
-        ended = "closed its pipe" if process.returncode is None else f"ended with exit code {process.returncode}"
-        raise JailError(f"{what} {ended} after {seconds:.1f} s, before it was ready: {error}; {remedy}") from error
-
-
-def tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
-    """Send a frame (see `inside.wire`) to a process in a jail."""
-    wire.send(process.stdin.fileno(), message, deadline)
-
-
-def hear(process: subprocess.Popen[bytes], deadline: float) -> object:
-    """Return the next frame from a process in a jail."""
-    return wire.receive(process.stdout.fileno(), deadline)
-
-
-def strike(process: subprocess.Popen[bytes]) -> None:
-    """Kill a jail, from any thread. The thread that waits for it reads the end of its pipes, and reaps it by `kill`.
-
-    The whole group is killed. If bubblewrap is killed alone while it starts, its child waits for ever for the word to
-    go on.
-    """
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a jail with all that runs in it, reap it and close its pipes. May be called again.
-
-    The children of bubblewrap are killed first, so that bubblewrap reaps them: an orphan could stay a zombie in a
-    container.
-    """
-    if process.poll() is None:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # OSError: a kernel without this file
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            for child in children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(child), signal.SIGKILL)
-            if children:
-                process.wait(_REAP_SECONDS)
-    strike(process)
-    process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
 
 
 @cache
@@ -270,7 +269,7 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
     except subprocess.TimeoutExpired:
         return f"it did not start within {_PROBE_SECONDS:g} s"
     finally:
-        kill(process)
+        process.end()
     if process.returncode != 0:
         return errors.decode(errors="replace").strip()[-500:] or f"it ended with exit code {process.returncode}"
     least, started, most = map(int, counted.split())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openrlhf_shear.rewards.code.hosts import DiedError, Grade, Host
-from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, Limits, kill
+from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, Limits
 
 MARK = "openrlhf-shear-escape"
 _SECONDS = 60
@@ -192,7 +192,7 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
     try:
         out, _ = process.communicate(json.dumps(request).encode() + b"\n", timeout=_SECONDS)
     finally:
-        kill(process)
+        process.end()
     outcomes = dict(map(json.loads, out.splitlines()))
     attempts = [{name: attempt for name, (attempt, _) in ESCAPES_OF_A_PROGRAM.items()}]
     for name, (leave, find, _) in LEFT_BEHIND.items():

@@ -1,6 +1,6 @@
 """Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of a process."""
 
-import subprocess
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +24,7 @@ class MathWorkers(Crew):
     """Jailed hosts of about 100 MB that compare answers (`inside.math_worker`)."""
 
     def __init__(self, count: int, allow_unsandboxed: bool = False) -> None:
-        super().__init__(count)
-        self._allow_unsandboxed = allow_unsandboxed
+        super().__init__(count, lambda: _host(allow_unsandboxed))
 
     def compare(
         self,
@@ -67,22 +66,17 @@ class MathWorkers(Crew):
     def _reply(self, job: dict) -> dict:
         with self._lent() as host:
             deadline = time.monotonic() + 2 * job["timeout"] + GRACE_SECONDS  # it may try twice
-            jail.tell(host, job, deadline)
-            return jail.hear(host, deadline)
+            host.tell(job, deadline)
+            return host.hear(deadline)
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        return jail.find_jail(self._allow_unsandboxed).start(SCRIPT, _LIMITS, packages=True)
 
-    def _greet(self, host: subprocess.Popen[bytes]) -> None:
-        jail.greet(host, "the maths worker", "check that `import math_verify` works in this environment")
-        no_fork = jail.find_jail(self._allow_unsandboxed).no_fork
-        jail.tell(host, {"no_fork": no_fork}, time.monotonic() + GRACE_SECONDS)
-
-    def _kill(self, host: subprocess.Popen[bytes]) -> None:
-        jail.strike(host)
-
-    def _end(self, host: subprocess.Popen[bytes]) -> None:
-        jail.kill(host)
+def _host(allow_unsandboxed: bool) -> jail.JailProcess:
+    """Start a host, which need not be ready yet."""
+    box = jail.find_jail(allow_unsandboxed)
+    host = box.start(SCRIPT, _LIMITS, packages=True)
+    with contextlib.suppress(OSError):  # it has ended: `greet` says so
+        host.tell({"no_fork": box.no_fork})
+    return host
 
 
 default_workers = Defaults(MathWorkers)  # hosts start with the first comparisons

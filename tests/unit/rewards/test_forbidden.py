@@ -16,6 +16,7 @@ from openrlhf_shear.preflight import rewards
 from openrlhf_shear.rewards.jail import JailError, forbidden
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 
+
 def plant(root: Path, **files: str) -> None:
     for name, text in files.items():
         path = root / "proc" / name.replace("__", "/")

@@ -12,16 +12,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from processes import PATIENCE, descriptors, stats, wait_until
 
-from openrlhf_shear.rewards.code.workers import Hosts
-from openrlhf_shear.rewards.jail import Jail, JailError, Limits, another_user, find_jail, greet, kill
+from openrlhf_shear.rewards.jail import Jail, JailError, JailProcess, Limits, another_user, find_jail
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 from openrlhf_shear.rewards.jail.escapes import ESCAPES, ESCAPES_OF_A_PROGRAM, LEFT_BEHIND, MARK, try_escapes
-from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 _FORKS = """
 import os, resource, signal, subprocess, sys, threading
@@ -81,7 +78,7 @@ def run(jail: Jail, script: Path, text: str, given: bytes = b"", **options) -> b
         assert process.returncode == 0
         return out
     finally:
-        kill(process)
+        process.end()
 
 
 def test_every_escape_is_refused_by_a_named_mechanism(jail: Jail):
@@ -114,7 +111,7 @@ def test_root_s_jails_are_another_user_s_each_and_leave_the_devices_as_they_are(
         assert len(users) == 2 and 0 not in users
     finally:
         for process in processes:
-            kill(process)
+            process.end()
     assert "a separate user, not root" in jail.mechanisms
     try_escapes(jail)
     assert devices == [(path, path.stat().st_mode, path.stat().st_ctime_ns) for path, _, _ in devices]
@@ -139,11 +136,11 @@ def test_a_jail_that_ends_at_once_says_so(jail: Jail, tmp_path: Path):
     script.write_text("import os\nos._exit(7)\n")
     process = jail.start(script, Limits())
     try:
-        with pytest.raises(JailError, match=r"a jail ended with exit code 7 after \d+\.\d s, .*; look here") as raised:
-            greet(process, "a jail", "look here")
+        with pytest.raises(JailError, match=r"a jail ended with exit code 7 after \d+\.\d s, .*; see if the") as raised:
+            process.greet()
         assert "within" not in str(raised.value)
     finally:
-        kill(process)
+        process.end()
 
 
 def test_the_filter_against_processes_leaves_threads_and_signals_to_itself(jail: Jail, tmp_path: Path):
@@ -176,7 +173,10 @@ def test_packages_only_where_asked(jail: Jail, tmp_path: Path):
 
 @pytest.mark.usefixtures("probed_anew")
 def test_no_bubblewrap_and_no_libseccomp_are_refusals_with_the_remedy(monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(JailError, match="bubblewrap is not installed.*apt-get install"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(JailError, match=r"bubblewrap is not installed.*apt-get install"),
+    ):
         patch.setattr(shutil, "which", lambda name: None)
         find_jail()
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
@@ -206,7 +206,7 @@ def test_a_jail_outlives_the_thread_that_asked_for_it(jail: Jail, tmp_path: Path
     try:
         assert started[0].communicate(b"\n", timeout=PATIENCE)[0] == b"alive\n"
     finally:
-        kill(started[0])
+        started[0].end()
 
 
 STARTS = """
@@ -239,8 +239,8 @@ def test_nothing_is_left_after_kills(jail: Jail, tmp_path: Path):
     for delay in (None, None, *range(0, 40, 2)):  # ms: bubblewrap's start has moments in which it is hard to kill
         process = jail.start(script, Limits())
         process.stdout.read(2) if delay is None else time.sleep(delay / 1000)
-        kill(process)
-        kill(process)
+        process.end()
+        process.end()
         assert process.returncode is not None
         if delay is None:
             assert process.pid not in {int(group) for _, _, group, *_ in stats().values()}, "no zombie either"
@@ -274,14 +274,10 @@ def test_a_python_installed_below_tmp_is_there_too(jail: Jail, tmp_path: Path):
     assert done.stdout.split() == [str(tmp_path / "venv"), "1"], done.stderr  # there, and read-only
 
 
-@pytest.mark.parametrize("kind", ["maths", "code"])
-def test_what_starts_in_a_jail_is_killed_with_it(kind):
+def test_what_starts_in_a_jail_is_killed_with_it():
     """Bubblewrap's child is in its group, waits until both are ready, and holds its pipes."""
     words = ["sh", "-c", "sleep 3600 & echo started; wait"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
+    with JailProcess(words, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.readline() == b"started\n"
-        if kind == "maths":
-            MathWorkers(1)._kill(process)
-        else:
-            Hosts(1, False, 1, False)._kill(SimpleNamespace(process=process))
+        process.kill()
         assert select.select([process.stdout], [], [], PATIENCE)[0] and process.stdout.read() == b""

@@ -138,8 +138,8 @@ def test_closing_ends_a_comparison_under_way(monkeypatch):
     before, asked = descendants(), threading.Event()
     workers = MathWorkers(1)
     workers.compare("a", "a", 30.0)
-    hear = jail.hear
-    monkeypatch.setattr(jail, "hear", lambda *arguments: (asked.set(), hear(*arguments))[1])
+    hear = jail.JailProcess.hear
+    monkeypatch.setattr(jail.JailProcess, "hear", lambda *arguments: (asked.set(), hear(*arguments))[1])
     compared = []
     thread = threading.Thread(target=lambda: compared.append(said_of(workers, "a", "hang", 300.0)))
     thread.start()

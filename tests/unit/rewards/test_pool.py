@@ -1,8 +1,6 @@
 """The reward pool: many grades at once, each independent of the others, and no process left behind."""
 
 import asyncio
-import os
-import signal
 import threading
 from contextlib import closing
 from dataclasses import replace
