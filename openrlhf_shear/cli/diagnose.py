@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from openrlhf_shear.cli import sampling_flags as flags
-from openrlhf_shear.config import PrmConfig, SearchConfig, ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.line import frame
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
@@ -65,11 +65,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     )
     about = "compare hidden states with N-grams of the text, by the same formula; also with --analyse"
     analyses.add_argument("--ngram", type=int, default=3, metavar="N", help=f"{about}; 0 leaves it out (default: 3)")
-    about = "compare omega with this process reward model, a folder or hub id in the format of"
-    example = "Qwen/Qwen2.5-Math-PRM-7B; it runs in this process, at the end; also with --analyse (default: none)"
-    analyses.add_argument("--prm", metavar="PATH_OR_ID", help=f"{about} {example}")
-    about = r"text that ends a step of a response (default: \n\n)"
-    analyses.add_argument("--prm-separator", default=r"\n\n", metavar="TEXT", help=about)
     flags.add_engines(parser)
     policy = parser.add_argument_group("policy", "reads the hidden states on the engines' GPUs, after the engines end")
     policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs of the policy (default: 1)")
@@ -82,14 +77,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @frame.command(_flags, __doc__, EPILOG, USAGE, flags.REFUSED, flags.GOES_ON)
 def main(args: argparse.Namespace) -> None:
     frame.at_least(args, ngram=0)
-    prm = PrmConfig(args.prm, separator=args.prm_separator) if args.prm else None
-    if prm:
-        from openrlhf_shear.credit.prm.conversation import load_encoder
-
-        load_encoder(prm)  # a wrong model fails here, before anything starts
     if not args.analyse:
         _sample_and_measure(args)
-    _analyse(args.analyse or args.output, args, prm)
+    _analyse(args.analyse or args.output, args)
 
 
 def _sample_and_measure(args: argparse.Namespace) -> None:
@@ -130,44 +120,22 @@ def _knobs(args: argparse.Namespace, kind: type) -> ShearConfig | SearchConfig:
     return kind(**{knob.name: getattr(args, knob.name) for knob in fields(kind)})
 
 
-def _analyse(folder: Path, args: argparse.Namespace, prm: PrmConfig | None) -> None:
-    from openrlhf_shear.diagnosis.findings import NO_TEXT, find
+def _analyse(folder: Path, args: argparse.Namespace) -> None:
+    from openrlhf_shear.diagnosis.findings import find
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
-    from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS, TEXT
-    from openrlhf_shear.diagnosis.scores import read_steps
-    from openrlhf_shear.diagnosis.text import NoTextError, text_control
+    from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, TEXT
+    from openrlhf_shear.diagnosis.text import text_control
     from openrlhf_shear.report.findings import print_findings, write_findings
     from openrlhf_shear.rollouts.record import read_rollouts
 
     prefixes, settings = read_prefixes(folder / PREFIXES)
     rollouts, _ = read_rollouts(folder / ROLLOUTS)
-    if prm:
-        _score(folder, rollouts, settings, prm, args.trust_remote_code)
-    steps = read_steps(folder / STEPS, settings)
-    text, no_text = None, NO_TEXT
-    if args.ngram:
-        try:
-            text = text_control(folder / TEXT, rollouts, settings, args.ngram, _knobs(args, SearchConfig))
-        except NoTextError as error:
-            no_text = str(error)
-    findings = find(prefixes, rollouts, settings, args.resamples, args.seed, steps, text, no_text)
+    search = _knobs(args, SearchConfig)
+    text = text_control(folder / TEXT, rollouts, settings, args.ngram, search) if args.ngram else None
+    findings = find(prefixes, rollouts, settings, args.resamples, args.seed, text)
     for path in write_findings(findings, folder):
         print(path, file=sys.stderr)
     print_findings(findings)
-
-
-def _score(folder: Path, rollouts: list, settings: dict, prm: PrmConfig, trusted: bool) -> None:
-    from transformers import AutoTokenizer
-
-    from openrlhf_shear.diagnosis.run import SAMPLED, STEPS
-    from openrlhf_shear.diagnosis.scores import scored_steps, write_steps
-    from openrlhf_shear.sampling.store import Store
-
-    questions = Store(folder / SAMPLED).questions().values()
-    problems = {question.id: question.messages[-1]["content"] for question in questions}
-    tokenizer = AutoTokenizer.from_pretrained(settings["model"], trust_remote_code=trusted)
-    steps = scored_steps(rollouts, problems, tokenizer, prm)
-    print(write_steps(folder / STEPS, steps, settings, prm))
 
 
 if __name__ == "__main__":

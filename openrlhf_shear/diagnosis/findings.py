@@ -30,7 +30,6 @@ TEXT_TITLE = "States or text? The same numbers of hidden states and of n-grams"
 TEXT_NOTE = (
     "The difference is hidden states minus text, with a paired 95% interval: both take the same resamples of problems."
 )
-NO_TEXT = "none was asked (--ngram 0)"
 _NEEDED = ("window", "stride", "completions", "samples_per_prompt")
 _UNKNOWN = "the task does not know where a rollout first goes wrong"
 _NOTE = (
@@ -45,9 +44,7 @@ def find(
     settings: Mapping,
     resamples: int = 1000,
     seed: int = 0,
-    steps: pandas.DataFrame | None = None,
     text: TextControl | None = None,
-    no_text: str = NO_TEXT,
 ) -> Results:
     """Run all analyses, with a progress bar on stderr.
 
@@ -56,8 +53,7 @@ def find(
         rollouts: of `read_rollouts`, unmixed groups included.
         settings: of the prefixes. It needs `window`, `stride`, `completions` and `samples_per_prompt`; `problems`, the
             number that was requested, is optional.
-        steps: of `read_steps`; None without a process reward model.
-        text: of `text_control`; None without the text control, for which `no_text` is the reason.
+        text: of `text_control`; None without the text control.
 
     Raises:
         ValueError: the settings lack a required name, or resamples is below 1.
@@ -68,7 +64,7 @@ def find(
     usable = prefixes[np.isfinite(prefixes["distance"]) & (prefixes["completions"] > 0)].reset_index(drop=True)
     analyses = {}
     with tqdm(
-        makers(usable, rollouts, settings, Bootstrap(resamples, seed), steps, text).items(),
+        makers(usable, rollouts, settings, Bootstrap(resamples, seed), text).items(),
         desc="analyses",
         disable=None,
     ) as bar:
@@ -91,7 +87,6 @@ def find(
         "left_out": len(prefixes) - len(usable),
         "incomplete": int((prefixes["completions"] < settings["completions"]).sum()),
         "first_errors_missing": None if analyses["first_errors"] else _UNKNOWN,
-        "text_missing": None if text else no_text,
         "numbers": [{"what": what, **plain(estimate)} for what, estimate in numbers.items()],
         "text_numbers": [{"what": w, **plain(t), "difference": plain(less)} for w, (_, t, less) in both.items()],
         "analyses": analyses,
@@ -104,23 +99,20 @@ def find(
 def _drawn(
     analyses: Mapping[str, Analysis], rollouts: Sequence[Rollout], place: str, label: str
 ) -> Iterator[Picture | Omission]:
-    """Yield the pictures. The text is a further line, or a further picture where the x axis is the distance."""
+    """Yield the pictures; those whose x axis is the distance once more for the text."""
 
     def over_distance(of: Mapping[str, Analysis]) -> Iterator[Picture | Omission]:
         yield from pictures.separation_pictures(of["separation"], place)
         yield pictures.positions_picture(of["positions"], place)
 
-    def beside(name: str) -> pictures.Beside:
-        return (label, analyses["text"][name]) if analyses["text"] else None
-
-    yield from pictures.trend_pictures(analyses["trend"], place, beside("trend"))
-    yield pictures.changes_picture(analyses["changes"], place, beside("changes"))
-    yield pictures.lags_picture(analyses["lags"], place, beside("lags"))
+    yield from pictures.trend_pictures(analyses["trend"], place)
+    yield pictures.changes_picture(analyses["changes"], place)
+    yield pictures.lags_picture(analyses["lags"], place)
     yield from over_distance(analyses)
     for item in over_distance(analyses["text"]) if analyses["text"] else ():
         yield replace(item, name=f"text_{item.name}", heading=f"{item.heading}: {label}")
     yield pictures.groups_picture(analyses["groups"], place)
-    yield pictures.profile_picture(analyses["first_errors"], place, beside("first_errors"))
+    yield pictures.profile_picture(analyses["first_errors"], place)
     yield heatmap_picture(rollouts, place)
 
 
@@ -187,9 +179,7 @@ def _notes(results: Mapping) -> list[str]:
     if analyses["controls"] is None:
         notes.append("No controls and no noise: these distances were not measured (--controls).")
     if analyses["text"] is None:
-        notes.append(f"No text control: {results['text_missing']}.")
-    if analyses["steps"] is None:
-        notes.append("No numbers of a process reward model: none was asked (--prm).")
+        notes.append("No text control: none was asked (--ngram 0).")
     if analyses["first_errors"] is None:
         notes.append(f"No numbers of the first error: {results['first_errors_missing']}.")
     return notes

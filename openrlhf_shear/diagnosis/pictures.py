@@ -3,7 +3,8 @@
 Each function takes an analysis and the place: the backbone and task for headings. Bands and whiskers are 95% intervals.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,10 +21,9 @@ OUTCOMES = {True: ("Originally correct", "blue"), False: ("Originally incorrect"
 GROUP_INKS = ("gray", "blue", "orange", "purple", "green", "vermilion", "brown")
 ACCURACY, DISTANCE = "Continuation accuracy", "Distance to the opposing side (nbar)"
 COLUMNS = 5  # of small multiples
-Beside = tuple[str, Analysis | None] | None  # the text control's label and its analysis; None without a text control
 
 
-def trend_pictures(trend: Analysis, place: str, text: Beside = None) -> Iterator[Picture | Omission]:
+def trend_pictures(trend: Analysis, place: str) -> Iterator[Picture | Omission]:
     for (outcome, curve), of in zip(trend.items(), ("all", "originally correct", "originally incorrect"), strict=True):
         name = "trend" if outcome == "every" else f"trend_{outcome}"
         heading, reach = f"Aggregate trend, {of} rollouts", _problems(curve.reach)
@@ -31,20 +31,18 @@ def trend_pictures(trend: Analysis, place: str, text: Beside = None) -> Iterator
             yield Omission(heading, f"no two positions are reached by {reach}", name)
             continue
         left_out = f"; {curve.left_out} that fewer problems reach are left out" if curve.left_out else ""
-        more = {_of_text(DISTANCE, text): text[1][outcome].distance} if text else {}
         numbers = spread("accuracy", curve.accuracy) | spread("distance", curve.distance) | _counts(curve.accuracy)
-        numbers |= _columns_beside("distance", text, *more.values())
         yield Picture(
             *(name, heading, f"{place}; {_rho(curve.rho)}"),
             f"Mean continuation accuracy (left) and distance (right) of prefixes by position, with {INTERVALS}. "
             f"{_rho(curve.rho)} over {len(curve.positions)} positions that at least {reach} reach"
             f"{left_out}; {_rests(curve.rho)}. Deep positions are reached by long rollouts only.",
             *columns({"position": curve.positions, **numbers}),
-            lambda axis, theme, curve=curve, more=more: _plot_trend(axis, theme, curve, more),
+            partial(_plot_trend, curve=curve),
         )
 
 
-def lags_picture(lags: Analysis, place: str, text: Beside = None) -> Picture | Omission:
+def lags_picture(lags: Analysis, place: str) -> Picture | Omission:
     heading = "Changes around the first error"
     study = [change for change in lags.errors if change.distance.value is not None]
     if not study:
@@ -52,18 +50,13 @@ def lags_picture(lags: Analysis, place: str, text: Beside = None) -> Picture | O
     names = "Change of accuracy", "Change of distance (nbar)"
     x, accuracy, distance = ([change[name] for change in study] for name in ("lag", "accuracy", "distance"))
     curve = Analysis({"positions": x, "accuracy": accuracy, "distance": distance})
-    of_text = [change.distance for change in text[1].errors if change.lag in x] if text else []
-    more = {_of_text(names[1], text): of_text} if text else {}
     return Picture(
         *("lags", heading, place),
         "Mean change from one prefix to the next of incorrect rollouts minus that of their groups' correct rollouts at "
         f"the same position, with {INTERVALS}. Changes are by strides after the one that holds the first wrong token. "
         "In that stride the window holds only the tokens since the error.",
-        *columns(
-            {"lag": x, **spread("accuracy", accuracy), **spread("distance", distance), **_counts(distance)}
-            | _columns_beside("distance", text, of_text)
-        ),
-        lambda axis, theme: _plot_trend(axis, theme, curve, more, names, "Strides after the one with the first error"),
+        *columns({"lag": x, **spread("accuracy", accuracy), **spread("distance", distance), **_counts(distance)}),
+        partial(_plot_trend, curve=curve, names=names, along="Strides after the one with the first error"),
     )
 
 
@@ -71,31 +64,28 @@ def _plot_trend(
     axis: Axes,
     theme: Theme,
     curve: Analysis,
-    more: Mapping[str, Sequence[Estimate]],
     names: tuple[str, str] = (ACCURACY, DISTANCE),
     along: str = "Prefix length (tokens)",
 ) -> None:
     right = axis.twinx()
     right.spines["right"].set_visible(True)
-    for side, ink, label in ((axis, "blue", names[0]), (right, "brown", names[1])):
+    sides = ((axis, "blue", names[0], curve.accuracy), (right, "brown", names[1], curve.distance))
+    for side, ink, label, estimates in sides:
         side.set_ylabel(label, color=theme.ink(ink))
         side.tick_params(axis="y", colors=theme.ink(ink))
-    figures.line(axis, theme, curve.positions, curve.accuracy, "blue", names[0])
-    for ink, (label, estimates) in zip(("brown", "purple"), {names[1]: curve.distance, **more}.items(), strict=False):
-        figures.line(right, theme, curve.positions, estimates, ink, label)
-        # a legend sees the first axis only
-        axis.plot([], [], label=label, **figures.line_style(theme, ink, len(curve.positions)))
+        figures.line(side, theme, curve.positions, estimates, ink, label)
+    # a legend sees the first axis only
+    axis.plot([], [], label=names[1], **figures.line_style(theme, "brown", len(curve.positions)))
     axis.set_xlabel(along)
     axis.grid(linewidth=0.6)
 
 
-def changes_picture(changes: Analysis, place: str, text: Beside = None) -> Picture | Omission:
+def changes_picture(changes: Analysis, place: str) -> Picture | Omission:
     heading = "Local association of stride-wise changes"
     rho, events, step = changes.rho, changes.table, changes.threshold
     if events.empty:
         return Omission(heading, f"no neighbouring prefixes differ by {step:.4g} in accuracy", "changes")
     levels, means = [level.change for level in changes.levels], [level.distance for level in changes.levels]
-    of_text = [level.distance for level in text[1].levels] if text else []
 
     def plot(axis: Axes, theme: Theme) -> None:
         x = np.arange(events["d_accuracy"].min() - step / 2, events["d_accuracy"].max() + step, step)
@@ -108,8 +98,6 @@ def changes_picture(changes: Analysis, place: str, text: Beside = None) -> Pictu
         bar.minorticks_off()  # with few events it would label these too
         bar.outline.set_visible(False)
         figures.whiskers(axis, theme, levels, means, "vermilion", "Mean, 95% interval")
-        if text:
-            figures.whiskers(axis, theme, levels, of_text, "blue", _of_text("Mean", text))
         axis.axhline(0, color=theme.text, linewidth=0.8)
         axis.axvline(0, color=theme.text, linewidth=0.8)
         axis.set(xlabel="Change of continuation accuracy", ylabel="Change of distance (nbar)")
@@ -119,10 +107,7 @@ def changes_picture(changes: Analysis, place: str, text: Beside = None) -> Pictu
         f"Changes from one prefix of a rollout to the next, where |dAcc| is at least {step:.4g} "
         f"({rho.rows:,} of {changes.strides:,} strides): how many have which change (logarithmic), and the mean change "
         f"of distance by change of accuracy, with {INTERVALS}. {_rho(rho)}; {_rests(rho, 'changes')}.",
-        *columns(
-            {"change of accuracy": levels, **spread("change of distance", means), **_counts(means, "events")}
-            | _columns_beside("change of distance", text, of_text)
-        ),
+        *columns({"change of accuracy": levels, **spread("change of distance", means), **_counts(means, "events")}),
         plot,
     )
 
@@ -287,22 +272,16 @@ def groups_picture(groups: Analysis, place: str) -> Picture | Omission:
     )
 
 
-def profile_picture(errors: Analysis | None, place: str, text: Beside = None) -> Picture | Omission:
+def profile_picture(errors: Analysis | None, place: str) -> Picture | Omission:
     heading = "Omega around the first error"
     if errors is None or not errors.rollouts:
         reason = "no incorrect rollout of a mixed group has a first error that is known"
         return Omission(heading, reason, "first_error")
     omega, control = ([point[name] for point in errors.profile] for name in ("omega", "control"))
-    wrong = Series("omega", "Incorrect rollouts", "vermilion", omega)
-    right = Series("correct rollouts", "The group's correct rollouts, same tokens", "blue", control)
-    series = [wrong, right]
-    if text:
-        series += [
-            Series(
-                _of_text(each.title, text), _of_text(each.label, text), ink, [point[name] for point in text[1].profile]
-            )
-            for each, ink, name in ((wrong, "purple", "omega"), (right, "green", "control"))
-        ]
+    series = [
+        Series("omega", "Incorrect rollouts", "vermilion", omega),
+        Series("correct rollouts", "The group's correct rollouts, same tokens", "blue", control),
+    ]
     x = [point.offset for point in errors.profile]
 
     def plot(axis: Axes, theme: Theme) -> None:
@@ -324,15 +303,6 @@ def profile_picture(errors: Analysis | None, place: str, text: Beside = None) ->
         ),
         plot,
     )
-
-
-def _of_text(what: str, text: Beside) -> str:
-    return f"{what}, {text[0]}"
-
-
-def _columns_beside(what: str, text: Beside, estimates: Sequence[Estimate] = ()) -> dict[str, list]:
-    """Return the columns of the text's numbers; none without a text control."""
-    return spread(_of_text(what, text), estimates) if text else {}
 
 
 def _problems(number: int) -> str:

@@ -55,8 +55,6 @@ def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
     """
     table, settings = read_table(path, KIND)
     frame = table.to_pandas()
-    for name in CONTROL_COLUMNS:
-        frame[f"{name}_distance"] = frame.get(f"{name}_distance", math.nan)  # older tables lack these columns
     frame["accuracy"] = frame["successes"] / frame["completions"]
     return frame.sort_values(["problem", "sample", "position"], ignore_index=True), settings
 

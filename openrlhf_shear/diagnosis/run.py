@@ -4,22 +4,18 @@
 - OUTPUT/measured/: the weights and distances of one group a file, so that each is measured once
 - OUTPUT/rollouts.parquet, OUTPUT/prefixes.parquet: the tables for pages and analyses
 - OUTPUT/text/: the text control's distances of one group a file
-- OUTPUT/steps.parquet: a process reward model's scores, where requested
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.spans import SpanCut
-from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import SampledGroup, sampled_groups
 from openrlhf_shear.rewards.verdict import Failure
@@ -30,34 +26,13 @@ from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Sampler
 from openrlhf_shear.sampling.store import Store
 
-if TYPE_CHECKING:
-    import torch
-
 SAMPLED, COMPLETED, TEXT = "rollouts", "completions", "text"
-ROLLOUTS, PREFIXES, STEPS = "rollouts.parquet", "prefixes.parquet", "steps.parquet"
+ROLLOUTS, PREFIXES = "rollouts.parquet", "prefixes.parquet"
 MEASURED = ("weights", *SPAN_COLUMNS)  # columns of a rollout
 
 
 class DiagnosisError(ValueError):
     """The sampled rollouts allow no diagnosis; the message says why, in one line."""
-
-
-class Machines(Protocol):
-    """The interface that samples and reads hidden states: `train.start.diagnosis.Cluster`, or a stand-in."""
-
-    def sampler(self, plan: Plan) -> AbstractContextManager[Sampler]:
-        """Return a context with the sampler that draws completions, also of questions with a prefix."""
-
-    def measure(
-        self,
-        model: str,
-        groups: Sequence[SampledGroup],
-        config: ShearConfig,
-        search: SearchConfig,
-        heatmaps: int,
-        controls: bool,
-    ) -> Iterator[tuple[SampledGroup, Sequence[torch.Tensor], GroupEvidence]]:
-        """Yield every group with its token weights, (T_i,) each, and its evidence, in any order."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +52,19 @@ class Diagnosis:
         settings = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
         settings |= {"completions": self.completions, "problems": len(self.problems.questions)}
         settings |= asdict(self.problems.sampling) | {"chat": self.problems.prompt_format.chat}
-        return settings | asdict(self.config) | self.beside
+        return settings | self.measured
 
     @property
-    def beside(self) -> dict:
-        """The settings of the controls and the input template; empty without them, as in older tables."""
-        template = self.problems.prompt_format.template
-        return ({"controls": True} if self.controls else {}) | ({} if template is None else {"template": template})
+    def measured(self) -> dict:
+        """The settings on which weights and distances depend, beside the rollouts."""
+        return asdict(self.config) | {"controls": self.controls, "template": self.problems.prompt_format.template}
 
 
-def diagnose(request: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
+def diagnose(request: Diagnosis, folder: Path, machines: Any, tokenizer, grading: Grading) -> tuple[Path, Path]:
     """Sample, complete, measure, and write both tables; return their paths.
+
+    Args:
+        machines: `train.start.diagnosis.Cluster`, which samples and reads hidden states.
 
     Raises:
         ValueError: the folder holds another diagnosis.
@@ -134,23 +111,20 @@ def _continuations(request: Diagnosis, mixed: Sequence[SampledGroup]) -> Plan:
     by_id = {question.id: question for question in request.problems.questions}
     prefixes = prefix_questions(by_id, rollouts, request.config)
     _require_prefixes(prefixes, rollouts, request.config)
-    # Stores of before the later knobs have window and stride alone.
-    knobs = [(knob, getattr(request.config, knob.name)) for knob in fields(SpanCut)]
-    cuts = {knob.name: value for knob, value in knobs if knob.name in ("window", "stride") or value != knob.default}
-    cuts["budget"] = "of each continuation"
+    cuts = {knob.name: getattr(request.config, knob.name) for knob in fields(SpanCut)}
     ks = dict.fromkeys(request.problems.ks, request.completions)
     return replace(request.problems, questions=prefixes, ks=ks, token_ids=False, more=cuts)
 
 
 def _measured(
-    request: Diagnosis, groups: Sequence[SampledGroup], folder: Path, machines: Machines
+    request: Diagnosis, groups: Sequence[SampledGroup], folder: Path, machines: Any
 ) -> dict[str, Sequence[Rollout]]:
     """Return the rollouts of mixed groups with weights and spans, by group; read the files of earlier calls."""
     files, settings, rollouts = {}, {}, {}
     for number, group in enumerate(groups):
         files[group.name] = folder / f"group{number:05d}.parquet"
         # The first groups of the file have heatmaps, so being one of them is a setting too.
-        settings[group.name] = asdict(request.config) | {"heatmaps": number < request.heatmaps} | request.beside
+        settings[group.name] = request.measured | {"heatmaps": number < request.heatmaps}
         rollouts[group.name] = _read(files[group.name], settings[group.name], group.rollouts)
     due = [group for group in groups if rollouts[group.name] is None]
     shown = sum(settings[group.name]["heatmaps"] for group in due)  # those with heatmaps come first
@@ -167,16 +141,13 @@ def _measured(
 
 
 def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rollout] | None:
-    """Return a measured group, or None unless its file has these very rollouts and settings.
-
-    A knob that is newer than the file counts as its default there.
-    """
+    """Return a measured group, or None unless its file has these very rollouts and settings."""
     try:
         rows, made_with = read_rollouts(file)
     except TableError:
         return None
     there, wanted = ([(r.sample, r.token_ids, r.correct) for r in rollouts] for rollouts in (rows, sampled))
-    if asdict(ShearConfig()) | made_with != settings or there != wanted:
+    if made_with != settings or there != wanted:
         return None
     return [
         replace(rollout, **{name: getattr(row, name) for name in MEASURED})

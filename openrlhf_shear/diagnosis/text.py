@@ -17,13 +17,8 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.rules.text import ngram_states
 from openrlhf_shear.credit.shear import ShearResult, shear_weights
 from openrlhf_shear.rollouts.record import Rollout, TableError, by_group, is_mixed, read_table, write_table
-from openrlhf_shear.transport import span_starts
 
 KIND = "text"
-
-
-class NoTextError(ValueError):
-    """The table allows no text control; the message says why, in a line."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +56,9 @@ def text_control(
         rollouts, settings: of `read_rollouts`; the settings name the knobs of `ShearConfig`, or they are defaults.
         ngram: tokens of an n-gram, at least 1.
         search: settings of the search, which do not change the result.
-
-    Raises:
-        NoTextError: the rollouts lack token ids, or their spans are not those of the settings.
     """
     groups = [group for group in by_group(rollouts).values() if is_mixed(group)]
-    config = _config(groups, settings)
+    config = ShearConfig(**{knob.name: settings[knob.name] for knob in fields(ShearConfig) if knob.name in settings})
     same = any(rollout.same_distances for rollout in rollouts)
     rows = []
     for number, group in enumerate(tqdm(groups, desc=f"{ngram}-grams of the text", unit="group", disable=None)):
@@ -78,22 +70,6 @@ def text_control(
             write_table(file, KIND, TextSpans, spans, wanted)
         rows += spans
     return TextControl(ngram, {(spans.problem, spans.sample): spans for spans in rows})
-
-
-def _config(groups: Sequence[Sequence[Rollout]], settings: Mapping) -> ShearConfig:
-    """Return the knobs that made the rollouts' spans; NoTextError unless they are those of the settings."""
-    try:
-        config = ShearConfig(
-            **{knob.name: settings[knob.name] for knob in fields(ShearConfig) if knob.name in settings}
-        )
-    except ValueError as error:
-        raise NoTextError(f"the settings of rollouts.parquet make no spans: {error}") from error
-    for rollout in (rollout for group in groups for rollout in group):
-        if len(rollout.token_ids or ()) != len(rollout.tokens):
-            raise NoTextError("rollouts.parquet has no token ids")
-        if span_starts(len(rollout.tokens), config).tolist() != rollout.span_starts:
-            raise NoTextError("the spans of rollouts.parquet are not those of its settings")
-    return config
 
 
 def _digest(group: Sequence[Rollout]) -> str:

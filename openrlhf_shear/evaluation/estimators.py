@@ -42,12 +42,7 @@ def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> ProblemMean:
 
     Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1. Their product form
     serves floats; Python's integers give the ratio exactly. A problem with n_i < k is left out.
-
-    Raises:
-        ValueError: k is below 1.
     """
-    if k < 1:
-        raise ValueError(f"k of pass@k must be at least 1: got {k}")
     return _over_problems([_pass(len(graded), sum(graded), k) for graded in map(_graded, outcomes)])
 
 

@@ -35,22 +35,13 @@ def results(
     Args:
         tasks: benchmark -> its grader, in the order of the results.
         ks: benchmark -> samples a problem.
-
-    Raises:
-        ValueError: a completion answers no question, is there twice, or its sample is not in [0, k).
     """
-    samples: dict[tuple[str, str], dict[int, Completion]] = {key: {} for key in questions if key[0] in tasks}
+    samples: dict[tuple[str, str], list[Completion]] = {key: [] for key in questions}
     for completion in completions:
-        mine = samples.get((completion.benchmark, completion.question))
-        if mine is None or completion.sample in mine or not 0 <= completion.sample < ks[completion.benchmark]:
-            raise ValueError(
-                f"completions must answer a question of {', '.join(tasks)}, once for each sample below k: "
-                f"got {completion.key}{'' if mine is None or completion.sample not in mine else ' twice'}"
-            )
-        mine[completion.sample] = completion
+        samples[completion.benchmark, completion.question].append(completion)
     rows = {}
     for benchmark, task in tasks.items():
-        problems = [[*of.values()] for key, of in samples.items() if key[0] == benchmark]
+        problems = [of for key, of in samples.items() if key[0] == benchmark]
         rows[benchmark] = _benchmark(task, ks[benchmark], problems)
     scores = {Path(task).stem: [rows[b][f"avg@{ks[b]}"] for b in tasks if tasks[b] == task] for task in tasks.values()}
     return {

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from openrlhf_shear.data.files import KINDS, DataError, near_path, one_line, open_rows
+from openrlhf_shear.data.files import DataError, near_path, one_line, open_rows
 from openrlhf_shear.data.sources import Dropped, ReadProblem, messages
 from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.sampling.records import Question
@@ -22,9 +22,7 @@ class Benchmark:
     name: str
     title: str  # its name in tables
     hub: str | None  # id on the hub; None: the only path in `files` is read, without a data folder
-    # names to try below a data folder, in order. After them comes a folder of such a name, or of the benchmark's name,
-    # with a single data file
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # names to try below a data folder, in order
     columns: tuple[str, ...]  # required of a row; "problem|question" is either
     task: str  # the grader: a name of `rewards.graders.GRADERS`, or a .py file with `reward_func`
     k: int  # completions of each question, by default
@@ -86,16 +84,8 @@ def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
         return benchmark.hub
     if there := next((data_dir / file for file in benchmark.files if (data_dir / file).is_file()), None):
         return str(there)
-    folders = dict.fromkeys([*(Path(file).parent.name for file in benchmark.files), benchmark.name])
-    others = ""
-    for folder in folders:
-        files = sorted(str(path) for path in (data_dir / folder).glob("*") if path.name.endswith(KINDS))
-        if len(files) == 1:
-            return files[0]
-        others += f"; {folder}/ has {len(files)} of these: rename the right one" if files else ""
     raise DataError(
-        f"{benchmark.title} is not in {data_dir}{near_path(str(data_dir))}: tried {', '.join(benchmark.files)}, and a "
-        f"single {', '.join(KINDS)} in {' or '.join(f'{folder}/' for folder in folders)}{others}; "
+        f"{benchmark.title} is not in {data_dir}{near_path(str(data_dir))}: tried {', '.join(benchmark.files)}; "
         f"use a folder that has it, or none to read {benchmark.hub} on the hub"
     )
 

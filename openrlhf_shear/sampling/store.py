@@ -11,7 +11,6 @@ A process that is killed loses at most the line that it was writing. Such a line
 import fcntl
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,33 +50,25 @@ class Store:
                 logger.warning("%s cannot be locked (%s): let one process at a time sample into it", lock.name, error)
             yield
 
-    def start(self, settings: Mapping[str, object], questions: Iterable[Question]) -> bool:
-        """Make the folder, or check that its run may continue; return whether it is a resume.
+    def start(self, settings: Mapping[str, object], questions: Iterable[Question]) -> None:
+        """Make the folder, or check that its run may continue.
 
         Args:
             settings: JSON values by name: model, benchmarks, k, seed, temperature, ... (no dates, no number of GPUs).
 
         Raises:
-            ValueError: the folder's run had other settings or questions (the message names them), there is no question,
-                or two questions have the same id.
+            ValueError: the folder's run had other settings or questions; the message names them.
         """
         rows = [question.to_json() for question in questions]
-        if not rows:
-            raise ValueError("an evaluation needs at least one question: got none")
-        (benchmark, identity), times = Counter((row["benchmark"], row["id"]) for row in rows).most_common(1)[0]
-        if times > 1:
-            raise ValueError(f"every question must have a different id: got {identity!r} {times} times in {benchmark}")
         settings = json.loads(json.dumps(dict(settings)))
         sampled = any((path := self.folder / name).exists() and path.stat().st_size for name in _SAMPLED)
         if sampled and (self.folder / "settings.json").exists():
-            self._check(settings, rows)
-            return True
+            return self._check(settings, rows)
         if sampled:
             raise ValueError(f"{self.folder} holds completions but no settings.json; use another --output")
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / "questions.jsonl", _lines(rows))
         write_text(self.folder / "settings.json", json.dumps(settings, indent=1) + "\n")
-        return False
 
     def settings(self) -> dict:
         return json.loads((self.folder / "settings.json").read_text())
@@ -114,16 +105,15 @@ class Store:
             yield append
 
     def write_generations(self, completions: Iterable[Completion]) -> list[Completion]:
-        """Write generations.jsonl; return its completions, by benchmark, question (as in questions.jsonl) and sample.
-
-        Raises ValueError where a completion answers no question of this folder.
-        """
+        """Write generations.jsonl; return its completions by benchmark, question (as in questions.jsonl), sample."""
         place = {key: at for at, key in enumerate(self.questions())}
         benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in place))
-        completions = list(completions)
-        if others := [c for c in completions if (c.benchmark, c.question) not in place]:
-            raise ValueError(f"{self.folder} has no question {others[0].question!r} of {others[0].benchmark}")
-        completions.sort(key=lambda c: (benchmarks.index(c.benchmark), place[c.benchmark, c.question], c.sample))
+
+        def order(completion: Completion) -> tuple[int, int, int]:
+            key = completion.benchmark, completion.question
+            return benchmarks.index(completion.benchmark), place[key], completion.sample
+
+        completions = sorted(completions, key=order)
         write_text(self.folder / "generations.jsonl", _lines(completion.to_json() for completion in completions))
         return completions
 

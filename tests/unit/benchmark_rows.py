@@ -1,5 +1,6 @@
 """The downloaded data sets, a row of each benchmark's layout, and folders that hold such rows."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -57,9 +58,10 @@ ROWS = {
 
 def write(folder: Path, name: str, *rows: dict) -> Path:
     """These rows as the first file that a benchmark is looked for under."""
-    path = folder / BENCHMARKS[name].files[0].removesuffix(".gz")
+    path = folder / BENCHMARKS[name].files[0]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
 

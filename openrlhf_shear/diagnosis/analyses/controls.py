@@ -52,8 +52,7 @@ def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
     """Does the token limit cut more late continuations? Return shares of those with a verdict; rows are prefixes.
 
     A cut continuation is mostly graded wrong. So where truncation grows with the position, accuracy falls with it,
-    whatever the reasoning. Each continuation has a separate token budget, up to the model's last position. (In older
-    tables it had the rest of its rollout's budget.)
+    whatever the reasoning. Each continuation has a separate token budget, up to the model's last position.
 
     every: over all prefixes.
     first, last, difference: over the prefixes that `quartiles` compares.

@@ -20,7 +20,6 @@ from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
 from openrlhf_shear.diagnosis.analyses.lags import lagged_changes
 from openrlhf_shear.diagnosis.analyses.noise import noise_floor
 from openrlhf_shear.diagnosis.analyses.separation import separation
-from openrlhf_shear.diagnosis.analyses.steps import omega_and_scores
 from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
 from openrlhf_shear.diagnosis.text import TextControl
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
@@ -37,7 +36,6 @@ def makers(
     rollouts: Sequence[Rollout],
     settings: Mapping,
     bootstrap: Bootstrap,
-    steps: pandas.DataFrame | None,
     text: TextControl | None,
 ) -> dict[str, Callable[[], Analysis | None]]:
     """Return the functions that make the analyses, by name, in the order of results.json; for arguments see `find`.
@@ -58,11 +56,8 @@ def makers(
         **{name: make for name, make in of_distance.items() if name not in ("lags", "first_errors")},
         "truncation": lambda: truncation(usable, bootstrap),
         **{name: of_distance[name] for name in ("first_errors", "lags")},
-        "steps": lambda: None if steps is None else omega_and_scores(steps, rollouts, bootstrap),
         **{name: make if len(measured) else lambda: None for name, make in with_controls.items()},
-        "text": lambda: (
-            None if text is None else _text(text, usable, measured.index, rollouts, settings, bootstrap, steps)
-        ),
+        "text": lambda: None if text is None else _text(text, usable, measured.index, rollouts, settings, bootstrap),
     }
 
 
@@ -116,7 +111,6 @@ def _text(
     rollouts: Sequence[Rollout],
     settings: Mapping,
     bootstrap: Bootstrap,
-    steps: pandas.DataFrame | None,
 ) -> Analysis:
     """Return the analyses of the text, over the same prefixes and rollouts; rows `measured` have a noise."""
     at = {(r.group, r.sample, start): k for r in rollouts for k, start in enumerate(r.span_starts or ())}
@@ -128,7 +122,6 @@ def _text(
     )
     weighed = [replace(r, weights=text.spans[r.group, r.sample].weights) if r.weights else r for r in rollouts]
     analyses = Analysis({name: make() for name, make in _of_distance(prefixes, weighed, settings, bootstrap).items()})
-    analyses["steps"] = None if steps is None else omega_and_scores(steps, weighed, bootstrap)
     noise = partial(noise_floor, prefixes.loc[measured], _errors(rollouts), settings["window"], 1.0, bootstrap)
     analyses["noise"] = noise() if len(measured) else None
     return analyses

@@ -150,13 +150,8 @@ def noted(runs: Iterable[Run]) -> list[Run]:
 
 
 def _settings(run: Run) -> dict:
-    credit = dict(run.credit or {})
-    credit.pop("max_waiting_bytes", None)  # it changes no result, and older runs have another default
-    if credit.get("epsilon_spread") is None:  # older runs lack it
-        credit.pop("epsilon_spread", None)
-    if "epsilon_spread" in credit or credit.get("epsilon") is not None:  # they win over epsilon_rel
-        credit.pop("epsilon_rel", None)
-    return {"group": run.group, **credit}
+    credit = {name: value for name, value in (run.credit or {}).items() if name != "max_waiting_bytes"}
+    return {"group": run.group, **credit}  # memory changes no result
 
 
 def _checked(runs: list[Run]) -> tuple[Run, ...]:
@@ -192,12 +187,11 @@ def ablates(first: MethodVariant, other: MethodVariant) -> bool:
 def _centre(variants: list[MethodVariant]) -> MethodVariant | None:
     """Return the setting that ablations start from, or None.
 
-    It is the paper's setting, else the one that every other changes in one thing, else the nearest to the paper's.
+    It is the only one that is nearest to the paper's setting.
     """
     away = [sum(v.settings[name] != PAPER[name] for name in v.settings if name in PAPER) for v in variants]
-    paper, near = ([v for v, differing in zip(variants, away, strict=True) if differing == n] for n in (0, min(away)))
-    star = [v for v in variants if all(v is other or ablates(v, other) for other in variants)]
-    return next((only[0] for only in (variants, paper, star, near) if len(only) == 1), None)
+    near = [v for v, differing in zip(variants, away, strict=True) if differing == min(away)]
+    return near[0] if len(near) == 1 else None
 
 
 def _rows(variants: tuple[MethodVariant, ...]) -> dict[str, MethodVariant]:

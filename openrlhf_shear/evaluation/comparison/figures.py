@@ -1,4 +1,4 @@
-"""Drawing of the comparison's pictures: curves, bars, a heatmap and lines; bands and whiskers are ±1 sample std.
+"""Drawing of the comparison's pictures: curves, bars and a heatmap; bands and whiskers are ±1 sample std.
 
 The std is over seeds. Each function takes (axes, theme) first, as `Picture.plot` does.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from openrlhf_shear.report.estimates import Stat
-from openrlhf_shear.report.figures import Theme, line, whiskers
+from openrlhf_shear.report.figures import Theme, line
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,6 @@ class Bar:
     seeds: tuple[float, ...]
     text: str
 
-    @property
-    def ends(self) -> tuple[float, ...]:
-        """The values that the bar reaches with its whisker and dots."""
-        std = self.value.std or 0
-        return (self.value.mean - std, self.value.mean + std, *self.seeds)
-
 
 def plot_curves(axis: Axes, theme: Theme, curves: list[Curve], names: tuple[str, str]) -> None:
     """Draw lines with bands; markers where there are few points. `names` are the axes' (x, y)."""
@@ -46,54 +40,18 @@ def plot_curves(axis: Axes, theme: Theme, curves: list[Curve], names: tuple[str,
     axis.xaxis.get_major_locator().set_params(integer=True)
 
 
-def plot_lines(axis: Axes, theme: Theme, curves: list[Curve], names: tuple[str, str]) -> None:
-    """Draw lines with error bars, side by side on equally spaced x; `names` are the axes' (x, y)."""
-    places = {x: i for i, x in enumerate(sorted({x for curve in curves for x in curve.points}))}
-    for i, curve in enumerate(curves):
-        shift = 0.05 * (i - (len(curves) - 1) / 2)  # error bars must not overlap
-        shifted = [places[x] + shift for x in curve.points]
-        whiskers(axis, theme, shifted, list(curve.points.values()), curve.ink, curve.label)
-    axis.set_xticks(list(places.values()), list(places))
-    axis.set_xlim(-0.4, len(places) - 0.6)
-    axis.set(xlabel=names[0], ylabel=names[1])
-    axis.grid(linewidth=0.6)
-
-
-def plot_bars(
-    axis: Axes,
-    theme: Theme,
-    bars: dict[float, Bar],
-    ticks: dict[float, str],
-    xlabel: str,
-    band: float | None = None,
-    legend: bool = False,
-) -> None:
-    """Draw horizontal bars from 0 at their places, with their texts, room for these, and a dot for each seed.
-
-    `band` is the std of the method at 0. With `legend`, labels stand in the legend, not at the ticks.
-    """
-    named = set()
-    for place, bar in bars.items():
-        label = bar.label if legend and bar.label not in named else None
-        named.add(bar.label)
-        style = {"color": theme.ink(bar.ink), "height": 0.8 if legend else 0.62, "alpha": theme.fill}
-        axis.barh(place, bar.value.mean, label=label, **style)
-        if bar.value.std is not None:
-            axis.errorbar(bar.value.mean, place, xerr=bar.value.std, color=theme.text, capsize=3, linewidth=1.1)
-        if bar.seeds:
-            places = [place] * len(bar.seeds)
-            axis.plot(bar.seeds, places, "o", color=theme.paper, markeredgecolor=theme.text, markersize=3.6)
-    ends = [end for bar in bars.values() for end in (0.0, -(band or 0), *bar.ends)]
-    low, high = min(ends), max(ends)
-    span = (high - low) or 1.0
-    for place, bar in bars.items():
-        right = bar.value.mean >= 0
-        edge = max(bar.ends) + 0.035 * span if right else min(bar.ends) - 0.035 * span
-        axis.text(edge, place, bar.text, va="center", ha="left" if right else "right", fontsize=9)
-    room = 0.42 * span  # for the text
-    left = room if any(bar.value.mean < 0 for bar in bars.values()) else 0.04 * span if low < 0 else 0
-    axis.set_xlim(low - left, high + room)
-    axis.set_yticks(list(ticks), list(ticks.values()))
+def plot_bars(axis: Axes, theme: Theme, bars: list[Bar], xlabel: str, band: float | None = None) -> None:
+    """Draw horizontal bars from 0 with their texts, and a dot for each seed. `band` is the std of the method at 0."""
+    places, spreads = range(len(bars)), [bar.value.std or 0 for bar in bars]
+    whisker = {"ecolor": theme.text, "capsize": 3, "elinewidth": 1.1}
+    style = {"color": [theme.ink(bar.ink) for bar in bars], "height": 0.62, "alpha": theme.fill, "error_kw": whisker}
+    shown = axis.barh(places, [bar.value.mean for bar in bars], xerr=spreads, **style)
+    axis.bar_label(shown, [bar.text for bar in bars], padding=6, fontsize=9)
+    for place, bar in zip(places, bars, strict=True):
+        dots = {"color": theme.paper, "markeredgecolor": theme.text, "markersize": 3.6}
+        axis.plot(bar.seeds, [place] * len(bar.seeds), "o", **dots)
+    axis.margins(x=0.35)  # room for the texts
+    axis.set_yticks(places, [bar.label for bar in bars])
     axis.invert_yaxis()
     if band:
         axis.axvspan(-band, band, color=theme.ink("gray"), alpha=0.25, linewidth=0, zorder=0)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from textwrap import fill
 
 from openrlhf_shear.evaluation.comparison.cells import (
     OTHER_INKS,
@@ -15,7 +14,7 @@ from openrlhf_shear.evaluation.comparison.cells import (
     choose,
     method_of,
 )
-from openrlhf_shear.evaluation.comparison.figures import Bar, Curve, plot_bars, plot_curves, plot_heatmap, plot_lines
+from openrlhf_shear.evaluation.comparison.figures import Bar, Curve, plot_bars, plot_curves, plot_heatmap
 from openrlhf_shear.evaluation.comparison.tables import model_title, number, numbers, task_title
 from openrlhf_shear.evaluation.run_summary import held_out
 from openrlhf_shear.report.estimates import stat
@@ -60,11 +59,10 @@ def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture
         pictures = of_each(_training, heading, partial(logged, tag=tag, scale=100 if "%" in unit else 1), unit)
         kinds.append((heading, f"no run logs {tag.lstrip('/')} {shared}{why}", pictures))
     for knob, sweep in SWEEPS.items():
-        pictures = of_each(_group_sizes, select) if knob == "group" else of_each(_ablation, knob, select)
         differ = f"no two settings of a method differ in {' or '.join(sweep.knobs)} alone and have averages"
-        kinds.append((sweep.heading, differ, pictures))
+        kinds.append((sweep.heading, differ, of_each(_ablation, knob, select)))
     needs = "needs train/timing/step_total of grpo and of another method on the same backbone and task"
-    kinds.append((time, needs, list(_overhead(sections, time))))
+    kinds.append((time, needs, of_each(_overhead, time)))
     omitted = [Omission(heading, reason) for heading, reason, pictures in kinds if not pictures]
     return _unique_names([picture for _, _, pictures in kinds for picture in pictures]), omitted
 
@@ -193,9 +191,9 @@ def _ablation(section: Section, knob: str, select: Select) -> Iterator[Picture]:
         main = [v for v in variants if any(v is row for row in section.rows.values())]  # drawn blue
         group = variants[0].settings.get("group")
         grpo = [v for v in section.variants if v.method == "grpo" and v.settings.get("group") == group]
-        base = grpo[0] if len(grpo) == 1 else None
+        base = grpo[0] if len(grpo) == 1 and knob != "group" else None
         if knob == "span":
-            yield from _span_pictures(section, variants, select)
+            yield _span_picture(section, variants, select)
             if len(variants) > len(OTHER_INKS) + 1:
                 continue  # too many lines to tell apart; the heatmap has them
         else:
@@ -230,7 +228,6 @@ def _bars_picture(
     against = f"Zero is GRPO's mean{', the gray band its ±1 std' if zero.std else ''}. " if zero else ""
     xlabel = "Benchmark average minus GRPO's (points)" if zero else AVERAGE
     band = 100 * zero.std if zero and zero.std else None
-    ticks = {place: bar.label for place, bar in enumerate(bars)}
     return _picture(
         section,
         f"{knob} bars",
@@ -239,7 +236,7 @@ def _bars_picture(
         f"percent. {against}Whiskers: ±1 sample std; dots: seeds.{blue}",
         ("setting", "mean", "std", "seeds"),
         tuple(rows),
-        partial(plot_bars, bars=dict(enumerate(bars)), ticks=ticks, xlabel=xlabel, band=band),
+        partial(plot_bars, bars=bars, xlabel=xlabel, band=band),
         height=1.35 + 0.42 * len(bars),
     )
 
@@ -248,90 +245,48 @@ def _selected(select: Select) -> str:
     return f"at the {select} checkpoint of each seed" if isinstance(select, str) else f"at step {select}"
 
 
-def _span_pictures(section: Section, variants: list[MethodVariant], select: Select) -> Iterator[Picture]:
+def _span_picture(section: Section, variants: list[MethodVariant], select: Select) -> Picture:
     cells = {
         (v.settings["window"], v.settings["stride"]): section.average(v, select).percent
         for v in variants
         if v.settings.get("window") and v.settings.get("stride")
     }
-    windows, strides = sorted({w for w, _ in cells}), sorted({s for _, s in cells})
     axes = ("Span length w (tokens)", "Stride s (tokens)", AVERAGE)
-    shown = (
+    windows, strides = sorted({w for w, _ in cells}), sorted({s for _, s in cells})
+    return _picture(
+        section,
+        "span grid",
+        SWEEPS["span"].heading,
         f"{variants[0].title}'s benchmark average, {_selected(select)}; ±1 sample std over seeds.",
         ("w", "s", "mean", "std", "seeds"),
         tuple((w, s, *numbers(cells[w, s])) for w, s in sorted(cells)),
+        partial(plot_heatmap, rows=windows, columns=strides, cells=cells, names=axes),
     )
-    heat = partial(plot_heatmap, rows=windows, columns=strides, cells=cells, names=axes)
-    yield _picture(section, "span grid", SWEEPS["span"].heading, *shown, heat)
-    inks = ("blue", *OTHER_INKS)
-    curves = [
-        Curve(f"w = {w}", inks[i % len(inks)], {s: cells[w, s] for s in strides if (w, s) in cells})
-        for i, w in enumerate(windows)
-    ]
-    plot = partial(plot_lines, curves=curves, names=axes[1:])
-    yield _picture(section, "span lines", "Stride at each span length", *shown, plot)
-
-
-def _group_sizes(section: Section, select: Select) -> Iterator[Picture]:
-    """Yield pictures of all methods that have several group sizes."""
-    swept = [variants for variants in _sweeps(section, "group", select) if variants[0].settings.get("group")]
-    if not swept:
-        return
-    inks, heading = inks_of(variants[0] for variants in swept), SWEEPS["group"].heading
-    curves = [
-        Curve(of[0].title, inks[id(of[0])], {v.settings["group"]: section.average(v, select).percent for v in of})
-        for of in swept
-    ]
-    yield _picture(
-        section,
-        "group lines",
-        heading,
-        f"Benchmark average, {_selected(select)}; ±1 sample std over seeds.",
-        ("method", "G", "mean", "std", "seeds"),
-        tuple((curve.label, size, *numbers(value)) for curve in curves for size, value in curve.points.items()),
-        partial(plot_lines, curves=curves, names=("Group size G (rollouts a prompt)", AVERAGE)),
-    )
-    variants = [variant for of_method in swept for variant in of_method]
-    inks = inks_of(variants)
-    lines = [(f"{v.title}, G = {v.settings['group']}", inks[id(v)], v) for v in variants]
-    yield from _curves(section, "group curves", f"{heading}, curves", lines, averages, AVERAGE)
 
 
 # --- time
 
 
-def _overhead(sections: list[Section], heading: str) -> Iterator[Picture]:
-    """Yield a picture of bars of all backbones, each backbone's under its name."""
-    bars: dict[float, Bar] = {}
-    ticks: dict[float, str] = {}
-    rows, place = [], 0.0
-    labels = {name: variant for section in sections for name, variant in section.rows.items()}
-    inks = inks_of(labels.values())
-    for section in sections:
-        grpo, first = next((v for v in section.rows.values() if v.method == "grpo"), None), place
-        base = grpo and stat(_seconds(grpo))
-        for name, variant in section.rows.items() if base else ():
-            seconds = _seconds(variant)
-            if variant is grpo or not seconds or variant.settings.get("group") != grpo.settings.get("group"):
-                continue
-            value = stat(100 * (own / base.mean - 1) for own in seconds)
-            bars[place] = Bar(name, inks[id(labels[name])], value, (), f"{value.mean:+.1f}%")
-            rows.append((_place(section), name, *numbers(value)))
-            place += 1
-        if place > first:
-            ticks[(first + place - 1) / 2] = "\n".join(fill(part, 26) for part in _place(section).split(", ", 1))
-            place += 0.8
+def _overhead(section: Section, heading: str) -> Iterator[Picture]:
+    """Yield a picture of the methods' times, against that of GRPO with groups of the same size."""
+    grpo = next((variant for variant in section.rows.values() if variant.method == "grpo"), None)
+    base, inks, bars = grpo and stat(_seconds(grpo)), inks_of(section.rows.values()), []
+    for name, variant in section.rows.items() if base else ():
+        seeds = tuple(100 * (own / base.mean - 1) for own in _seconds(variant))
+        if seeds and variant is not grpo and variant.settings.get("group") == grpo.settings.get("group"):
+            value = stat(seeds)
+            bars.append(Bar(name, inks[id(variant)], value, seeds, f"{value.mean:+.1f}%"))
     if bars:
-        yield Picture(
+        yield _picture(
+            section,
             "training time",
             heading,
-            "",
             "Mean seconds a step (train/timing/step_total) against the mean of GRPO's seeds on the same backbone and "
             "task; whiskers: ±1 sample std over seeds. It compares methods only where they ran on the same machines.",
-            ("backbone", "method", "overhead %", "std", "seeds"),
-            tuple(rows),
-            partial(plot_bars, bars=bars, ticks=ticks, xlabel="Training time over GRPO's (%)", legend=True),
-            height=1.5 + 0.3 * len(bars) + 0.25 * len(ticks),
+            ("method", "overhead %", "std", "seeds"),
+            tuple((bar.label, *numbers(bar.value)) for bar in bars),
+            partial(plot_bars, bars=bars, xlabel="Training time over GRPO's (%)"),
+            height=1.35 + 0.42 * len(bars),
         )
 
 

@@ -170,8 +170,7 @@ def latex(scores: Scores) -> str:
     table = replace(scores, header=scores.header[:-1], rows=[row[:-1] for row in scores.rows])
     needs = r"% needs \usepackage{booktabs,xcolor}"
     std = r"\providecommand{\std}[1]{{\color{gray}{\scriptsize $\pm$#1}}}"
-    beside = "".join(f"% {line}\n" for table in rests_on(scores) for line in _flat(table).to_markdown().splitlines())
-    return f"{needs}\n{std}\n{table.to_latex(f'. Percent, {over}.')}{beside}"
+    return f"{needs}\n{std}\n{table.to_latex(f'. Percent, {over}.')}"
 
 
 def to_csv(scores: Scores) -> str:

@@ -25,7 +25,6 @@ NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "lags", "accura
 NOT_ASKED = [
     "No controls and no noise: these distances were not measured (--controls).",
     "No text control: none was asked (--ngram 0).",
-    "No numbers of a process reward model: none was asked (--prm).",
 ]
 ENTRIES = {  # of results.json, which readers of older ones know
     "groups": "samples levels retained largest accuracy left_out missing",
@@ -74,9 +73,9 @@ def test_results_are_strict_json_with_every_number(analyses, folder):
     papers = {row["paper"] for row in written["numbers"]} - {None}
     assert papers == {0.838, 0.18, -0.96, 0.67, 0.75, 0.08, 1.12, -0.42, 23704, 21352, 0.65, 0.97, 0.32, -0.055, -0.225}
     assert written["analyses"] == plain(analyses)
-    assert list(written["analyses"]) == [*ENTRIES, "steps", "noise", "controls", "text"]
+    assert list(written["analyses"]) == [*ENTRIES, "noise", "controls", "text"]
     missing = {name for name, analysis in written["analyses"].items() if analysis is None}
-    assert missing == {"steps", "noise", "controls", "text"} and written["text_numbers"] == []
+    assert missing == {"noise", "controls", "text"} and written["text_numbers"] == []
     for name, entries in ENTRIES.items():
         assert list(written["analyses"][name]) == entries.split(), name
     assert (written["settings"], written["resamples"], written["seed"]) == (SETTINGS, 50, 0)

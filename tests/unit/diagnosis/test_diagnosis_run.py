@@ -8,20 +8,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from openrlhf_shear.cli import diagnose as cli
-from openrlhf_shear.config import PrmConfig, ShearConfig
+from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.heatmaps import shear_evidence
-from openrlhf_shear.credit.prm.conversation import load_encoder
-from openrlhf_shear.credit.prm.model import collate, load_prm
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
-from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS, Diagnosis, DiagnosisError, diagnose
-from openrlhf_shear.diagnosis.scores import read_steps
+from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.rollouts.record import read_rollouts, write_rollouts
 from openrlhf_shear.sampling import grading
@@ -169,10 +165,6 @@ def test_it_resumes_where_it_was_interrupted(finished, folder, monkeypatch):
 def test_another_distance_is_measured_again_and_other_prefixes_are_another_diagnosis(folder):
     file, cluster = folder / "measured" / "group00001.parquet", Cluster()
     rollouts, settings = read_rollouts(file)
-    older = {name: value for name, value in settings.items() if name != "tail"}  # before there was that knob
-    write_rollouts(file, rollouts, older)
-    run(diagnosis(), folder, cluster)
-    assert cluster.read == []
     write_rollouts(file, [replace(r, sample=r.sample + 1) for r in rollouts], settings)  # of another sample
     run(diagnosis(), folder, cluster)
     assert cluster.read == ["p1"]
@@ -269,7 +261,7 @@ def test_controls_are_measured_where_they_are_asked_for_and_once(folder, undrawn
     assert json.loads((folder / "results.json").read_text())["analyses"]["noise"]["largest_norm"] == pytest.approx(1)
 
 
-def test_a_continuation_has_a_budget_of_its_own_and_engines_leave_room_for_it(tmp_path):
+def test_engines_leave_room_for_a_continuation_of_the_longest_prefix(tmp_path):
     plans = []
 
     class Planned(Cluster):
@@ -279,20 +271,6 @@ def test_a_continuation_has_a_budget_of_its_own_and_engines_leave_room_for_it(tm
 
     run(diagnosis(), tmp_path, Planned())
     assert [plan.longest_prefix for plan in plans] == [150]
-    kept = json.loads((tmp_path / "completions" / "settings.json").read_text())
-    assert kept["budget"] == "of each continuation" and "budget" not in kept["k"]
-
-
-def test_tables_from_before_there_were_controls_are_read(folder, undrawn, capsys):
-    news = {"same_distance", "permuted_distance", "same_distances", "permuted_distances", "largest_norm"}
-    for name in (PREFIXES, ROLLOUTS):
-        table = pyarrow.parquet.read_table(folder / name)
-        assert news & set(table.column_names)
-        table = table.select([column for column in table.column_names if column not in news])
-        pyarrow.parquet.write_table(table, folder / name)
-    assert read_prefixes(folder / PREFIXES)[0]["same_distance"].isna().all()
-    cli.main(["--analyse", str(folder), "--resamples", "5"])
-    assert json.loads((folder / "results.json").read_text())["analyses"]["controls"] is None
 
 
 def test_the_text_control_of_single_tokens_is_that_of_the_stand_in_s_states(folder, undrawn, capsys, monkeypatch):
@@ -312,51 +290,10 @@ def test_the_text_control_of_single_tokens_is_that_of_the_stand_in_s_states(fold
     assert json.loads((folder / "results.json").read_text()) == found
 
 
-def test_an_older_folder_without_token_ids_is_analysed_without_the_text_and_the_results_say_so(folder, undrawn, capsys):
-    rollouts, settings = read_rollouts(folder / ROLLOUTS)
-    write_rollouts(folder / ROLLOUTS, [replace(r, token_ids=[]) for r in rollouts], settings)
-    cli.main(["--analyse", str(folder), "--resamples", "5"])
-    found = json.loads((folder / "results.json").read_text())
-    assert found["analyses"]["text"] is None and found["text_missing"] == "rollouts.parquet has no token ids"
-    assert "No text control: rollouts.parquet has no token ids." in capsys.readouterr().out
-    assert len(found["verdict"]) == 7
+def test_a_negative_ngram_is_refused(folder, capsys):
     with pytest.raises(SystemExit):
         cli.main(["--analyse", str(folder), "--ngram", "-1"])
     assert "--ngram must be at least 0: got -1" in capsys.readouterr().err
-
-
-def test_a_process_reward_model_scores_the_steps_of_a_finished_diagnosis(folder, prm, undrawn, capsys):
-    for name in (ROLLOUTS, PREFIXES):  # whose tokenizer is there
-        table = pyarrow.parquet.read_table(folder / name)
-        metadata = {key: value.replace(b'"a model"', json.dumps(str(POLICY_DIR)).encode())
-                    for key, value in table.schema.metadata.items()}  # fmt: skip
-        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), folder / name)
-    line = ["--analyse", str(folder), "--resamples", "5"]
-    cli.main([*line, "--prm", str(prm), "--prm-separator", ";"])
-    first = json.loads((folder / "results.json").read_text())["analyses"]["steps"]
-    assert first["rho_incorrect"]["rows"] > 4 and first["rho_matched"]["value"] is not None
-    cli.main(line)  # the scores are kept
-    assert json.loads((folder / "results.json").read_text())["analyses"]["steps"] == first
-    rollouts, settings = read_rollouts(folder / ROLLOUTS)
-    steps = read_steps(folder / STEPS, settings)
-    model, encoder = load_prm(str(prm), torch.float32, "eager"), load_encoder(PrmConfig(str(prm)))
-    for (problem, sample), own in steps.groupby(["problem", "sample"]):
-        rollout = next(r for r in rollouts if (r.group, r.sample) == (problem, sample))
-        texts = "".join(rollout.tokens).replace("<eos>", "").split(";")
-        pieces = ["".join(rollout.tokens[a : b + 1]) for a, b in zip(own["first"], own["last"], strict=True)]
-        assert [piece.replace("<eos>", "").strip(";") for piece in pieces] == texts
-        read = encoder.encode(PROBLEMS[int(problem[1])].prompt, [f"{text};" for text in texts[:-1]] + texts[-1:])
-        with torch.no_grad():  # alone, not padded
-            expected = model(**collate([read], encoder.pad_id, "cpu"))
-        assert own["score"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert len(steps.groupby(["problem", "sample"])) == 6
-    assert read_steps(folder / STEPS, settings | {"window": 17}) is None
-
-
-def test_a_model_that_is_no_process_reward_model_is_refused_at_once(folder, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--analyse", str(folder), "--prm", str(POLICY_DIR)])
-    assert "has no token <extra_0>" in capsys.readouterr().err
 
 
 def test_analyse_reads_the_tables_again(folder, capsys):

@@ -1,18 +1,16 @@
-"""Changes at lags, binomial noise, the noise floor and PRM scores: planted effects, and numbers by hand."""
+"""Changes at lags, binomial noise and the noise floor: planted effects, and numbers by hand."""
 
 import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
-import pandas
 import pytest
-from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, prefix_table, rollout
+from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, prefix_table
 from scipy import stats
 
 from openrlhf_shear.diagnosis.analyses.lags import lagged_changes
 from openrlhf_shear.diagnosis.analyses.noise import noise_floor
-from openrlhf_shear.diagnosis.analyses.steps import omega_and_scores
 from openrlhf_shear.diagnosis.analyses.trend import stride_changes, stride_table
 from openrlhf_shear.diagnosis.findings import find
 from openrlhf_shear.report.bootstrap import Bootstrap
@@ -150,35 +148,6 @@ def test_the_noise_floor_by_hand():
     # the first window is of tokens 0 to 9, the second begins at 10 (it has 5), the third at 15
     assert (found.before.value, found.before.rows) == (0.2, 1) and found.same_before.value == pytest.approx(0.1)
     assert (found.after.value, found.after.rows) == (2.0, 1) and found.same_after.value == pytest.approx(0.2)
-
-
-def test_omega_and_scores_against_scipy():
-    rng, rollouts, steps = np.random.default_rng(6), [], []
-    for i, sample in itertools.product(range(10), range(4)):
-        weights = rng.random(20).tolist()
-        rollouts.append(rollout(f"p{i}", sample, sample % 2 == 0, weights))
-        for step in range(4):
-            omega = np.mean(weights[5 * step : 5 * step + 5])
-            score = rng.random() if sample % 2 == 0 else 1 - omega**3
-            steps.append((f"p{i}", sample, step, 5 * step, 5 * step + 4, score))
-    rollouts.append(rollout("p9", 9, False))  # without weights
-    steps.append(("p9", 9, 0, 0, 1, 0.5))
-    table = pandas.DataFrame(steps, columns=["problem", "sample", "step", "first", "last", "score"])
-    found = omega_and_scores(table, rollouts, FEW)
-    assert found.rho_incorrect.value == pytest.approx(1) and found.rho_matched_incorrect.value == pytest.approx(1)
-    assert found.rho_incorrect.rows == 80 and found.rho.rows == 160 and abs(found.rho_correct.value) < 0.4
-    of = {(r.group, r.sample): r.weights for r in rollouts}
-    own = table[:160].assign(omega=[np.mean(of[s[0], s[1]][s[3] : s[4] + 1]) for s in steps[:160]])
-    own["doubt"] = 1 - own["score"]
-    for keys, name in ((["problem", "sample"], "rho"), (["problem", own["sample"] % 2, "step"], "rho_matched")):
-        ranks = own.groupby(keys)[["omega", "doubt"]]
-        ranks = (ranks.rank() - 0.5).div(ranks.transform("size"), axis=0) - 0.5
-        assert found[name].value == pytest.approx(ranks.prod(axis=1).sum() / np.sqrt((ranks**2).sum().prod()))
-    alone = pandas.DataFrame([("q", 1, step, step, step, 0.5) for step in range(3)], columns=table.columns)
-    found = omega_and_scores(pandas.concat([table, alone]), [*rollouts, rollout("q", 1, False, [1, 2, 3])], FEW)
-    assert (found.rho_incorrect.problems, found.rho_incorrect.rows) == (11, 83)
-    assert (found.rho_matched_incorrect.problems, found.rho_matched_incorrect.rows) == (10, 80), "nothing to compare"
-    assert omega_and_scores(table[:0], rollouts, FEW).rho.value is None, "no step fits into the reward model"
 
 
 def test_controls_of_the_first_error_weigh_tokens_by_the_other_distances():

@@ -18,7 +18,7 @@ from openrlhf_shear.evaluation.comparison.tables import latex, make_scores, mark
 
 MODEL = "Qwen/Qwen2.5-Math-7B"
 CREDIT = {"window": 100, "stride": 25, "distance": "sinkhorn", "normalize": "cross_rollout", "pool": "max",
-          "aggregate": "min", "epsilon": 4.5, "epsilon_rel": 0.015}  # fmt: skip
+          "aggregate": "min", "epsilon": 4.5, "epsilon_rel": 0.015, "epsilon_spread": None}  # fmt: skip
 STEPS = (0, 5, 10)
 BENCHMARKS = ("math500", "aime24", "new_set")
 
@@ -171,14 +171,6 @@ def test_a_training_run_is_read_with_its_facts(study):
     assert [found.step for found in run.evaluations] == list(STEPS)
 
 
-def test_without_run_json_the_summary_tells_and_the_rest_is_noted(tmp_path):
-    write_run(tmp_path, suite({"aime24": [0.1, 0.2, 0.3]}) | training())
-    (tmp_path / "summary.json").write_text(json.dumps({"estimator": "group_norm", "seed": 3}))
-    run = read_run(tmp_path)
-    assert (run.method, run.seed, run.model, run.task) == ("grpo", 3, "-", "math")
-    assert run.notes == ("no run.json: unknown are model, task, group",)
-
-
 def test_an_evaluations_folder_is_a_row_without_a_curve(tmp_path):
     from openrlhf_shear.evaluation.run import results, write_results
     from openrlhf_shear.sampling.records import Completion, Question, Verdict
@@ -230,7 +222,6 @@ def test_the_basis_of_a_score_is_beside_it_in_every_form(tmp_path, capsys):
     runs += [write_evaluation(tmp_path / "b", "aime24", 320, seed=1, truncated=0.5)]
     (table,) = make_scores(sections(runs), "best")
     assert "| AIME24 | - | 0.0 ± 0.0 | 3 of 30 | 320 | 75.0% | 66.7% | 2 |" in markdown(table)
-    assert "% | AIME24 | - | 0.0 ± 0.0 | 3 of 30 | 320 | 75.0% | 66.7% | 2 |" in latex(table)
     row = next(csv.DictReader(io.StringIO(to_csv(table))))
     rests = [row[f"aime24_{name}"] for name in ("problems", "limit", "truncated", "no_box")]
     assert rests == ["3", "320", "75.0", "66.7"]
@@ -260,9 +251,8 @@ def test_a_training_run_shows_the_basis_of_its_scores(tmp_path, known):
     [
         ({}, "neither a TensorBoard log nor results.json"),
         ({"results.json": "{"}, "is not JSON"),
-        ({"results.json": "[]"}, "must hold an object"),
+        ({"results.json": "[]"}, "must hold benchmarks"),
         ({"results.json": '{"benchmarks": {"aime24": {"k": 1, "avg@1": null}}}'}, "holds no avg@k"),
-        ({"results.json": '{"benchmarks": {}}', "run.json": '{"seed": "0"}'}, "seed must be int: got '0'"),
     ],
 )
 def test_a_folder_that_is_no_run_is_an_error(tmp_path, files, message):
@@ -308,19 +298,15 @@ def ablated():
     return [*runs, evaluated(0.6, group=16), evaluated(0.4, method="grpo", credit=None)]
 
 
-def test_an_epsilon_of_the_spread_is_a_setting_and_older_runs_lack_it():
-    older = evaluated(0.5, seed=0)
-    newer = evaluated(0.5, seed=1, credit=CREDIT | {"epsilon_spread": None, "max_waiting_bytes": None})
-    spread = evaluated(0.6, credit=CREDIT | {"epsilon": None, "epsilon_spread": 0.1})
-    (section,) = sections([older, newer, spread])
-    assert [len(variant.runs) for variant in section.variants] == [2, 1]
-    (picture,) = (each for each in make_report([older, newer, spread]).pictures if each.name.startswith("epsilon"))
+def test_an_epsilon_of_the_spread_is_a_setting():
+    spread = evaluated(0.6, credit=CREDIT | {"epsilon": None, "epsilon_spread": 0.1, "max_waiting_bytes": 1})
+    (picture,) = (each for each in make_report([evaluated(), spread]).pictures if each.name.startswith("epsilon"))
     assert [row[0] for row in picture.rows] == ["4.5", "0.1 x std(C)"]
 
 
 def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
     report = make_report(map(read_run, study[0]))
-    (_, method, overhead, std, seeds) = report.pictures[-1].rows[0]
+    (method, overhead, std, seeds) = report.pictures[-1].rows[0]
     assert [picture.heading for picture in report.pictures] == [
         *("Training curves", "Rollout reward", "Training time relative to GRPO")
     ]
@@ -345,7 +331,7 @@ def test_the_curves_of_training(tmp_path):
 def test_each_sweep_becomes_a_figure():
     pictures = make_report(ablated()).pictures
     bars = [f"{knob}_bars" for knob in ("distance", "normalize", "pool", "aggregate", "epsilon")]
-    names = [f"{name}_math_qwen2.5_math_7b" for name in (*bars, "span_grid", "span_lines", "group_lines")]
+    names = [f"{name}_math_qwen2.5_math_7b" for name in (*bars, "span_grid", "group_bars")]
     assert [picture.name for picture in pictures] == names
     assert [row[:2] for row in pictures[0].rows] == [("sinkhorn", 50.0), ("mmd", 51.0), ("GRPO", 40.0)]
     grid = {row[:2]: row[2] for row in pictures[5].rows}
@@ -368,7 +354,7 @@ def test_command_writes_every_file_and_prints_the_table(study, tmp_path, capsys)
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"index.html", "table_math.md", "table_math.csv", "table_math.tex"} <= names
     for ending in ("png", "svg", "csv"):
-        assert {f"training_curves_math_qwen2.5_math_7b.{ending}", f"training_time.{ending}"} <= names
+        assert {f"training_{what}_math_qwen2.5_math_7b.{ending}" for what in ("curves", "time")} <= names
     printed = capsys.readouterr()
     last = 100 * study[1]["shear"][:, :, 2].mean(axis=1)
     assert f"{last.mean():.1f} ± {last.std(ddof=1):.1f}" in printed.out

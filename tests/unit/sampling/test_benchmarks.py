@@ -15,7 +15,7 @@ from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.grader import STEP_BY_STEP
 from openrlhf_shear.sampling import prompts, questions
-from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names, source
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names
 
 PROMPTS = Path(__file__).parents[2] / "data" / "prompts"
 
@@ -172,21 +172,8 @@ def test_a_row_that_does_not_fit_is_an_error(tmp_path, name, rows, message):
 def test_a_missing_file_names_the_tried_paths(tmp_path):
     with pytest.raises(DataError) as error:
         load_questions(BENCHMARKS["mbpp"], tmp_path)
-    for text in ("mbppplus/MbppPlus-OriginFmt.jsonl.gz", "mbpp/mbpp.jsonl", "evalplus/mbppplus on the hub", ".parquet"):
+    for text in ("mbppplus/MbppPlus-OriginFmt.jsonl.gz", "mbpp/mbpp.jsonl", "evalplus/mbppplus on the hub"):
         assert text in str(error.value)
-
-
-@pytest.mark.parametrize("folder", ["humanevalplus", "humaneval+"])
-def test_one_file_in_a_folder_of_its_name_will_do(tmp_path, folder):
-    path = tmp_path / folder / "test-00000-of-00001.jsonl"
-    path.parent.mkdir()
-    path.write_text(json.dumps(HUMANEVAL))
-    path.with_name("README.md").write_text("Copied from the hub.")
-    assert source(BENCHMARKS["humaneval+"], tmp_path) == str(path)
-    assert len(load_questions(BENCHMARKS["humaneval+"], tmp_path)) == 1
-    path.with_name("other.jsonl").write_text("")
-    with pytest.raises(DataError, match=rf"{re.escape(folder)}/ has 2 of these"):
-        source(BENCHMARKS["humaneval+"], tmp_path)
 
 
 def test_the_hub_is_read_by_id_config_and_split(monkeypatch):
