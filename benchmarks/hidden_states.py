@@ -31,8 +31,7 @@ from openrlhf_shear.credit.captured import captured_lm_head_input, response_stat
 from openrlhf_shear.data.writing import beside
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.rewards.last_number import final_number
-from openrlhf_shear.tasks.arithmetic.smollm2 import write_smollm2
-from openrlhf_shear.tasks.word_problems.problems import word_problem
+from openrlhf_shear.tasks.smollm2 import word_problem, write_smollm2
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
 PROBLEMS = 12
@@ -78,7 +77,7 @@ def sample_group(
 
     first_try = None
     for _ in tqdm(range(problems), desc=f"T={length}: problems until outcomes are mixed", leave=False):
-        problem = word_problem(rng).row
+        problem = word_problem(rng)
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": problem["question"]}],
             add_generation_prompt=True,

@@ -16,8 +16,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @frame.command(_flags, __doc__)
 def main(args: argparse.Namespace) -> None:
     # Imported late, so that --help is instant.
-    from openrlhf_shear.tasks.arithmetic.smollm2 import write_smollm2
-    from openrlhf_shear.tasks.word_problems.problems import write_word_problems
+    from openrlhf_shear.tasks.smollm2 import write_smollm2, write_word_problems
 
     print(f"model:    {write_smollm2(args.out / 'policy')}")
     print(f"problems: {write_word_problems(args.out / 'train.jsonl', args.problems, args.seed, args.easy)}")

@@ -27,7 +27,7 @@ from openrlhf_shear.report.comparisons import iqm, probability_of_improvement
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance
-from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.arithmetic.policy import load_policy
 
 _EXAMPLES = 32  # problems of each split in a version
 _SEED = 7_000_000  # of these problems

@@ -18,7 +18,8 @@ from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 from openrlhf_shear.lab.tasks import Task, task_of
-from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks, generate_long
+from openrlhf_shear.tasks.arithmetic.policy import load_policy, save
 
 BETAS = (0.9, 0.95)  # as in OpenRLHF
 WEIGHTS = "model.safetensors"
@@ -88,16 +89,12 @@ class Policy:
     def _attending(self) -> contextlib.AbstractContextManager:
         if not self._long:
             return contextlib.nullcontext()
-        from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks  # needs transformers
-
         return attending_in_blocks(self.model)
 
     def generate(self, **options: object) -> torch.Tensor:
         """Generate as the model does, (B, S + T) int64; torch's random state decides the draws."""
         if not self._long:
             return self.model.generate(**options)
-        from openrlhf_shear.tasks.arithmetic.attention import generate_long
-
         return generate_long(self.model, **options)
 
     def update(self, loss: torch.Tensor) -> float:
@@ -137,7 +134,7 @@ def start_policy(settings: LabSettings, output: Path, report: Callable[[str], No
                 f"folder from python -m {task.warm_up_command}"
             )
         return folder
-    folder = output / "policies" / f"{task.policy_place}-accuracy{accuracy:g}"
+    folder = output / "policies" / f"{task.place}-accuracy{accuracy:g}"
     if not (folder / WEIGHTS).is_file():
         _warm_up(task, accuracy, folder, report)
     return folder
@@ -157,8 +154,6 @@ def _accuracy(text: str) -> float | None:
 
 
 def _warm_up(task: Task, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
-    from openrlhf_shear.tasks.arithmetic.policy import save
-
     report(f"warming up a start policy to {accuracy:.0%} ({task.about}); minutes")
     result = task.warm_up(accuracy, report)
     if not result.reached_target:

@@ -8,7 +8,7 @@ from openrlhf_shear.config.refusal import Refusal
 
 SHIPPED = "shipped"
 TRIED = 900  # seeds from here on tune learning rates and try new rules; they judge nothing
-TASKS = ("arithmetic", "bookkeeping", "bookkeeping-paraphrased", "word_problems")
+TASKS = ("arithmetic", "bookkeeping", "bookkeeping-paraphrased")
 # These do not decide a run without its rule: the first three are knobs of rules, the last is of the placement.
 _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
@@ -24,12 +24,10 @@ class LabSettings(Knobs, section="lab"):
 
     task: str = knob(
         TASKS[0],
-        "The policy's task: chain arithmetic, keeping the books of a story in one wording or in many, or word problems "
-        "(for a pretrained model).",
+        "The policy's task: chain arithmetic, or keeping the books of a story in one wording or in many.",
         TASKS,
     )
-    operations: int = knob(7, "Arithmetic steps of a problem; the shipped start policy knows 7.", Range(1, 12))
-    fillers: int = knob(2, "Most random characters before a step of the warm-up's solutions.", Range(0, 8))
+    operations: int = knob(7, "Arithmetic steps of a problem; the shipped start policy knows 7.", Range(2, 12))
     start: str = knob(
         SHIPPED,
         "Start policy: shipped (accuracy about 0.45); an accuracy, e.g. 0.2, to warm one up to (takes minutes, kept "

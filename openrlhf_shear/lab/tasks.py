@@ -12,7 +12,6 @@ from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED
 from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
 from openrlhf_shear.tasks.situation import Situation
-from openrlhf_shear.tasks.word_problems.task import WordProblemsTask
 
 
 class Problem(Protocol):
@@ -31,12 +30,11 @@ class Check(Protocol):
 class Task(Protocol):
     """A built-in task. The splits "train" and "heldout" never share a problem, whatever the seeds."""
 
-    place: str  # part of the names of its runs' folders
-    policy_place: str  # part of the names of its policies' folders
+    place: str  # part of the names of its folders of runs and policies
     about: str
     warm_up_command: str  # a module
     budget: int  # most tokens of a response
-    long_responses: bool  # whether other attention is faster (`arithmetic.attention`), which needs transformers
+    long_responses: bool  # whether other attention is faster (`arithmetic.attention`)
 
     def problems(self, n: int, seed: int, split: str = "train") -> Sequence[Problem]:
         """Return `n` different problems; the same arguments give the same problems."""
@@ -45,10 +43,7 @@ class Task(Protocol):
         """Check a response, (T_i,) token ids, against the truth."""
 
     def situations(self, tokenizer, problem: Problem, ids: torch.Tensor) -> list[Situation]:
-        """Return what the simulator says before each token of a response but a final `<eos>`, and after the last.
-
-        A task without a simulator returns `LOST` for all.
-        """
+        """Return what the simulator says before each token of a response but a final `<eos>`, and after the last."""
 
     def written(self, problem: Problem, rng: random.Random) -> str:
         """Return a response as the warm-up learns it, perhaps wrong, to be joined to the prompt."""
@@ -66,6 +61,4 @@ def task_of(settings: LabSettings) -> Task:
             return BookkeepingTask()
         case "bookkeeping-paraphrased":
             return BookkeepingTask(PARAPHRASED)
-        case "word_problems":
-            return WordProblemsTask()
-    return ArithmeticTask(settings.operations, settings.fillers)
+    return ArithmeticTask(settings.operations)

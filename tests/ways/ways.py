@@ -19,7 +19,7 @@ import torch
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
-from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.arithmetic.policy import load_policy
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 
 FILE = Path(__file__).parents[1] / "data/same_rollouts.json"

@@ -1,21 +1,26 @@
 """Small policy of the arithmetic task: an ordinary Hugging Face folder of a 0.64M-parameter Qwen2 model."""
 
+import json
 from pathlib import Path
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2Tokenizer,
 )
+from transformers.utils import logging
 
 from openrlhf_shear.tasks.arithmetic.problems import EOS, PAD, STEPS, UNK, alphabet
 
-MAX_POSITIONS = 512  # the longest text has 418 tokens: a prompt of 12 operations, a response with 8 fillers a step
+MAX_POSITIONS = 512  # the longest text, of 12 operations, has about 300 tokens
 
 
 def build_tokenizer(operations: int = STEPS) -> Qwen2Tokenizer:
@@ -23,8 +28,6 @@ def build_tokenizer(operations: int = STEPS) -> Qwen2Tokenizer:
 
     Transformers 5 loads no other class next to a Qwen2 model. The class has no unknown token: characters outside the
     alphabet, spaces too, are dropped silently. A prompt of this policy is therefore the bare prompt of a problem.
-
-    Raises ValueError: `operations` is not in 1..12.
     """
     tokens = [PAD, EOS, UNK, *alphabet(operations)]
     return Qwen2Tokenizer(
@@ -81,3 +84,14 @@ def save(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, out: str | Path) -> 
     tokenizer.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # only the owner can read the written file; shared installations need all
     return out
+
+
+def load_policy(folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model (float32 weights, evaluation mode) and the tokenizer of a policy's folder."""
+    logging.disable_progress_bar()  # otherwise each loaded policy shows a bar
+    # Eager attention is faster than fused attention for a hundred short sequences in bfloat16 on a CPU.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    # AutoTokenizer loads Qwen2's tokenizer for every Qwen2 model, even if the folder names another.
+    named = json.loads(Path(folder, "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+    kind = AutoTokenizer if named == "Qwen2Tokenizer" else PreTrainedTokenizerFast
+    return model.eval(), kind.from_pretrained(folder)

@@ -8,7 +8,7 @@ under its letter, in either operand order and after 0-2 random filler characters
 
 One character is one token, so an index into the response text is also a token index. All operations are one-to-one
 modulo 100: a wrong value stays wrong unless a later step errs again. Studies that hold the `ChainProblem` itself can
-use other numbers of operations and fillers. `parse_problem`, and so the reward, reads prompts of seven operations only.
+use other numbers of operations. `parse_problem`, and so the reward, reads prompts of seven operations only.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ POLICY_DIR = Path(__file__).parent / "shipped_policy"
 _OPERATION = re.compile(r"([+-])([0-9]{2})|(x)([379])")
 _CHAIN = "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS[:STEPS])
 _PROMPT = re.compile(f"([0-9]{{2}})({_CHAIN})=")
-FRUITLESS_DRAWS = 500_000  # a problem of one operation (20,100 exist) comes at least once in 29,700 draws on average
+FEWEST_OPERATIONS = 2  # a single operation has too few problems, 20,100
 
 
 @dataclass(frozen=True)
@@ -64,24 +64,9 @@ def operand(sign: str, b: int) -> str:
     return str(b) if sign == "x" else f"{b:02d}"
 
 
-def check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
-    """Raise ValueError if `operations` is not in 1..12, or `fillers` is negative."""
-    if not 1 <= operations <= len(LETTERS):
-        raise ValueError(f"operations must be between 1 and {len(LETTERS)}: got {operations}; the task has {STEPS}")
-    if fillers < 0:
-        raise ValueError(f"fillers must not be negative: got {fillers}; use 0 for none, the task has up to 2")
-
-
 def alphabet(operations: int = STEPS) -> str:
-    """Return the characters of prompts and responses of at most `operations` (1..12, else ValueError), letters last."""
-    check_knobs(operations)
+    """Return the characters of prompts and responses of at most `operations`, letters last."""
     return ALPHABET[:-STEPS] + LETTERS[:operations]
-
-
-def different_problems(operations: int = STEPS) -> int:
-    """Return the number of different problems with `operations`, over both splits: 20,100 for one operation."""
-    check_knobs(operations)
-    return MODULUS * (2 * (MODULUS - 1) + len(MULTIPLIERS)) ** operations
 
 
 def make_problems(n: int, seed: int, split: str = "train", operations: int = STEPS) -> list[ChainProblem]:
@@ -90,27 +75,18 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
     The prompt decides the split of a problem (one in 16 is held out), so "train" and "heldout" never share a problem,
     for any seeds.
 
-    Raises:
-        ValueError: `split` is unknown; `n` is negative or exceeds the split (with one operation, about 18,800 problems
-            to train on and 1,300 held out); or `operations` is not in 1..12.
+    Raises ValueError: `split` is unknown.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}: got {split!r}")
-    if n < 0:
-        raise ValueError(f"the number of problems must not be negative: got {n}")
-    room = different_problems(operations)
-    rng, fruitless = random.Random(f"{split}:{seed}"), 0
+    rng = random.Random(f"{split}:{seed}")
     problems: dict[str, ChainProblem] = {}
     while len(problems) < n:
-        if n > room or fruitless > FRUITLESS_DRAWS:
-            raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
         signs = [rng.choice("+-x") for _ in range(operations)]
         chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
         problem = ChainProblem(rng.randrange(MODULUS), chain)
-        fruitless += 1
-        if split_of(problem.prompt) == split and problem.prompt not in problems:
+        if split_of(problem.prompt) == split:
             problems[problem.prompt] = problem
-            fruitless = 0
     return list(problems.values())
 
 

@@ -11,14 +11,14 @@ from openrlhf_shear.tasks.arithmetic.problems import (
     LETTERS,
     STEPS,
     ChainProblem,
-    check_knobs,
     operand,
     parse_problem,
 )
 
 MAX_RESPONSE_TOKENS = 150
+MOST_FILLERS = 2  # before a step
 _DIGIT = re.compile("[0-9]")
-_LONGEST_STEP = len("c-12+74=62;")
+_LONGEST_STEP = MOST_FILLERS + len("c-12+74=62;")
 _LONGEST_END = len("#56") + 1  # with the end-of-text token
 
 
@@ -40,25 +40,17 @@ class SolutionCheck:
         return self.correct and self.first_error is not None
 
 
-def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
-    """Return the token limit of a response: MAX_RESPONSE_TOKENS for the task, else scaled with the longest solution.
-
-    Raises ValueError: `operations` is not in 1..12, or `fillers` is negative.
-    """
-    check_knobs(operations, fillers)
-    longest = operations * (fillers + _LONGEST_STEP) + _LONGEST_END
-    return math.ceil(MAX_RESPONSE_TOKENS * longest / (STEPS * (2 + _LONGEST_STEP) + _LONGEST_END))
+def max_response_tokens(operations: int = STEPS) -> int:
+    """Return the token limit of a response: MAX_RESPONSE_TOKENS for the task, else scaled with the longest solution."""
+    longest, longest_of_task = (n * _LONGEST_STEP + _LONGEST_END for n in (operations, STEPS))
+    return math.ceil(MAX_RESPONSE_TOKENS * longest / longest_of_task)
 
 
-def write_solution(problem: ChainProblem, rng: random.Random, fillers: int = 2) -> str:
-    """Write a right response; `rng` draws the operand orders, and at most `fillers` fillers before each step.
-
-    Raises ValueError: `fillers` is negative.
-    """
-    check_knobs(fillers=fillers)
+def write_solution(problem: ChainProblem, rng: random.Random) -> str:
+    """Write a right response; `rng` draws the operand orders, and at most `MOST_FILLERS` fillers before each step."""
     parts = []
     for forms in _step_forms(problem):
-        parts += rng.choices(FILLERS, k=rng.randint(0, fillers))
+        parts += rng.choices(FILLERS, k=rng.randint(0, MOST_FILLERS))
         parts.append(rng.choice(forms))
     return "".join(parts) + "#" + problem.answer
 

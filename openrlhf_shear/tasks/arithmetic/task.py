@@ -11,15 +11,12 @@ from openrlhf_shear.tasks.arithmetic.situations import situations
 from openrlhf_shear.tasks.arithmetic.solutions import SolutionCheck, check, max_response_tokens, write_solution
 from openrlhf_shear.tasks.situation import Situation
 
-SHIPPED_FILLERS = 2
-
 
 @dataclass(frozen=True)
 class ArithmeticTask:
-    """The lab's task of problems with `operations`, and solutions with at most `fillers` before each step."""
+    """The lab's task of problems with `operations`."""
 
     operations: int = STEPS
-    fillers: int = SHIPPED_FILLERS
     warm_up_command = "openrlhf_shear.cli.warm_up_arithmetic"
     long_responses = False
 
@@ -28,16 +25,12 @@ class ArithmeticTask:
         return f"operations{self.operations}"
 
     @property
-    def policy_place(self) -> str:
-        return f"operations{self.operations}-fillers{self.fillers}"
-
-    @property
     def about(self) -> str:
         return f"{self.operations} operations"
 
     @property
     def budget(self) -> int:
-        return max_response_tokens(self.operations, self.fillers)
+        return max_response_tokens(self.operations)
 
     def problems(self, n: int, seed: int, split: str = "train") -> list[ChainProblem]:
         return make_problems(n, seed, split, self.operations)
@@ -49,18 +42,17 @@ class ArithmeticTask:
         return situations(problem, response_text(tokenizer, ids))
 
     def written(self, problem: ChainProblem, rng: random.Random) -> str:
-        return write_solution(problem, rng, self.fillers)
+        return write_solution(problem, rng)
 
     def shipped(self) -> Path:
-        if (self.operations, self.fillers) != (STEPS, SHIPPED_FILLERS):
+        if self.operations != STEPS:
             raise ValueError(
-                f"lab.start: the shipped policy knows {STEPS} operations with {SHIPPED_FILLERS} fillers: got "
-                f"{self.operations} with {self.fillers}; use --start 0.4, or another accuracy, to warm one up"
+                f"lab.start: the shipped policy knows {STEPS} operations: got {self.operations}; use --start 0.4, or "
+                "another accuracy, to warm one up"
             )
         return POLICY_DIR
 
     def warm_up(self, accuracy: float, report: Callable[[str], None]):
         from openrlhf_shear.tasks.arithmetic.warm_up import WarmUpSettings, warm_up
 
-        wanted = WarmUpSettings(target_accuracy=accuracy, operations=self.operations, fillers=self.fillers)
-        return warm_up(wanted, report)
+        return warm_up(WarmUpSettings(target_accuracy=accuracy, operations=self.operations), report)

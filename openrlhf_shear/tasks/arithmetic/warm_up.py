@@ -3,7 +3,6 @@
 Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
 """
 
-import itertools
 import random
 import time
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokeniz
 from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, Range, knob
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer
-from openrlhf_shear.tasks.arithmetic.problems import LETTERS, STEPS, ChainProblem, different_problems, make_problems
+from openrlhf_shear.tasks.arithmetic.problems import FEWEST_OPERATIONS, LETTERS, STEPS, ChainProblem, make_problems
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_accuracy
 from openrlhf_shear.tasks.arithmetic.solutions import max_response_tokens, write_solution
 
-MAX_FILLERS = 8
 # of knobs that every warm-up has
 SEED = "Seed of initial weights and training problems."
 TARGET = "Stop when this share of responses sampled at temperature 1 is right."
@@ -33,7 +31,7 @@ MAYBE_RIGHT = 0.4  # nats a token; at a higher loss hardly any response is right
 
 @dataclass(frozen=True)
 class WarmUpSettings(Knobs, section="warm_up"):
-    """Settings of the warm-up, on problems with `operations` and at most `fillers` before each step.
+    """Settings of the warm-up, on problems with `operations`.
 
     The learning rate rises over the first 50 steps and then stays constant. A policy cooled down at a lower rate sits
     in a sharp minimum, from which reinforcement learning hardly moves it.
@@ -45,9 +43,8 @@ class WarmUpSettings(Knobs, section="warm_up"):
     operations: int = knob(
         STEPS,
         "Operations a problem; the task's data and reward have 7, other numbers are for studies.",
-        Range(1, len(LETTERS)),
+        Range(FEWEST_OPERATIONS, len(LETTERS)),
     )
-    fillers: int = knob(2, "Most random filler characters before each written step.", Range(0, MAX_FILLERS))
     batch_size: int = knob(48, "Problems a step.", COUNT)
     learning_rate: float = knob(1.5e-3, "Learning rate after the first 50 steps.", POSITIVE)
     evaluate_every: int = knob(20, "Steps between two looks at the sampled accuracy.", Range(4))
@@ -85,16 +82,14 @@ def encode_batch(
 def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> WarmUpResult:
     """Train on fresh solutions until the sampled accuracy reaches the target, then round to bfloat16 and measure again.
 
-    The same settings and the same number of threads give the same weights on one machine. With one operation there may
-    be fewer problems than the training needs; they are then repeated.
+    The same settings and the same number of threads give the same weights on one machine.
     """
     multiply_in_float32()
-    operations, budget = settings.operations, max_response_tokens(settings.operations, settings.fillers)
+    operations, budget = settings.operations, max_response_tokens(settings.operations)
     tokenizer = build_tokenizer(operations)
     model = build_model(tokenizer, settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    needed = min(settings.max_steps * settings.batch_size, different_problems(operations) * 3 // 4)
-    problems = itertools.cycle(make_problems(needed, settings.seed, operations=operations))
+    problems = iter(make_problems(settings.max_steps * settings.batch_size, settings.seed, operations=operations))
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1, operations=operations)
     final_problems = make_problems(settings.final_problems, settings.seed, "heldout", operations)
     rng = random.Random(settings.seed)
@@ -106,7 +101,7 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
             step += 1
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, step / 50)
-            loss = train_step(model, tokenizer, optimizer, batch, rng, settings.fillers)
+            loss = train_step(model, tokenizer, optimizer, batch, rng)
             bar.update()
             bar.set_postfix(loss=f"{loss:.3f}")
             every = settings.evaluate_every // 4 if rising else settings.evaluate_every  # it rises steeply
@@ -121,8 +116,8 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
     return WarmUpResult(model, tokenizer, final, step, seconds, reached)
 
 
-def train_step(model, tokenizer, optimizer, problems: list[ChainProblem], rng: random.Random, fillers: int) -> float:
-    responses = [write_solution(problem, rng, fillers) for problem in problems]
+def train_step(model, tokenizer, optimizer, problems: list[ChainProblem], rng: random.Random) -> float:
+    responses = [write_solution(problem, rng) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     # Padding is on the right, so with causal attention no token that has a label sees it.
     return learn(model(input_ids=input_ids, labels=labels).loss, model, optimizer)

@@ -28,8 +28,6 @@ class BookkeepingTask:
     def place(self) -> str:
         return "bookkeeping" if self.form == PLAIN else f"bookkeeping-{self.form.name}"
 
-    policy_place = place
-
     @property
     def about(self) -> str:
         return f"{self.form.transfers} transfers" + (f", {self.form.name}" if self.form != PLAIN else "")

@@ -24,7 +24,7 @@ from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, knob
 from openrlhf_shear.config.refusal import Refusal
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks
-from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.arithmetic.policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sample_ids
 from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MOST_STEPS, OPEN_SHARE, SEED, TARGET, WarmUpResult, learn
 from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, response_words, write_entries

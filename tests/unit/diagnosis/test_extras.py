@@ -9,14 +9,12 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts
-from packaging.requirements import Requirement
-from test_light_core import ALL, CORE
+from test_light_core import ALL, CORE, brought
 from test_run_summary import CURVES, write_log
 
 from openrlhf_shear.diagnosis.prefixes import Prefix, write_prefixes
@@ -62,22 +60,12 @@ print(json.dumps(said))
 """
 
 
-def brought(file: str) -> set[str]:
-    """Return the top-level modules that a file of requirements brings, with those of the light core."""
-    modules: dict[str, set[str]] = {}
-    for module, distributions in metadata.packages_distributions().items():
-        for distribution in distributions:
-            modules.setdefault(distribution.lower().replace("_", "-"), set()).add(module)
+def requirements(file: str) -> list[str]:
     lines = [line.partition("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
-    waiting, seen = [Requirement(line) for line in lines if line], set()
-    while waiting:
-        requirement = waiting.pop()
-        name = requirement.name.lower().replace("_", "-")
-        if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        seen.add(name)
-        waiting += map(Requirement, metadata.requires(name) or ())
-    return set(CORE).union(*(modules.get(name, set()) for name in seen))
+    return [line for line in lines if line]
+
+
+TOOLS_MODULES = CORE | brought(requirements("requirements/tools.txt"))
 
 
 @pytest.fixture
@@ -99,7 +87,7 @@ WITH_TOOLS = {"train_ppo_ray": "cluster", "serve_reward": "cluster"}
 
 @pytest.mark.parametrize(
     ("known", "needs"),
-    [(set(CORE), CORE_ALONE), (brought("requirements/tools.txt"), WITH_TOOLS)],
+    [(CORE, CORE_ALONE), (TOOLS_MODULES, WITH_TOOLS)],
     ids=["core", "tools"],
 )
 def test_every_command_helps_or_names_its_extra(under, known, needs):
@@ -113,7 +101,7 @@ def test_every_command_helps_or_names_its_extra(under, known, needs):
 
 def test_the_tools_analyse_a_diagnosis_and_report_a_run(under, tmp_path):
     """What was made on a cluster is looked at on a laptop."""
-    tools, rng = brought("requirements/tools.txt"), np.random.default_rng(0)
+    tools, rng = TOOLS_MODULES, np.random.default_rng(0)
     assert not {"vllm", "ray", "openrlhf", "datasets"} & tools
     names = [field.name for field in fields(Prefix)]
     rows = [
@@ -138,7 +126,7 @@ def test_the_tools_analyse_a_diagnosis_and_report_a_run(under, tmp_path):
 @pytest.mark.parametrize("tool", ["matplotlib", "tensorboard"])
 def test_a_missing_tool_is_named_with_its_extra(under, tmp_path, tool):
     write_log(tmp_path / "tb", CURVES)
-    known = brought("requirements/tools.txt") - {tool}
+    known = TOOLS_MODULES - {tool}
     done = under(known, "-m", "openrlhf_shear.cli.report", "tb", "--output", "report")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(f"needs the extra [tools]: {tool} is not installed; {INSTALL_TOOLS}")

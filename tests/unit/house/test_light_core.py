@@ -1,12 +1,10 @@
-"""`pip install .` alone: credit rules and lab need torch, numba and their dependencies; commands name missing extras.
+"""`pip install .` alone: credit rules and lab need its dependencies and theirs; commands name missing extras.
 
-The whole lab runs in a fresh interpreter in which every other package is hidden; the small policy in PyTorch alone is
-transformers' bit for bit.
+The whole lab runs in a fresh interpreter in which every other package is hidden.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,20 +13,35 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from packaging.requirements import Requirement
 from scipy import optimize, stats
 
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
-from openrlhf_shear.tasks.arithmetic.plain_policy import PlainPolicy, load_plain, load_policy
-from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
-from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 
 ROOT = Path(__file__).parents[3]
-# What `pip install torch numba regex tqdm` brings; torch imports some of it, and these some of the others.
-CORE = ("torch", "numba", "regex", "tqdm", "numpy", "llvmlite", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath")
-CORE += ("networkx", "sympy", "typing_extensions", "setuptools", "pkg_resources", "torchgen", "functorch", "triton")
-NEVER = ("openrlhf", "ray", "deepspeed", "vllm", "scipy", "safetensors", "tokenizers", "trl", "peft")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NEVER = ("openrlhf", "ray", "deepspeed", "vllm", "scipy", "trl", "peft")
+
+
+def brought(requirements: list[str]) -> set[str]:
+    """Return the top-level modules that requirements bring, with all that these need in turn."""
+    modules: dict[str, set[str]] = {}
+    for module, distributions in metadata.packages_distributions().items():
+        for distribution in distributions:
+            modules.setdefault(distribution.lower().replace("_", "-"), set()).add(module)
+    waiting, seen = list(map(Requirement, requirements)), set()
+    while waiting:
+        requirement = waiting.pop()
+        name = requirement.name.lower().replace("_", "-")
+        if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        waiting += map(Requirement, metadata.requires(name) or ())
+    return set().union(*(modules.get(name, set()) for name in seen))
+
+
+CORE = brought(PROJECT["dependencies"])
 HIDE = f"""
 import importlib.machinery, sys
 
@@ -96,7 +109,6 @@ def test_the_quickstart_works_alone(alone, tmp_path):
 
 NEED_MORE = {
     "train_ppo_ray --help": "cluster]: ",
-    "warm_up_arithmetic --out policy": "tools]: transformers",
     "rollout_page x.parquet --output x.html": "tools]: pyarrow",
     "prepare_data --source math --output x.jsonl": "cluster]: datasets",
     "serve_reward --help": "cluster]: ",
@@ -128,68 +140,12 @@ def test_a_command_that_needs_more_says_so_in_a_line_with_the_command(alone):
 
 
 def test_the_files_of_the_extras_list_the_known_packages():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     names = {line.split(">=")[0] for line in (ROOT / "requirements/tools.txt").read_text().split("\n")[1:-1]}
     assert {"ot" if name == "POT" else name for name in names} == set(TOOLS)
-    assert set(project["project"]["dependencies"]) <= set(CORE)
-    for extra in project["tool"]["setuptools"]["dynamic"]["optional-dependencies"].values():
+    for extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"][
+        "optional-dependencies"
+    ].values():
         assert all((ROOT / file).is_file() for file in extra["file"])
-
-
-# ── The policy in PyTorch alone ──
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_plain_policy_is_transformers_bit_for_bit(dtype):
-    """Samples of prompts of several lengths, with the same random numbers, logits, and gradients but for rounding."""
-    prompts = [problem.prompt for problem in make_problems(12, 21, "heldout")]
-    assert len(set(map(len, prompts))) > 1
-    made = []
-    for model, tokenizer in (load_plain(POLICY_DIR), load_policy(POLICY_DIR)):
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(dtype)
-        ids = sample_ids(model, tokenizer, prompts, seed=3)
-        rows = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-        logits = model(input_ids=rows, use_cache=False).logits
-        logits.float().log_softmax(-1)[..., 5].sum().backward()
-        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-        made.append((ids, logits, grads))
-    (plain, logits, grads), (theirs, expected, others) = made
-    assert not isinstance(load_policy(POLICY_DIR)[0], PlainPolicy)
-    assert all(torch.equal(a, b) for a, b in zip(plain, theirs, strict=True)) and torch.equal(logits, expected)
-    # a product of other strides adds up in another order on CPUs without AVX-512: one step of bfloat16
-    rtol = 2**-7 if dtype == torch.bfloat16 else 0
-    torch.testing.assert_close(grads, others, rtol=rtol, atol=0)
-
-
-def test_the_plain_tokenizer_is_transformers():
-    (_, plain), (_, theirs) = load_plain(POLICY_DIR), load_policy(POLICY_DIR)
-    assert len(plain) == len(theirs) and sorted(plain.all_special_ids) == sorted(theirs.all_special_ids)
-    for text in ("37a+45bx7=", "~.,_#56", "", "0 é 1<x", "12;~"):
-        ids = plain.encode(text)
-        assert ids == theirs.encode(text, add_special_tokens=False)
-        for skipped in (True, False):
-            row = [*ids, plain.eos_token_id, plain.pad_token_id]
-            assert plain.decode(row, skipped) == theirs.decode(row, skip_special_tokens=skipped)
-    texts = ["12a+03=", "1="]
-    mine, other = plain(texts), theirs(texts, padding=True, padding_side="left", return_tensors="pt")
-    assert all(torch.equal(mine[name], other[name]) for name in ("input_ids", "attention_mask"))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('"model_type": "qwen2"', '"model_type": "llama"', "model_type 'llama', which is read by transformers alone"),
-        ('"num_hidden_layers": 3', '"num_hidden_layers": 2', "has other weights than its config.json says"),
-    ],
-)
-def test_a_folder_with_another_model_is_refused(tmp_path, old, new, said):
-    folder = shutil.copytree(POLICY_DIR, tmp_path / "policy")
-    config = (folder / "config.json").read_text()
-    assert old in config
-    (folder / "config.json").write_text(config.replace(old, new))
-    with pytest.raises(ValueError, match=said):
-        load_plain(folder)
 
 
 # ── Student's t without SciPy ──
@@ -208,9 +164,19 @@ def test_the_t_interval_and_its_power_are_scipys(free):
     assert gain.detectable / error == pytest.approx(optimize.brentq(lacking, 0, 2 * edge + 5), abs=1e-9)
 
 
-def test_numba_and_torch_are_all_that_is_large():
-    """Sizes as installed: what `pip install .` adds beside torch stays below 300 MB."""
-    own = {"numba", "llvmlite", "numpy", "regex", "tqdm"}
+def test_the_light_core_is_not_large():
+    """Sizes as installed: what docs/install.md says that `pip install .` adds beside torch."""
+    own = {
+        "numba",
+        "llvmlite",
+        "numpy",
+        "regex",
+        "tqdm",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "huggingface-hub",
+    }
     files = [file for name in own for file in metadata.files(name) or ()]
     size = sum(path.stat().st_size for file in files if (path := Path(file.locate())).is_file())
     assert size < 290e6

@@ -19,7 +19,7 @@ from openrlhf_shear.lab.trials import Trials, parse_rates
 from openrlhf_shear.lab.tuning import best_rates, tuned
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import LabRun, worths
-from openrlhf_shear.tasks.arithmetic.plain_policy import load_plain, load_policy
+from openrlhf_shear.tasks.arithmetic.policy import load_policy
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.tasks.arithmetic.sampling import continue_ids, sample_ids
 
@@ -92,16 +92,6 @@ def test_evaluations_are_compared_where_both_runs_have_them():
 # ── Temperature and continuations ──
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.7])
-def test_the_plain_policy_samples_at_a_temperature_as_transformers_does(temperature):
-    prompts = [problem.prompt for problem in make_problems(6, 22, "heldout")]
-    (plain, theirs) = (
-        sample_ids(*load(POLICY_DIR), prompts, seed=3, max_new_tokens=40, temperature=temperature)
-        for load in (load_plain, load_policy)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(plain, theirs, strict=True))
-
-
 def test_a_temperature_divides_the_logits():
     """Shares of first tokens, against the softmax in float64; 1,000 draws are off by 5 standard errors at most."""
     policy, prompt = Policy(POLICY_DIR, SETTINGS), make_problems(1, 5)[0].prompt
@@ -117,7 +107,7 @@ def test_a_temperature_divides_the_logits():
 
 
 def test_rows_are_continued_by_their_own_room():
-    model, tokenizer = load_plain(POLICY_DIR)
+    model, tokenizer = load_policy(POLICY_DIR)
     prompt = tokenizer.encode(make_problems(1, 6)[0].prompt)
     first = sample_ids(model, tokenizer, [tokenizer.decode(prompt)] * 3, 7, max_new_tokens=30)
     rows = [prompt, [*prompt, *first[1][:5].tolist()], [*prompt, *first[2][:20].tolist()]]

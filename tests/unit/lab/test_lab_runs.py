@@ -234,11 +234,10 @@ def start(output, said=print, **settings):
     return start_policy(replace(SETTINGS, **settings), output, said)
 
 
-@pytest.mark.parametrize("changes", [{"operations": 9}, {"fillers": 1}])
 def test_the_shipped_policy_is_of_one_task(tmp_path, changes):
     assert start(tmp_path) == POLICY_DIR
     with pytest.raises(
-        ValueError, match=r"the shipped policy knows 7 operations with 2 fillers: got .*; use --start 0"
+        ValueError, match=r"the shipped policy knows 7 operations: got 9; use --start 0"
     ):
         start(tmp_path, **changes)
 
@@ -264,15 +263,15 @@ def test_a_folder_of_the_user_s_is_taken_as_it_is(tmp_path, warm_ups):
 
 def test_a_policy_is_warmed_up_once_for_each_task(tmp_path, warm_ups):
     said = []
-    folder = start(tmp_path, said.append, start="0.2", operations=9, fillers=1)
+    folder = start(tmp_path, said.append, start="0.2", operations=9)
     (asked,) = warm_ups.asked
-    assert (asked.target_accuracy, asked.operations, asked.fillers) == (0.2, 9, 1)
+    assert (asked.target_accuracy, asked.operations) == (0.2, 9)
     assert folder.is_relative_to(tmp_path / "policies") and (folder / "tokenizer.json").is_file()
     assert "20%" in said[0] and "20.0% right on 100" in said[-1]
-    assert start(tmp_path, start="0.20", operations=9, fillers=1) == folder and len(warm_ups.asked) == 1
+    assert start(tmp_path, start="0.20", operations=9) == folder and len(warm_ups.asked) == 1
     others = [
-        start(tmp_path, start="0.3", operations=9, fillers=1),
-        start(tmp_path, start="0.2", operations=8, fillers=1),
+        start(tmp_path, start="0.3", operations=9),
+        start(tmp_path, start="0.2", operations=8),
         start(tmp_path, start="0.2", operations=9, fillers=2),
     ]
     assert len({folder, *others}) == len(warm_ups.asked) == 4
@@ -289,7 +288,7 @@ def test_a_warm_up_that_was_cut_off_is_done_again(tmp_path, warm_ups):
     with pytest.raises(OSError):
         start(tmp_path, start="0.5")
     warm_ups.broken = False
-    (tmp_path / "policies/operations7-fillers2-accuracy0.5").mkdir()  # of a copy that was cut off
+    (tmp_path / "policies/operations7-accuracy0.5").mkdir()  # of a copy that was cut off
     folder = start(tmp_path, start="0.5")
-    assert folder.name == "operations7-fillers2-accuracy0.5"
+    assert folder.name == "operations7-accuracy0.5"
     assert len(warm_ups.asked) == 2 and (folder / "tokenizer.json").is_file()

@@ -8,12 +8,10 @@ import re
 import pytest
 
 from openrlhf_shear.cli import make_arithmetic
-from openrlhf_shear.tasks.arithmetic import problems as problems_module
 from openrlhf_shear.tasks.arithmetic.problems import (
     ALPHABET,
     FILLERS,
     alphabet,
-    different_problems,
     make_problems,
     parse_problem,
     split_of,
@@ -65,11 +63,10 @@ def test_gold_solutions_are_right_and_60_to_150_tokens_long():
     assert 70 <= sum(lengths) / len(lengths) <= 85
 
 
-@pytest.mark.parametrize(("asked", "most"), [((), 2), ((0,), 0), ((4,), 4)])
-def test_fillers_are_at_most_as_many_as_asked(asked, most):
-    solutions = [write_solution(problem, random.Random(i), *asked) for i, problem in enumerate(make_problems(60, 8))]
+def test_at_most_two_fillers_stand_before_a_step():
+    solutions = [write_solution(problem, random.Random(i)) for i, problem in enumerate(make_problems(60, 8))]
     runs = {len(run) for text in solutions for run in re.findall(rf"[{re.escape(FILLERS)}]*(?=[a-g])", text)}
-    assert runs == set(range(most + 1))
+    assert runs == {0, 1, 2}
 
 
 def test_problems_round_trip_and_depend_only_on_the_seed():
@@ -191,48 +188,18 @@ def test_the_default_problems_and_solutions_stay_the_same():
     assert alphabet() == alphabet(7) == ALPHABET == "0123456789+-x=;#~.,_abcdefg"
 
 
-@pytest.mark.parametrize("operations", [1, 2, 7, 10, 12])
+@pytest.mark.parametrize("operations", [2, 7, 10, 12])
 def test_any_number_of_operations_is_solved_checked_and_its_slip_found(operations):
     rng = random.Random(operations)
     for problem in make_problems(30, seed=5, operations=operations):
         assert len(problem.operations) == operations
         assert int(problem.answer) == follow_from(problem.prompt, -1, problem.start)[1]
-        for fillers in (0, 5):
-            solution = write_solution(problem, rng, fillers)
-            assert check(problem, solution) == SolutionCheck(True, None)
-            assert len(steps_of(solution)) == operations
-            assert set(problem.prompt + solution) <= set(alphabet(operations))
-            assert len(solution) < max_response_tokens(operations, fillers)
-            at = rng.choice(steps_of(solution))[0]
-            at = solution.index("=", at) + 2  # the ones of the result
-            slipped = solution[:at] + str((int(solution[at]) + 5) % 10) + solution[at + 1 :]
-            assert check(problem, slipped).first_error == at
-
-
-def test_the_token_budget_is_the_task_s_own_for_the_task_and_grows_with_it():
-    assert max_response_tokens() == max_response_tokens(7, 2) == MAX_RESPONSE_TOKENS == 150
-    budgets = [[max_response_tokens(n, fillers) for n in range(1, 13)] for fillers in range(9)]
-    assert all(row == sorted(set(row)) for row in budgets)
-    assert all(column == tuple(sorted(set(column))) for column in zip(*budgets, strict=True))
-
-
-def test_few_operations_have_few_problems_and_too_many_is_an_error(monkeypatch):
-    both = {problem.prompt for split in ("train", "heldout") for problem in make_problems(1000, 0, split, operations=1)}
-    assert len(both) == 2000
-    with pytest.raises(ValueError, match="20101 different train problems with operations=1"):
-        make_problems(different_problems(1) + 1, 0, operations=1)
-    # The held-out split has about a sixteenth of them: the loop gives up.
-    monkeypatch.setattr(problems_module, "FRUITLESS_DRAWS", 20_000)
-    with pytest.raises(ValueError, match="2000 different heldout problems with operations=1"):
-        make_problems(2000, 0, "heldout", operations=1)
-
-
-def test_numbers_outside_the_range_are_errors_that_say_so():
-    problem = make_problems(1, 0)[0]
-    for function in (alphabet, max_response_tokens, different_problems, lambda n: make_problems(0, 0, operations=n)):
-        for operations in (-1, 0, 13):
-            with pytest.raises(ValueError, match=f"operations must be between 1 and 12: got {operations}"):
-                function(operations)
-    for function in (lambda n: write_solution(problem, random.Random(0), n), lambda n: max_response_tokens(7, n)):
-        with pytest.raises(ValueError, match="fillers must not be negative: got -1"):
-            function(-1)
+        solution = write_solution(problem, rng)
+        assert check(problem, solution) == SolutionCheck(True, None)
+        assert len(steps_of(solution)) == operations
+        assert set(problem.prompt + solution) <= set(alphabet(operations))
+        assert len(solution) < max_response_tokens(operations) <= MAX_RESPONSE_TOKENS * max(operations / 7, 1)
+        at = rng.choice(steps_of(solution))[0]
+        at = solution.index("=", at) + 2  # the ones of the result
+        slipped = solution[:at] + str((int(solution[at]) + 5) % 10) + solution[at + 1 :]
+        assert check(problem, slipped).first_error == at

@@ -13,7 +13,7 @@ from scipy.stats import chi2_contingency, chisquare
 
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.tasks.arithmetic.plain_policy import load_policy
+from openrlhf_shear.tasks.arithmetic.policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PARAPHRASED, PLAIN

@@ -169,7 +169,7 @@ def test_right_solutions_end_at_their_answer_and_share_their_keys():
         assert of_chain(problem, texts[0] + "1")[-1] == LOST
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name != "word_problems"])  # which has no simulator
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_a_situation_before_each_token_but_a_final_eos(name):
     task = task_of(LabSettings(task=name))
     tokenizer = characters() if name == "arithmetic" else words_alone(task.form)

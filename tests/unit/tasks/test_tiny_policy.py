@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openrlhf_shear.cli import warm_up_arithmetic
-from openrlhf_shear.tasks.arithmetic import problems as problems_module
 from openrlhf_shear.tasks.arithmetic import warm_up as module
 from openrlhf_shear.tasks.arithmetic.policy import MAX_POSITIONS, build_tokenizer
 from openrlhf_shear.tasks.arithmetic.problems import LETTERS, POLICY_DIR, alphabet, make_problems
 from openrlhf_shear.tasks.arithmetic.sampling import response_text, sample_ids, sampled_accuracy
 from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, max_response_tokens, write_solution
-from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MAX_FILLERS, WarmUpSettings, encode_batch, warm_up
+from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, WarmUpSettings, encode_batch, warm_up
+from openrlhf_shear.tasks.smollm2 import word_problem
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"
@@ -30,11 +30,11 @@ def policy():
     return model.eval(), tokenizer
 
 
-@pytest.mark.parametrize(("operations", "fillers"), [(7, 2), (12, 8)])
-def test_tokenizer_makes_one_token_a_character_and_decodes_exactly(policy, operations, fillers):
+@pytest.mark.parametrize("operations", [7, 12])
+def test_tokenizer_makes_one_token_a_character_and_decodes_exactly(policy, operations):
     tokenizer, rng = policy[1] if operations == 7 else build_tokenizer(operations), random.Random(0)
     for problem in make_problems(40, seed=11, operations=operations):
-        text = problem.prompt + write_solution(problem, rng, fillers)
+        text = problem.prompt + write_solution(problem, rng)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert len(ids) == len(text) and tokenizer.unk_token_id not in ids
         assert tokenizer(text)["input_ids"] == ids and response_text(tokenizer, ids) == text
@@ -87,11 +87,9 @@ def test_the_default_tokenizer_is_the_shipped_one(policy):
 
 
 def test_every_setting_fits_into_the_model():
-    for operations in range(1, len(LETTERS) + 1):
-        prompt = make_problems(1, seed=0, operations=operations)[0].prompt
-        longest_prompt = len(prompt) + sum(sign == "x" for sign in prompt)
-        for fillers in range(MAX_FILLERS + 1):
-            assert longest_prompt + max_response_tokens(operations, fillers) <= MAX_POSITIONS
+    prompt = make_problems(1, seed=0, operations=len(LETTERS))[0].prompt
+    longest_prompt = len(prompt) + sum(sign == "x" for sign in prompt)
+    assert longest_prompt + max_response_tokens(len(LETTERS)) <= MAX_POSITIONS
 
 
 def test_sampled_ids_end_at_the_first_eos_and_read_as_the_sampled_texts(policy):
@@ -135,8 +133,8 @@ def test_an_index_into_the_response_text_is_a_token_index():
     assert [tokenizer.convert_ids_to_tokens(i) for i in range(3, len(every))] == list(text[3:])
 
 
-@pytest.mark.parametrize(("operations", "fillers"), [(1, 0), (10, 8)])
-def test_warm_up_uses_its_operations_and_fillers_everywhere(operations, fillers, monkeypatch):
+@pytest.mark.parametrize("operations", [2, 10])
+def test_warm_up_uses_its_operations_everywhere(operations, monkeypatch):
     seen, measured = [], []
 
     def recorded(tokenizer, prompts, responses, encode=module.encode_batch):
@@ -150,41 +148,43 @@ def test_warm_up_uses_its_operations_and_fillers_everywhere(operations, fillers,
     monkeypatch.setattr(module, "encode_batch", recorded)
     monkeypatch.setattr(module, "sampled_accuracy", sampled)
     monkeypatch.setattr(module, "MAYBE_RIGHT", 100.0)
-    settings = WarmUpSettings(**{**TINY, "max_steps": 4}, evaluate_every=4, operations=operations, fillers=fillers)
+    settings = WarmUpSettings(**{**TINY, "max_steps": 4}, evaluate_every=4, operations=operations)
     result = warm_up(settings)
     assert len(result.tokenizer) == result.model.config.vocab_size == 3 + len(alphabet(operations))
     assert len(seen) == 8 and all(prompt.count(LETTERS[operations - 1]) == 1 for prompt, _ in seen)
-    assert any(char in response for _, response in seen for char in "~.,_") == (fillers > 0)
     # Once to decide when to stop, once at the end.
-    assert measured == [({operations}, max_response_tokens(operations, fillers))] * 2
-
-
-def test_a_warm_up_longer_than_its_problems_meets_them_again(monkeypatch):
-    monkeypatch.setattr(module, "MAYBE_RIGHT", 100.0)
-    monkeypatch.setattr(module, "sampled_accuracy", lambda *_: module.Accuracy(1.0, 0.0, 2))
-    monkeypatch.setattr(problems_module, "FRUITLESS_DRAWS", 20_000)
-    settings = WarmUpSettings(**{**TINY, "max_steps": 15_000}, evaluate_every=4, operations=1)
-    assert warm_up(settings).steps == 4
+    assert measured == [({operations}, max_response_tokens(operations))] * 2
 
 
 def test_bad_settings_are_errors_that_name_the_value():
-    cases = [({"operations": n}, f"operations must be from 1 to 12: got {n}") for n in (0, 13)]
-    cases += [({"fillers": n}, f"fillers must be from 0 to 8: got {n}") for n in (-1, 9)]
+    cases = [({"operations": n}, f"operations must be from 2 to 12: got {n}") for n in (1, 13)]
     for settings, message in [*cases, ({"target_accuracy": 1.5}, "target_accuracy"), ({"max_steps": 0}, "max_steps")]:
         with pytest.raises(ValueError, match=message):
             WarmUpSettings(**settings)
-    with pytest.raises(ValueError, match="operations must be"):
-        build_tokenizer(0)
 
 
 def test_the_folder_says_how_it_was_made(tmp_path, monkeypatch):
     def quick(settings):
-        return warm_up(WarmUpSettings(**TINY, operations=settings.operations, fillers=settings.fillers))
+        return warm_up(WarmUpSettings(**TINY, operations=settings.operations))
 
     monkeypatch.setattr(module, "warm_up", quick)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    for flags in ([], ["--operations", "2", "--fillers", "0"]):
+    for flags in ([], ["--operations", "2"]):
         with pytest.raises(SystemExit, match="stayed under"):
             warm_up_arithmetic.main(["--out", str(tmp_path), *flags])
         command = (tmp_path / "README.md").read_text().partition("warm_up_arithmetic ")[2].partition("\n")[0]
         assert command == " ".join(["--out DIR --seed 0 --target-accuracy 0.4 --threads 1", *flags])
+
+
+def test_drawn_word_problems_are_those_of_earlier_versions():
+    """`make run-smollm2` trains on these."""
+    assert word_problem(random.Random(0)) == {
+        "question": "A pack of apples costs 6 dollars. Grace buys 9 packs and Jonas buys 8 packs. How many dollars do "
+        "they spend together?",
+        "answer": "Together they buy 9 + 8 = 17 packs, which cost 6 * 17 = 102 dollars.\n#### 102",
+    }
+    for row in (word_problem(random.Random(seed), easy) for seed in range(60) for easy in (True, False)):
+        solution, _, answer = row["answer"].partition("\n#### ")
+        assert re.findall(r"[0-9]+", solution)[-1] == answer
+        for left, right in re.findall(r"([0-9]+ [-+*] [0-9]+) = ([0-9]+)", solution):
+            assert eval(left) == int(right)
