@@ -29,9 +29,8 @@ RANGES = {
     "at least 2": "lab.samples_per_prompt",
     "finite": "credit.correct_threshold",
     "from 0 to 1": "nthr.eta rlsd.strength",
-    "from 0 to 8": "lab.fillers",
-    "from 1 to 12": "lab.operations",
     "from 1 to 128": "error_odds.window",
+    "from 2 to 12": "lab.operations",
     "greater than 0": "shear.epsilon_rel shear.epsilon shear.epsilon_spread text.epsilon_rel text.epsilon "
     "text.epsilon_spread error_odds.epsilon_rel error_odds.epsilon_spread gtpo.alpha1 ktae.scale pure.temperature "
     "delta.low delta.high fipo.half_life spro.beta lab.learning_rate lab.clip_low lab.clip_high lab.max_grad_norm "
