@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from openrlhf_shear.report.tools import installed
-
 MARKUP = "\\`*_|<>&[]#~"  # the signs that Markdown can read as markup
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
@@ -109,13 +107,8 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool
     """Print tables with their notes to stdout, then further notes; `lines` draws a line below every row.
 
     Texts are folded, numbers are not. A table that is still too wide continues in another table with the same first
-    column. Without Rich the tables are Markdown at full width.
+    column.
     """
-    if not installed("rich"):
-        for table in tables:
-            print(table.title, table.to_markdown(), *table.notes, sep="\n\n")
-        print(*notes, sep="\n")
-        return
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)

@@ -1,9 +1,9 @@
-"""The optional dependencies `tools`: packages for pictures, console tables, and rollout files."""
+"""The optional dependencies `tools`: packages for pictures and rollout files."""
 
 from importlib.util import find_spec
 
 # Modules of requirements/tools.txt.
-TOOLS = ("matplotlib", "ot", "pandas", "pyarrow", "rich", "scipy", "tensorboard")
+TOOLS = ("matplotlib", "ot", "pandas", "pyarrow", "scipy", "tensorboard")
 INSTALL_TOOLS = "use: pip install '.[tools]' (docs/install.md)"
 
 

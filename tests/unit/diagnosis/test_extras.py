@@ -4,17 +4,14 @@ A fresh interpreter hides the packages that the extra does not bring, with all t
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts
-from test_light_core import ALL, CORE, brought
+from test_light_core import ALL, CORE, brought, under
 from test_run_summary import CURVES, write_log
 
 from openrlhf_shear.diagnosis.prefixes import Prefix, write_prefixes
@@ -25,22 +22,6 @@ ROOT = Path(__file__).parents[3]
 COMMANDS = sorted(
     re.findall(r"^shear-[\w-]+ = \"openrlhf_shear\.cli\.(\w+):main\"", (ROOT / "pyproject.toml").read_text(), re.M)
 )
-HIDE = """
-import importlib.machinery, sys
-
-class Hidden(importlib.machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        spec = super().find_spec(name, path, target)
-        place = getattr(spec, "origin", None) or (list(spec.submodule_search_locations)[0] if spec else "")
-        return spec if name.partition(".")[0] in {known!r} or "site-packages" not in place else None
-
-    @classmethod
-    def find_distributions(cls, *context):
-        return (found for found in super().find_distributions(*context) if found.metadata["Name"] != "openrlhf")
-
-sys.meta_path = [Hidden if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
-"""
 # Ask every command for its help; of one that cannot be imported, what its last line would be.
 HELP = """
 import contextlib, io, json, runpy, sys
@@ -68,38 +49,18 @@ def requirements(file: str) -> list[str]:
 TOOLS_MODULES = CORE | brought(requirements("requirements/tools.txt"))
 
 
-@pytest.fixture
-def under(tmp_path):
-    """A function that runs `python ...` with the light core and the modules given."""
-
-    def run(known: set[str], *words: object) -> subprocess.CompletedProcess:
-        (tmp_path / "hidden").mkdir(exist_ok=True)
-        (tmp_path / "hidden/sitecustomize.py").write_text(HIDE.replace("{known!r}", repr(known)))
-        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "hidden"), str(ROOT)])}
-        return subprocess.run([sys.executable, *map(str, words)], env=env, cwd=tmp_path, capture_output=True, text=True)
-
-    return run
-
-
-CORE_ALONE = {"train_ppo_ray": "cluster", "serve_reward": "cluster", "doctor": "cluster"}
-WITH_TOOLS = {"train_ppo_ray": "cluster", "serve_reward": "cluster"}
-
-
-@pytest.mark.parametrize(
-    ("known", "needs"),
-    [(CORE, CORE_ALONE), (TOOLS_MODULES, WITH_TOOLS)],
-    ids=["core", "tools"],
-)
-def test_every_command_helps_or_names_its_extra(under, known, needs):
-    done = under(known, "-c", HELP, *COMMANDS)
+@pytest.mark.parametrize("known", [CORE, TOOLS_MODULES], ids=["core", "tools"])
+def test_every_command_helps_or_names_its_extra(tmp_path, known):
+    done = under(tmp_path, known, "-c", HELP, *COMMANDS)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert set(said) == set(COMMANDS)
     for name, text in said.items():
-        assert (f"needs the extra [{needs[name]}]: " if name in needs else "usage:") in text, (name, text)
+        of_cluster = name in ("train_ppo_ray", "serve_reward")
+        assert ("needs the extra [cluster]: " if of_cluster else "usage:") in text, (name, text)
 
 
-def test_the_tools_analyse_a_diagnosis_and_report_a_run(under, tmp_path):
+def test_the_tools_analyse_a_diagnosis_and_report_a_run(tmp_path):
     """What was made on a cluster is looked at on a laptop."""
     tools, rng = TOOLS_MODULES, np.random.default_rng(0)
     assert not {"vllm", "ray", "openrlhf", "datasets"} & tools
@@ -117,16 +78,16 @@ def test_the_tools_analyse_a_diagnosis_and_report_a_run(under, tmp_path):
         "summarize tb",
         "rollout_page diagnosis/rollouts.parquet --output page.html",
     )
-    done = under(tools, "-c", ALL, *lines)
+    done = under(tmp_path, tools, "-c", ALL, *lines)
     assert done.returncode == 0 and "needs the extra" not in done.stderr, done.stderr
     for made in ("diagnosis/results.json", "report/index.html", "tb/summary.json", "page.html"):
         assert (tmp_path / made).is_file(), made
 
 
 @pytest.mark.parametrize("tool", ["matplotlib", "tensorboard"])
-def test_a_missing_tool_is_named_with_its_extra(under, tmp_path, tool):
+def test_a_missing_tool_is_named_with_its_extra(tmp_path, tool):
     write_log(tmp_path / "tb", CURVES)
     known = TOOLS_MODULES - {tool}
-    done = under(known, "-m", "openrlhf_shear.cli.report", "tb", "--output", "report")
+    done = under(tmp_path, known, "-m", "openrlhf_shear.cli.report", "tb", "--output", "report")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(f"needs the extra [tools]: {tool} is not installed; {INSTALL_TOOLS}")

@@ -10,8 +10,7 @@ from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.tasks.arithmetic.policy import load_policy
-from openrlhf_shear.tasks.arithmetic.policy import save
+from openrlhf_shear.tasks.arithmetic.policy import load_policy, save
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
 from openrlhf_shear.tasks.bookkeeping import warm_up
 from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, response_words, walk, write_entries
