@@ -3,15 +3,14 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from lab_cases import PROMPT
-from rule_groups import NAN, chosen, credit_of, full_group, grpo, in_chunks, random_group, rows_of, rule_of, value_of
+from rule_groups import NAN, chosen, credit_of, full_group, in_chunks, random_group, rows_of, rule_of, value_of
 from scipy.stats import fisher_exact
-from test_rule_formulas import nthr_scores, sides
+from test_rule_formulas import sides
 
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.apply import weighed
@@ -40,24 +39,61 @@ def group(correct, **columns) -> RolloutGroup:
     return RolloutGroup(0, rewards, tuple(correct), tuple(map(len, next(iter(columns.values())))), **tensors)
 
 
+# ── Metrics ──
+
+STEP_SCORES = (*[StepScores.of((1, 3), (0.25, 0.75))] * 3, StepScores.of((), ()))
+AXES = torch.eye(3)
+METRICS = {  # rule -> a group, and its metrics by hand
+    "entropy_mask": (
+        group([True, False, False], entropies=[[0.1, 0.9, 0.3, 0.2], [0.8, 0.0, 0.05, 0.7], [0.4, 0.6]]),
+        {"threshold": 0.8},
+    ),
+    # id 1 is in both correct rollouts, 2 in both incorrect ones, 3 everywhere equally often
+    "ktae/frequency=0.0": (
+        group([True, True, False, False], token_ids=[[1, 3], [1, 3], [2, 3], [2, 3]]),
+        {"added": math.tanh((math.exp(-2 / 3) + 1) / 2 * math.pi / 4) / 2},
+    ),
+    "prm_reshape": (
+        RolloutGroup(0, (1.0, NAN, NAN, 0.0), (True, None, None, False), (6, 6, 6, 2), prm_scores=STEP_SCORES),
+        {"unscored_rollouts": 0.25},
+    ),
+    "spro": (
+        group([True, False], log_probs=[[-1.0, -2.0, -3.0], [-1.0]], ref_log_probs=[[-2.0, -1.0, -9.0], [-3.0]]),
+        {"process": 0.05 / 4},
+    ),
+    # all pi are 1/4 but that of the last token, which is sure
+    "otb": (
+        replace(
+            group([True, False], token_ids=[[0, 1], [2, 3]]),
+            source_states=(torch.tensor([[1.0, 0.0]] * 2), torch.eye(2)),
+            lm_head=LMHead(torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 100.0]])),
+        ),
+        {"energy": (0.75 + 0.75 + 0.75) / 4},
+    ),
+    # axis 0 is right, axis 1 wrong, axis 2 shared: centroids (1/2, 0, 1/2) and (0, 1/2, 1/2)
+    "delta/rounds=0": (
+        replace(group([True, False], log_probs=[[-100.0, -100.0]] * 2), source_states=(AXES[[0, 2]], AXES[[1, 2]])),
+        {"centroids_apart": 0.5},
+    ),
+    # all pi are 1/2: s is 1/2 in the correct rollout, and 3/2 (spared), -3/2 and 0 in the other one
+    "nthr": (
+        replace(
+            group([True, False], token_ids=[[0], [0, 1, 0]]),
+            source_states=(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 1.0]])),
+            lm_head=LMHead(torch.zeros(2, 2)),
+        ),
+        {"spared": 1 / 3, "eta": 0.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_of_a_rule_by_hand(name):
+    given, metrics = METRICS[name]
+    assert credit_of(name, given).metrics == pytest.approx(metrics)
+
+
 # ── entropy_mask ──
-
-
-def test_entropy_mask_of_a_worked_example():
-    entropies = [[0.1, 0.9, 0.3, 0.2], [0.8, 0.0, 0.05, 0.7], [0.4, 0.6]]
-    credit = credit_of("entropy_mask", group([True, False, False], entropies=entropies))
-    assert [row.tolist() for row in credit.weights] == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0]]
-    assert credit.metrics == {"threshold": pytest.approx(0.8)}
-    alone = group([True], entropies=[[0.1, 0.7, 0.2, 0.3, 0.4, 0.5]])
-    assert rows_of("entropy_mask", alone) == [[0, 1, 0, 0, 0, 1]]
-    assert credit_of("entropy_mask", group([None] * 3, entropies=entropies)).metrics == {}
-
-
-def test_a_smaller_share_keeps_a_subset():
-    names = [f"entropy_mask/fraction={share}" for share in (0.1, 0.2, 0.4, 0.8)]
-    shares = [np.concatenate(rows_of(name, random_group(3))) for name in names]
-    for smaller, larger in pairwise(shares):
-        assert np.all(smaller <= larger) and smaller.sum() < larger.sum()
 
 
 def test_the_number_of_tokens_is_that_of_the_decimal_fraction():
@@ -68,25 +104,6 @@ def test_the_number_of_tokens_is_that_of_the_decimal_fraction():
 
 
 # ── gtpo ──
-
-
-def test_gtpo_of_a_worked_example():
-    """Two correct rollouts share 2 alpha2 at position 0 as 3 : 1, two incorrect ones as 1/1 : 1/4 = 4 : 1."""
-    rule = rule_of("gtpo/alpha2=0.5")
-    right = rule.rewards([torch.tensor([3.0, 2.0]), torch.tensor([1.0])])
-    assert [row.tolist() for row in right] == [[pytest.approx(1.75), 1.5], [pytest.approx(1.25)]]
-    wrong = rule.rewards([torch.tensor([1.0]), torch.tensor([4.0])], inverse=True)
-    assert [row.tolist() for row in wrong] == [[pytest.approx(1.8)], [pytest.approx(1.2)]]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("inverse", [False, True])
-def test_a_position_hands_out_as_much_as_it_has_rollouts(inverse, seed):
-    """Proposition 2.2, for all entropies including zeros."""
-    rewards = rule_of("gtpo").rewards([row for row in random_group(seed).entropies if len(row)], inverse)
-    for t in range(max(map(len, rewards))):
-        alive = [row[t].item() for row in rewards if len(row) > t]
-        assert sum(alive) == pytest.approx(1.1 * len(alive), abs=1e-12)
 
 
 def test_signs_are_those_of_the_outcome_up_to_the_documented_share():
@@ -125,28 +142,7 @@ def test_associations_of_all_tables_are_scipy_s():
         assert gain[right, 0].item() == gain[0, wrong].item() == pytest.approx(whole, abs=1e-12), "all of H(Y)"
 
 
-def test_ktae_of_a_worked_example():
-    """Id 1 is in both correct rollouts, 2 in both incorrect ones, 3 everywhere equally often."""
-    given = group([True, True, False, False], token_ids=[[1, 3], [1, 3], [2, 3], [2, 3]])
-    gentle = math.tanh((math.exp(-2 / 3) + 1) / 2 * math.pi / 4)
-    outcome = grpo(given.rewards)[0]
-    credit = credit_of("ktae/frequency=0.0", given)
-    assert credit.advantages[0].tolist() == pytest.approx([outcome + gentle, outcome], abs=1e-6)
-    assert credit.advantages[2].tolist() == pytest.approx([-outcome - gentle, -outcome], abs=1e-6)
-    assert credit.metrics == {"added": pytest.approx(gentle / 2)}
-
-
-# ── prm_reshape and pure ──
-
-
-def test_prm_reshape_of_a_worked_example():
-    of_steps = (*[StepScores.of((1, 3), (0.25, 0.75))] * 3, StepScores.of((), ()))
-    given = RolloutGroup(0, (1.0, NAN, NAN, 0.0), (True, None, None, False), (6, 6, 6, 2), prm_scores=of_steps)
-    credit = credit_of("prm_reshape", given)
-    assert credit.weights[0].tolist() == [0.25, 0.25, 0.75, 0.75, 0.75, 0.75]
-    assert credit.negative_weights[0].tolist() == [0.75, 0.75, 0.25, 0.25, 0.25, 0.25]
-    assert credit.weights[3].tolist() == credit.negative_weights[3].tolist() == [1.0, 1.0]
-    assert credit.metrics == {"unscored_rollouts": 0.25}
+# ── pure ──
 
 
 def test_pure_whitens_small_numbers_and_one_token():
@@ -183,29 +179,6 @@ def test_error_odds_reads_hidden_states_for_the_rise_alone(rise):
     assert credit.metrics == expected | ({"opposed": 1.0, "unconverged_fraction": 0.0} if rise else {})
 
 
-# ── spro ──
-
-
-def test_a_token_without_a_peer_has_the_outcome_alone():
-    policy, reference = [[-1.0, -2.0, -3.0], [-1.0]], [[-2.0, -1.0, -9.0], [-3.0]]
-    credit = credit_of("spro", group([True, False], log_probs=policy, ref_log_probs=reference))
-    half = math.sqrt(0.5)
-    assert credit.advantages[0].tolist() == pytest.approx([half - 0.025, half, half], abs=1e-6)
-    assert credit.advantages[1].tolist() == pytest.approx([-half + 0.025], abs=1e-6)
-    assert credit.metrics == {"process": pytest.approx(0.05 / 4)}
-
-
-@pytest.mark.parametrize("reward", [0.0, 1.0])
-def test_equal_rewards_leave_the_second_part_which_sums_to_0_at_each_step(reward):
-    given = full_group([5, 9, 1, 7], [reward] * 4)
-    found = rows_of("spro", given)
-    for t in range(9):
-        assert math.fsum(row[t] for row in found if len(row) > t) == pytest.approx(0, abs=1e-6)
-    assert max(abs(value) for row in found for value in row) > 0.005
-    same = replace(full_group([5, 9, 1, 7], [1, 0, 0, 1]), ref_log_probs=given.log_probs)
-    assert credit_of("spro", same).metrics["process"] == 0.0, "a reference model that is the policy leaves GRPO"
-
-
 # ── rlsd and sdpo ──
 
 
@@ -236,18 +209,6 @@ def test_a_gain_without_end_is_clipped():
 
 
 # ── otb ──
-
-
-def test_otb_of_a_worked_example():
-    """Energy 0.75 at the first token of both: the mean. Then the second rollout is sure, 0.75 against 1.5: 2/3."""
-    head = LMHead(torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 100.0]]))
-    even, sure = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    states = (torch.cat([even, even]), torch.cat([even, sure]))
-    given = replace(group([True, False], token_ids=[[0, 1], [2, 3]]), source_states=states, lm_head=head)
-    credit = credit_of("otb", given)
-    assert credit.advantages[0].tolist() == pytest.approx([1 / 2, 1 / 3])
-    assert credit.advantages[1].tolist() == pytest.approx([-1 / 2, -2 / 3])
-    assert credit.metrics == {"energy": pytest.approx((0.75 + 0.75 + 0.75) / 4)}
 
 
 def test_an_energy_near_0_keeps_its_digits():
@@ -289,57 +250,7 @@ def test_the_policy_s_dtype_makes_the_logits_and_states_may_be_bfloat16():
             assert a == pytest.approx(b, abs=1e-4)
 
 
-# ── delta ──
-
-
-def test_delta_of_a_worked_example():
-    """Axis 0 is right, axis 1 wrong, axis 2 shared: tokens on their own axis weigh more than those on the shared one.
-
-    Centroids (1/2, 0, 1/2) and (0, 1/2, 1/2), margins 1 on the own axis and 0 on the shared one, deviation 1/2. A round
-    with sigmoid(2) = 0.881 and 0.5 moves the centroids to (0.638, 0, 0.362), so the own margin is 2 * 0.638.
-    """
-    axes, log_probs = torch.eye(3), [[-100.0, -100.0]] * 2
-    given = replace(group([True, False], log_probs=log_probs), source_states=(axes[[0, 2]], axes[[1, 2]]))
-    high = 1 / (1 + math.exp(-2))
-    near = high / (high + 0.5)
-    weights = [0.8 + 0.4 / (1 + math.exp(-2 * margin)) for margin in (2 * near, 0.0)]
-    credit = credit_of("delta", given)
-    for row in credit.weights:
-        assert row.tolist() == pytest.approx([2 * weight / sum(weights) for weight in weights], abs=1e-6)
-    assert credit.metrics["centroids_apart"] == pytest.approx(near / math.hypot(near, 1 - near) / 2**0.5)
-    scaled = replace(given, rewards=(3.0, -2.0))
-    assert [pytest.approx(row, abs=1e-6) for row in rows_of("delta", scaled)] == rows_of("delta", given)
-
-
 # ── nthr ──
-
-
-def test_nthr_of_a_worked_example():
-    """All pi are 1/2, so g is (1/2, -1/2) or its negative, and <g, g'> is 1/2 or -1/2.
-
-    The correct rollout writes id 0 from state (1, 0): s of it is 1/2, and tau. The incorrect one writes id 0 from (3,
-    0): 3/2, spared. Then id 1 from (3, 0): -3/2; id 0 from (0, 1): 0; both blamed.
-    """
-    states = (torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 1.0]]))
-    given = group([True, False], token_ids=[[0], [0, 1, 0]])
-    given = replace(given, source_states=states, lm_head=LMHead(torch.zeros(2, 2)))
-    scores, tau = rule_of("nthr").scores(given, [0], [1])
-    assert tau == 0.5 and scores[1].tolist() == [1.5, -1.5, 0.0]
-    credit = credit_of("nthr", given)
-    assert credit.negative_weights[1].tolist() == [0.0, 1.0, 1.0]
-    assert credit.metrics == {"spared": pytest.approx(1 / 3), "eta": 0.0}
-    assert rows_of("nthr/beta=4.0", given) == [[1.0], [1.0] * 3]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("vocabulary", ["responses", "all"])
-def test_scores_of_nthr_match_the_sums_over_all_pairs(vocabulary, seed):
-    given = random_group(seed)
-    scores, tau = rule_of(f"nthr/beta=0.7/vocabulary={vocabulary}").scores(given, *sides(given))
-    expected, least = nthr_scores(given, vocabulary)
-    noise = 2e-6 * max(abs(s) for row in expected.values() for s in row)
-    assert scores.keys() == expected.keys() and tau == pytest.approx(0.7 * least, abs=noise)
-    assert all(scores[i].tolist() == pytest.approx(row, abs=noise) for i, row in expected.items())
 
 
 @pytest.mark.parametrize(

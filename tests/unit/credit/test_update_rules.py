@@ -14,7 +14,7 @@ from openrlhf_shear.config import EntropyAdvConfig
 from openrlhf_shear.config.rules import FipoConfig
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
-from openrlhf_shear.credit.rules.fipo import FipoRule, future_sums
+from openrlhf_shear.credit.rules.fipo import FipoRule
 
 U = 2**-24
 SEEDS = (1, 2, 7, 23, 37)  # each of the first three catches every break of the formulas that was tried
@@ -118,24 +118,6 @@ def test_a_ratio_of_1_or_no_room_is_grpo_bit_for_bit(knobs):
     assert torch.equal(shaped, advantages) and metrics["weight"] == 1.0
 
 
-def test_only_later_tokens_and_the_token_itself_count():
-    advantages, new, mask = torch.ones(1, 4), torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool)
-    old = torch.tensor([[0.0, 0.0, -0.1, 0.0]])
-    shaped, _ = made(advantages, new, old, mask, half_life=1.0, clip_low=0.9, clip_high=9.0)
-    expected = [math.exp(0.025), math.exp(0.05), math.exp(0.1), 1.0]
-    assert shaped[0].tolist() == pytest.approx(expected, abs=2 * U)
-
-
-def test_an_outlier_counts_nowhere_and_blame_of_it_does_not_grow():
-    new, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    old = torch.tensor([[-0.1, -5.0, -0.1]] * 2)  # a ratio of 148
-    shaped, metrics = made(torch.tensor([[1.0] * 3, [-1.0] * 3]), new, old, mask, half_life=1.0, clip_high=9.0)
-    later = math.exp(0.05), math.exp(0.1)
-    assert shaped[0].tolist() == pytest.approx([math.exp(0.125), *later], abs=2 * U)
-    assert shaped[1].tolist() == pytest.approx([-math.exp(0.125), -1.0, -later[1]], abs=2 * U)
-    assert metrics["outliers"] == 1 / 3 and metrics["unsafe"] == 1 / 6
-
-
 def test_what_stands_outside_of_the_response_reaches_nothing():
     advantages, new, old, mask = batch(2)
     broken = new.masked_fill(~mask, torch.nan)
@@ -144,10 +126,3 @@ def test_what_stands_outside_of_the_response_reaches_nothing():
     assert torch.equal(shaped, plain) and metrics == same
     empty, nothing = made(advantages, new, old, torch.zeros_like(mask))
     assert torch.equal(empty, advantages) and set(nothing.values()) == {0.0}
-
-
-def test_sums_of_the_future():
-    values = torch.tensor([[1.0, -2.0, 3.0, 0.5, 7.0]], dtype=torch.float64)
-    expected = [sum(0.9 ** (k - t) * values[0, k].item() for k in range(t, 5)) for t in range(5)]
-    assert future_sums(values, 0.9)[0].tolist() == pytest.approx(expected, abs=1e-14)
-    assert future_sums(values[:, :0], 0.9).shape == (1, 0)

@@ -14,12 +14,12 @@ import psutil
 import pytest
 from lab_cases import write_run
 
-from openrlhf_shear.lab import runs
+from openrlhf_shear.lab import policy, runs
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import finished, jobs, run_all
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
-from openrlhf_shear.tasks.arithmetic import policy, warm_up
+from openrlhf_shear.tasks.arithmetic import warm_up
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 SETTINGS = LabSettings(prompts=1, samples_per_prompt=2, steps=2, eval_problems=2, precision="float32")
