@@ -62,11 +62,7 @@ def read(argv: Sequence[str]) -> Verdict:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return OpenRLHF's parser with the flags of this fork.
-
-    Raises:
-        RuntimeError: OpenRLHF is missing or has an unknown structure (`upstream.parser`).
-    """
+    """Return OpenRLHF's parser with the flags of this fork."""
     return add_flags(upstream.parser())
 
 
@@ -76,16 +72,15 @@ def examine(argv: Sequence[str]) -> Verdict:
     Raises:
         SystemExit: help was printed (0), or OpenRLHF is missing or differs (1).
     """
-    force, words = upstream.forced(argv)
     try:
-        upstream.check_version(force)
+        upstream.check_version()
         parser = build_parser()
-    except RuntimeError as error:
+    except (ModuleNotFoundError, RuntimeError) as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
     findings, run, models, mark = Findings(), None, {}, None
     first = attempts.ATTEMPT not in os.environ  # it checks for later attempts too
     with findings.caught():
-        words = run_file.expand(words, parser, findings.refusals)
+        words = run_file.expand(argv, parser, findings.refusals)
         words, notes = legacy.translate(words)
         findings.notes += notes
         args, refused = frame.parse(parser, words)

@@ -11,10 +11,10 @@ Legend: B rows of this process' generation batch, A completion tokens (padded on
 
 import torch
 
-from openrlhf_shear.integrations import versions
+from openrlhf_shear.train import upstream
 
 VERSION = "1.16.0"
-versions.require("trl", VERSION)
+upstream.require("trl", VERSION, "trl", "use: pip install '.[trl]' (docs/trl.md)")
 
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model

@@ -11,10 +11,10 @@ on other data-parallel ranks. It returns two numbers a token, by which the estim
 Legend: B rows, S tokens of a sequence, A padded response tokens, d hidden size; nested tensors (B, j) have no padding.
 """
 
-from openrlhf_shear.integrations import versions
+from openrlhf_shear.train import upstream
 
 VERSION = "0.9.1"
-versions.require("verl", VERSION)
+upstream.require("verl", VERSION, "verl", "use: pip install '.[verl]' (docs/verl.md)")
 
 import json
 from collections.abc import Iterator

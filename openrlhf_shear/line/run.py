@@ -13,7 +13,6 @@ from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.config.spans import SpanCut
 
 INSTALL = "use scripts/install_cluster.sh, or on a CPU machine scripts/setup_cpu.sh (docs/install.md)"
-FORCE = "--force_openrlhf_version"
 ESTIMATOR = "algo.advantage.estimator"
 REWARD = "reward.remote_url"
 OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare rollouts of a prompt

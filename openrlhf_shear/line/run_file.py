@@ -25,7 +25,7 @@ NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
 PRESET_NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
 _OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
-_NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
+_NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME)
 
 
 def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[Refusal] | None = None) -> list[str]:

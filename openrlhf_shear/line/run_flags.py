@@ -3,7 +3,6 @@
 import argparse
 
 from openrlhf_shear.line import accepted, run_file
-from openrlhf_shear.line.run import FORCE
 
 
 def add_flag(group: argparse._ArgumentGroup, flag: str, default: object, about: str, **how) -> None:
@@ -55,8 +54,6 @@ def _add_start(group: argparse._ArgumentGroup) -> None:
     add_flag(group, "--dry_run", False, tried)
     listed = "A dry run that prints all problems and warnings as JSON (refusals, told); exit code 0 or 2"
     add_flag(group, "--json", False, listed)
-    forced = "Continue with an OpenRLHF that the fork's hooks may not fit; its changes are listed"
-    add_flag(group, FORCE, False, forced)
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:

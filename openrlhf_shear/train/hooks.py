@@ -5,9 +5,9 @@ wrong without the patch, and why no subclass and no option of upstream replaces 
 
 No other file replaces a name of another package: code that needs to calls the `Patch` here. A place that upstream no
 longer has raises an error at once. `ON_OBJECTS` and `OPERATORS` only list places, which code elsewhere sets;
-`tests/unit/train/test_contract.py` compares them with that code. `contract.json` lists functions that are overridden
-in a subclass, or only called. `credit/` only observes upstream's modules (`Actor`, `PolicyLoss`, the LM head) by
-torch's forward hooks, which are removed after the pass or the update (`credit.captured`, `credit.apply`).
+`tests/unit/train/test_contract.py` compares them with that code. `tests/data/contract` lists functions that are
+overridden in a subclass, or only called. `credit/` only observes upstream's modules (`Actor`, `PolicyLoss`, the LM
+head) by torch's forward hooks, which are removed after the pass or the update (`credit.captured`, `credit.apply`).
 """
 
 import importlib

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import contract
 import pytest
 import torch
 import upstream_uses
@@ -16,9 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.checks import CreditRuleError
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
-from openrlhf_shear.integrations import versions
 from openrlhf_shear.tasks.arithmetic.problems import make_problems
-from openrlhf_shear.train import contract
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -40,10 +39,11 @@ class Halving(CreditRule):
 
 
 def test_trl_is_what_the_integration_knows():
-    lines = contract.changes(versions.terms_of("trl"))
+    terms = contract.read(contract.CONTRACTS / "trl.json")
+    lines = contract.changes(terms)
     renew = "read it, then write the contract anew: python tests/unit/upstream_uses.py"
     assert not lines, "\n".join(["TRL has changed:", *lines, renew])
-    held = {name: term.use for name, term in versions.terms_of("trl").items()}
+    held = {name: term.use for name, term in terms.items()}
     assert upstream_uses.uses_of("trl") == held, renew
 
 

@@ -4,8 +4,8 @@ For the fork these are functions of OpenRLHF, DeepSpeed, vLLM and Ray, for the i
 
     python tests/unit/upstream_uses.py
 
-writes anew openrlhf_shear/train/contract.json, integrations/trl.json and verl.json, each in an environment that has its
-packages. Do it after reading what has changed there, and what that means here.
+writes anew the files of tests/data/contract, each in an environment that has its packages. Do it after reading what has
+changed there, and what that means here.
 """
 
 import ast
@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from openrlhf_shear.integrations import versions
-from openrlhf_shear.train import contract, hooks
-from openrlhf_shear.train.contract import package
+import contract
+from contract import package
 
-TRAIN = Path(contract.__file__).parent
-INTEGRATIONS = Path(versions.__file__).parent
+from openrlhf_shear.train import hooks
+
+TRAIN = Path(hooks.__file__).parent
+INTEGRATIONS = TRAIN.parent / "integrations"
 PACKAGES = ("openrlhf", "deepspeed", "vllm", "ray")
 OTHERS = ("trl", "verl")  # of one integration each, whose file is called as the package
 OURS = "openrlhf_shear."
@@ -240,8 +241,8 @@ def terms(used: dict[str, str]) -> dict[str, contract.Term]:
 
 if __name__ == "__main__":
     found = contract.Sources()
-    wanted = {contract.CONTRACT: uses()} if all(map(found.folder, PACKAGES)) else {}
-    wanted |= {versions.contract_of(other): uses_of(other) for other in OTHERS if found.folder(other)}
+    wanted = {contract.CLUSTER: uses()} if all(map(found.folder, PACKAGES)) else {}
+    wanted |= {contract.CONTRACTS / f"{other}.json": uses_of(other) for other in OTHERS if found.folder(other)}
     for path, used in wanted.items():
         contract.write(terms(used), path)
         print(f"{len(used)} terms in {path}")

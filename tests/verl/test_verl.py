@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import contract
 import numpy as np
 import pytest
 import torch
@@ -26,10 +27,8 @@ from verl.workers.utils.padding import response_from_nested
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
-from openrlhf_shear.integrations import versions
 from openrlhf_shear.integrations.verl import FIELDS, Asked, ShearTrainer, ShearWorker, refuse_unfit, weighed
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
-from openrlhf_shear.train import contract
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ASKED = Asked("shear/window=8/stride=4", 0.5, 1)
@@ -57,10 +56,11 @@ def expected_weights(model, rows) -> list[torch.Tensor]:
 
 
 def test_verl_is_what_the_integration_knows():
-    lines = contract.changes(versions.terms_of("verl"))
+    terms = contract.read(contract.CONTRACTS / "verl.json")
+    lines = contract.changes(terms)
     renew = "read it, then write the contract anew: python tests/unit/upstream_uses.py"
     assert not lines, "\n".join(["verl has changed:", *lines, renew])
-    held = {name: term.use for name, term in versions.terms_of("verl").items()}
+    held = {name: term.use for name, term in terms.items()}
     assert upstream_uses.uses_of("verl") == held, renew
 
 

@@ -1,7 +1,7 @@
 """Code shared by the integrations, without their packages: groups cut between processes, versions, refusals."""
 
+import re
 import threading
-import warnings
 from importlib import metadata
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.checks import CreditRuleError
-from openrlhf_shear.integrations import versions
 from openrlhf_shear.integrations.rows import (
     Row,
     credited_groups,
@@ -20,7 +19,7 @@ from openrlhf_shear.integrations.rows import (
     of_responses,
     outcomes,
 )
-from openrlhf_shear.train import contract
+from openrlhf_shear.train import upstream
 
 CONFIG = ShearConfig(window=4, stride=2)
 
@@ -162,42 +161,21 @@ def test_a_rule_that_fails_is_named():
 # ── Versions ──
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """A function: the version that a package has from now on, and what has changed in it."""
-
-    def be(number: str | None, *changed: str) -> None:
-        def version(package):
-            if number is None:
-                raise metadata.PackageNotFoundError(package)
-            return number
-
-        monkeypatch.setattr(metadata, "version", version)
-        monkeypatch.setattr(contract, "changes", lambda terms: list(changed))
-
-    return be
-
-
-@pytest.mark.parametrize("package", ["trl", "verl"])
-def test_a_missing_package_is_an_error_with_the_install_command(installed, package):
-    installed(None)
-    said = rf"needs the extra \[{package}\]: {package} is not installed; use: pip install '.\[{package}\]'"
+@pytest.mark.parametrize(
+    ("package", "extra", "install"),
+    [("OpenRLHF", "cluster", "use scripts/install.sh"), ("trl", "trl", "use: pip install '.[trl]'")],
+)
+def test_versions(monkeypatch, package, extra, install):
+    installed = {}
+    monkeypatch.setattr(metadata, "version", lambda name: installed.get(name) or metadata.distribution("absent"))
+    said = re.escape(f"needs the extra [{extra}]: {package} is not installed; {install}")
     with pytest.raises(ModuleNotFoundError, match=said) as error:
-        versions.require(package, "1.0")
+        upstream.require(package, "1.0", extra, install)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("package", ["trl", "verl"])
-def test_other_versions(installed, package):
-    terms = versions.terms_of(package)
-    assert terms and all(name.startswith(f"{package}.") for name in terms)
-    installed("1.0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        versions.require(package, "1.0")
-    installed("1.1")
-    with pytest.warns(UserWarning, match=f"made for {package} 1.0, not 1.1; what it relies on is the same there"):
-        versions.require(package, "1.0")
-    installed("1.1", "f: source changed")
-    with pytest.raises(RuntimeError, match=rf"got 1.1, .*pip install {package}==1.0.*\n  f: source changed"):
-        versions.require(package, "1.0")
+    installed[package] = "1.1"
+    with pytest.raises(
+        RuntimeError, match=f"{package} must be 1.0, .*got 1.1; use: pip install {package.lower()}==1.0"
+    ):
+        upstream.require(package, "1.0", extra, install)
+    installed[package] = "1.0"
+    upstream.require(package, "1.0", extra, install)

@@ -48,7 +48,7 @@ def test_only_the_fork_adds_flags():
     configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config and not rule.traits.lab_alone]
     configs += [("prm", PrmConfig), ("credit", SearchConfig), ("credit", OutcomeConfig)]
     flags = (
-        "device device_memory dry_run json trust_remote_code force_openrlhf_version dump_rollouts_every "
+        "device device_memory dry_run json trust_remote_code dump_rollouts_every "
         "eval.before_train eval.suite eval.data_dir eval.k eval.limit"
     )
     flags += (
@@ -225,17 +225,3 @@ def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):
         SystemExit, match=r"error: needs the extra \[cluster\]: OpenRLHF is not installed; use scripts/install_cluster"
     ):
         parse([])
-
-
-@pytest.mark.parametrize(
-    ("source", "problem"),
-    [
-        ("import argparse\nparser = argparse.ArgumentParser()\n", "has no `if __name__"),
-        ("if __name__ == '__main__':\n    parser = torch.parser()\n    args = parser.parse_args()\n", "torch"),
-        ("if __name__ == '__main__':\n    p = 1\n    args = p.parse_args()\n", "builds no `parser`"),
-    ],
-)
-def test_a_changed_upstream_is_told_with_its_version(source, problem):
-    with pytest.raises(RuntimeError, match=problem) as raised:
-        upstream.parser(source)
-    assert metadata.version("openrlhf") in str(raised.value)

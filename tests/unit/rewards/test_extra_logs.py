@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import openrlhf_on_cpu  # noqa: F401
@@ -9,14 +10,14 @@ import pytest
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.rewards.extra_logs import renamed
-from openrlhf_shear.train import contract
+from openrlhf_shear.train import hooks
 
-UPSTREAM = contract.Sources().folder("openrlhf") / "trainer"
+UPSTREAM = Path(find_spec("openrlhf").origin).parent / "trainer"
 FILES = (
     *(UPSTREAM / "ray" / name for name in ("ppo_actor.py", "ppo_critic.py")),
     *(UPSTREAM / "ppo_utils" / name for name in ("experience_maker.py", "samples_generator.py", "length_penalty.py")),
     UPSTREAM / "ppo_trainer.py",
-    *sorted(Path(contract.__file__).parent.rglob("*.py")),
+    *sorted(Path(hooks.__file__).parent.rglob("*.py")),
 )
 HOLDERS = {"info", "metrics", "status", "stats", "merged_status", "status_mean", "reduced_status", "logs_dict"}
 

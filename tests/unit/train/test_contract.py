@@ -1,17 +1,17 @@
-"""What the fork relies on upstream is as `contract.json` says, and all of it is there; what changes is named."""
+"""What the fork relies on upstream is as its contract says, and all of it is there; what changes is named."""
 
 import ast
 import shutil
 import sys
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+import contract
 import pytest
 import upstream_uses
 
 from openrlhf_shear.config.syntax import canonical
-from openrlhf_shear.train import contract, hooks, upstream
+from openrlhf_shear.train import hooks
 
 RENEW = (
     "\nread what has changed and adapt the fork to it, then write the contract anew: python tests/unit/upstream_uses.py"
@@ -101,10 +101,6 @@ def test_f_strings_are_the_same_under_every_python():
     assert canonical(tree) != before
 
 
-def test_a_package_that_is_not_installed_is_passed_over():
-    assert contract.changes({"no_such_package.a:f": contract.Term("()", "0")}) == []
-
-
 def test_a_new_override_or_call_is_found(tmp_path):
     folder = Path(shutil.copytree(upstream_uses.TRAIN, tmp_path / "train"))
     file = folder / "update/strategy.py"
@@ -112,41 +108,6 @@ def test_a_new_override_or_call_is_found(tmp_path):
     file.write_text(file.read_text().replace("    def prepare(", added))
     new = set(upstream_uses.uses(folder)) - set(contract.read())
     assert new == {f"openrlhf.utils.deepspeed:DeepspeedStrategy.{name}" for name in ("load_model", "all_gather")}
-
-
-@pytest.fixture
-def version(monkeypatch):
-    """A function: the version that OpenRLHF has from now on, and what has changed in it."""
-
-    def be(number: str, *changed: str) -> None:
-        monkeypatch.setattr(metadata, "version", lambda name: number)
-        monkeypatch.setattr(contract, "changes", lambda terms: list(changed))
-
-    return be
-
-
-@pytest.mark.parametrize(("number", "said"), [("0.11.2", []), ("0.11.9", ["0.11.2, not 0.11.9; what it relies on is"])])
-def test_a_release_with_all_that_is_relied_on_is_accepted(version, capsys, number, said):
-    version(number)
-    assert upstream.check_version() == number
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
-
-
-@pytest.mark.parametrize(("number", "changed"), [("0.11.9", ["f: source changed"]), ("0.12.0", []), ("0.9.10", [])])
-def test_a_version_that_may_not_fit_is_refused_unless_forced(version, capsys, number, changed):
-    version(number, *changed)
-    with pytest.raises(RuntimeError, match=f"got {number}") as refused:
-        upstream.check_version()
-    assert upstream.FORCE in str(refused.value) and all(line in str(refused.value) for line in changed)
-    assert upstream.check_version(force=True) == number
-    warning = capsys.readouterr().err
-    assert warning.startswith("[Warning]") and all(line in warning for line in changed)
-
-
-def test_the_force_is_taken_out_of_a_line():
-    assert upstream.forced(["--a", upstream.FORCE, "b"]) == (True, ["--a", "b"])
-    assert upstream.forced(["--a", "b"]) == (False, ["--a", "b"])
 
 
 def test_every_replaced_name_is_there():

@@ -1,10 +1,9 @@
 """Check that the upstream functions this fork relies on still have the recorded signature and source.
 
-`contract.json` lists every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or calls:
-signature, digest of the source, and the place in the fork that uses it. Signature and digest come from the installed
-files, which are parsed and not imported. That takes a fraction of a second, and works where the packages do not load.
-Comments, docstrings, annotations and line breaks do not count. `tests/unit/upstream_uses.py` finds the uses and writes
-the file.
+`tests/data/contract/cluster.json` lists every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides,
+replaces or calls: signature, digest of the source, and the place in the fork that uses it. Signature and digest come
+from the installed files, which are parsed and not imported. Comments, docstrings, annotations and line breaks do not
+count. `upstream_uses.py` finds the uses and writes the file.
 
 A name is "module:Class.method", "module:function" or "module:Class". A method is looked up as Python does, in the base
 classes too, so the digest is of the function that runs. For a class alone, its decorators, bases and fields count.
@@ -22,7 +21,8 @@ from pathlib import Path
 
 from openrlhf_shear.config.syntax import canonical
 
-CONTRACT = Path(__file__).with_name("contract.json")
+CONTRACTS = Path(__file__).parents[1] / "data" / "contract"
+CLUSTER = CONTRACTS / "cluster.json"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _TYPES = frozenset({"annotation", "returns", "type_params"})
 
@@ -36,12 +36,12 @@ class Term:
     use: str = ""  # which part of the fork relies on it, and how
 
 
-def read(path: Path = CONTRACT) -> dict[str, Term]:
+def read(path: Path = CLUSTER) -> dict[str, Term]:
     """Read the recorded terms, by name."""
     return {name: Term(**term) for name, term in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def write(terms: Mapping[str, Term], path: Path = CONTRACT) -> None:
+def write(terms: Mapping[str, Term], path: Path = CLUSTER) -> None:
     listed = {name: asdict(terms[name]) for name in sorted(terms)}
     path.write_text(json.dumps(listed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
