@@ -3,7 +3,6 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import ray
@@ -18,8 +17,7 @@ from openrlhf_shear.rollouts.dump import StepRollouts
 from openrlhf_shear.train.experience.fillers import without_fillers
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.train.experience.prm import StepScorer
-from openrlhf_shear.train.experience.schedule import share_credit
-from openrlhf_shear.train.experience.toll import Toll
+from openrlhf_shear.train.experience.schedule import PAIR_SECONDS, share_credit, toll_in_pairs
 
 logger = init_logger(__name__)
 
@@ -51,29 +49,16 @@ class Step:
         return StepRollouts(copies, self.groups, self.tokens, self.evidence_seconds)
 
 
-def _transfer(lender, borrower) -> tuple[Callable[[int], ray.ObjectRef], Callable[[ray.ObjectRef], None]]:
-    """Return functions that send states of so many tokens from one actor, and receive them at another."""
-
-    def send(tokens: int) -> ray.ObjectRef:
-        return ray.get(lender.lend_states.remote(tokens))
-
-    def receive(sent: ray.ObjectRef) -> None:
-        ray.get(borrower.borrow_states.remote([sent]))
-
-    return send, receive
-
-
 class CreditExperienceMaker(GradedExperienceMaker):
     """Experience maker that applies the rule of `args.credit` to the `group_norm` advantages.
 
     After `make_experience_batch`, `credit_metrics` holds the step's `RULE/...` metrics.
 
     Attributes:
-        toll: the cost of moving a response token's hidden state to another rank; None: measured at the first step of
-            several ranks whose rule has work to share.
+        pair_seconds: how long the search takes for a pair of tokens with opposite outcomes; measured in each step.
     """
 
-    toll: Toll | None = None
+    pair_seconds = PAIR_SECONDS
 
     def __init__(self, *args, rule: CreditRule, step_scorer: StepScorer | None = None, **kwargs):
         """
@@ -164,23 +149,21 @@ class CreditExperienceMaker(GradedExperienceMaker):
             done = ray.get([actor.take_group_credits.remote() for actor in actors]), [0.0] * len(actors)
         else:
             done = self._shared(actors, owners, shares)
-        if self.toll is not None:
-            self.toll.learn(sum(work), sum(group.seconds for rank in done[0] for group in rank) + sum(done[1]))
+        seconds = sum(group.seconds for rank in done[0] for group in rank) + sum(done[1])
+        if sum(work) and seconds and not self.args.train.full_determinism_enable:
+            self.pair_seconds = seconds / sum(work)
         return done
 
     def _shares(self, actors: list, owners: list[int], work: list[float], tokens: list[int]) -> list[list[CreditJob]]:
         """Share out the groups that wait, within the ranks' memory; the others have been weighed in the passes."""
         if len(actors) == 1 or not any(work):
             return [[CreditJob(g) for g, owner in enumerate(owners) if owner == rank] for rank in range(len(actors))]
-        if self.toll is None:
-            repeatable = self.args.train.full_determinism_enable
-            self.toll = Toll.assumed() if repeatable else Toll.measured(*_transfer(actors[0], actors[-1]))
         held = ray.get([actor.waiting_groups.remote() for actor in actors])
         sizes = {number: size for waiting, _ in held for number, size in waiting.items()}
         left = [amount if group in sizes else 0.0 for group, amount in enumerate(work)]
         if not any(left):
             return self._shares(actors, owners, left, tokens)
-        tolls = [self.toll.pairs * count for count in tokens]
+        tolls = [toll_in_pairs(self.pair_seconds) * count for count in tokens]
         room = {"sizes": [sizes.get(g, 0.0) for g in range(len(owners))], "limits": [limit for _, limit in held]}
         units = share_credit(left, owners, len(actors), self.rule.splits, tolls, **room)
         return [[CreditJob(*unit) for unit in share] for share in units]

@@ -169,14 +169,14 @@ class GradedExperienceMaker(RemoteExperienceMaker):
                 experience.rollout_log_probs = None
 
     def score(self, token_ids: list[int]) -> torch.Tensor:
-        """Implement `gap_watch.SyncedPolicy.score`."""
+        """Return the log-probs of all tokens but the first, each given the tokens before it."""
         sequences = torch.tensor([token_ids])
         masks = {"action_mask": torch.ones_like(sequences)[:, 1:], "attention_mask": torch.ones_like(sequences)}
         refs = self.actor_model_group.async_run_method("forward", sequences=sequences, **masks)
         return ray.get(refs)[0][0]
 
     def gap_without_adapters(self, experiences: list[Experience]) -> Gap:
-        """Implement `gap_watch.SyncedPolicy.gap_without_adapters`, over all micro-batches of the step."""
+        """Return the gap between the engines and the model without LoRA's adapters, over the step's micro-batches."""
         names = ("sequences", "action_mask", "attention_mask")
         slots = self._schedule.slots
         inputs = {name: [getattr(experiences[slot.micro_batch], name) for slot in slots] for name in names}

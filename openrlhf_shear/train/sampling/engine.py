@@ -15,7 +15,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.train.sampling import engine_process
-from openrlhf_shear.train.sampling.engine_gap import EngineFacts
 from openrlhf_shear.train.sampling.order import seed_of
 from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
 from openrlhf_shear.train.upstream import plain_class
@@ -38,7 +37,6 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
     async def __init__(self, *args, agent_func_path: str | None = None, remote_rm_url=None, **kwargs):
         # After a restart by Ray the actor has the base model's weights: it samples nothing until it gets the policy's.
         self._stale = ray.get_runtime_context().was_current_actor_reconstructed
-        self._cache_kept, self._sampled = False, set()
         kwargs["logprobs_mode"] = self.log_probs_mode or "raw_logprobs"  # upstream: always processed
         engine_process.install()
         kwargs["scheduling_policy"] = "priority"  # `Watched.generate` sets priorities
@@ -86,8 +84,6 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             candidate = [earlier[prompt]] if earlier[prompt] else []
             sampling_params.seed = seed_of(seed, len(prompt), *candidate)
             earlier[prompt] += 1
-        if sampling_params.logprobs is not None:  # only for training
-            self._sampled.add((sampling_params.temperature, sampling_params.top_p, sampling_params.top_k))
         output = await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
         for drawn in output.outputs:
             if drawn.logprobs is not None:
@@ -136,14 +132,6 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         entries = (await self._generate(token_ids, parameters)).prompt_logprobs
         return [entry[token].logprob for entry, token in zip(entries[1:], token_ids[1:], strict=True)]
-
-    async def facts(self) -> EngineFacts:
-        """Return facts that may explain a gap to the trained policy."""
-        return EngineFacts(str(self.llm.model_config.dtype), self._cache_kept, frozenset(self._sampled))
-
-    async def reset_prefix_cache(self) -> None:
-        """Reset the prefix cache as upstream does, and record whether vLLM refused."""
-        self._cache_kept = not await self.llm.reset_prefix_cache()
 
     async def is_well(self) -> bool:
         """Return whether vLLM's core, a separate process, is alive."""

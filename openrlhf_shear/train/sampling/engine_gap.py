@@ -65,10 +65,3 @@ def measure(experiences: Sequence[Experience]) -> Gap | None:
     return Gap(gap.mean().item(), sizes.mean().item(), sizes.max().item(), by_engine)
 
 
-@dataclass(frozen=True)
-class EngineFacts:
-    """Facts that an engine reports, which may explain a gap."""
-
-    dtype: str  # the model's dtype
-    cache_kept: bool  # whether it refused to drop its prefix cache at the last weight synchronization
-    sampled: frozenset[tuple[float, float, int]]  # (temperature, top-p, top-k) of its training samples

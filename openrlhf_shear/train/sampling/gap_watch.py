@@ -1,18 +1,17 @@
 """Watch over the gap between engines and policy, which ends a run if the engines sample from another policy.
 
 A healthy gap (`engine_gap`) shrinks with every weight synchronization. If a gap persists, the watch looks for the
-cause: engines and policy score the same tokens at two steps, and the engines report their settings.
+cause: engines and policy score the same tokens at two steps.
 """
 
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.train.sampling.engine_gap import EngineFacts, Gap
+from openrlhf_shear.train.sampling.engine_gap import Gap
 from openrlhf_shear.train.sampling.engines import Engines
 from openrlhf_shear.train.screen.outcome import EngineGapError
 
@@ -22,18 +21,7 @@ _TIMES = 3.0  # a gap is large above this multiple of the first step's gap,
 _LEAST, _MOST = 0.01, 0.1  # never below the first, always above the second (nats per token)
 _PROBE = 128  # tokens that engines and policy score
 _SAME, _OTHER = 1e-6, 1e-3  # nats, summed over the probe: most for equal weights, least for different weights
-_DTYPE = "torch.bfloat16"  # the policy's: preflight accepts no other --ds.param_dtype
-_CAUSES = "stale weights, adapters not merged, sampling settings, a kept prefix cache, another dtype"
-
-
-class SyncedPolicy(Protocol):
-    """Interface of the trained policy, before its update."""
-
-    def score(self, token_ids: list[int]) -> torch.Tensor:
-        """Return the log-probs of all tokens but the first, each given the tokens before it."""
-
-    def gap_without_adapters(self, experiences: Sequence[Experience]) -> Gap:
-        """Return the gap between the engines and the model without LoRA's adapters."""
+_CAUSES = "stale weights, adapters not merged"
 
 
 class GapWatch:
@@ -62,8 +50,11 @@ class GapWatch:
         if self._probe:
             self._engine_scores = torch.tensor(self._engines.call("score", self._probe))
 
-    def judge(self, gap: Gap, experiences: Sequence[Experience], policy: SyncedPolicy) -> None:
+    def judge(self, gap: Gap, experiences: Sequence[Experience], policy) -> None:
         """Judge a step's gap, before its update.
+
+        Args:
+            policy: the trained policy (`GradedExperienceMaker.score`, `gap_without_adapters`).
 
         Raises:
             EngineGapError: the engines sample from another policy.
@@ -96,7 +87,7 @@ class GapWatch:
             f"{seen}; it is none of: {_CAUSES}; the next warning is at twice that, and --vllm.max_gap ends the run"
         )
 
-    def _cause(self, gap: Gap, experiences: Sequence[Experience], policy: SyncedPolicy) -> str:
+    def _cause(self, gap: Gap, experiences: Sequence[Experience], policy) -> str:
         """Return the proven cause, or ""."""
         if self._args.ds.lora.rank > 0:
             base = policy.gap_without_adapters(experiences).by_engine[gap.worst]
@@ -104,20 +95,6 @@ class GapWatch:
                 return f"base model under LoRA: engine {gap.worst} is {base:.3f} off the policy without its adapters"
         if stale := self._stale():
             return f"stale weights: engine {stale} scores {len(self._probe)} tokens as a step ago, the policy does not"
-        return self._cause_in(self._engines.call("facts"))
-
-    def _cause_in(self, facts: Sequence[EngineFacts]) -> str:
-        """Return the cause that the engines' facts prove, or ""."""
-        wanted = (self._args.rollout.temperature, self._args.rollout.top_p)
-        for number, fact in enumerate(facts):
-            if others := sorted(each for each in fact.sampled if each[:2] != wanted or each[2] > 0):
-                settings = f"(temperature, top-p, top-k) {others[0]}, not {(*wanted, -1)}"
-                return f"sampling settings: engine {number} sampled with {settings}"
-        if keepers := _numbers(fact.cache_kept for fact in facts):
-            return f"kept prefix cache: engine {keepers} did not drop it at the last weight synchronization"
-        for number, fact in enumerate(facts):
-            if fact.dtype != _DTYPE:
-                return f"another dtype: engine {number} runs in {fact.dtype}, the policy in {_DTYPE}"
         return ""
 
     def _stale(self) -> str:
@@ -127,7 +104,8 @@ class GapWatch:
         (engines, policy), (engines_now, policy_now) = self._scores
         if _distance(policy, policy_now) < _OTHER:
             return ""
-        return _numbers(_distance(before, now) <= _SAME for before, now in zip(engines, engines_now, strict=True))
+        pairs = zip(engines, engines_now, strict=True)
+        return ", ".join(str(number) for number, pair in enumerate(pairs) if _distance(*pair) <= _SAME)
 
 
 def _distance(before: torch.Tensor, now: torch.Tensor) -> float:
@@ -146,10 +124,3 @@ def probe_of(experiences: Sequence[Experience], max_len: int) -> list[int]:
     return (tokens * size)[:size]
 
 
-def _numbers(true: Iterable[bool]) -> str:
-    """List the positions of true values.
-
-    >>> _numbers([True, False, True])
-    '0, 2'
-    """
-    return ", ".join(str(number) for number, holds in enumerate(true) if holds)

@@ -167,21 +167,6 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
         """Return the bytes of each group that waits on this rank, and their limit (`GroupCollector.waiting`)."""
         return self._collector.waiting()
 
-    def lend_states(self, tokens: int) -> ray.ObjectRef:
-        """Lend so many states of zeros, as `lend_groups` lends those of groups, to measure the time."""
-        model = without_adapters(self.actor.model.module)
-        size = model.config.get_text_config().hidden_size
-        parameter = next(model.parameters())
-        return ray.put(torch.zeros(tokens, size, dtype=parameter.dtype, device=parameter.device).cpu())
-
-    def borrow_states(self, lent: list[ray.ObjectRef]) -> None:
-        """Bring lent states to this rank's device, as `work_on_groups` does, to measure the time."""
-        device = next(self.actor.model.parameters()).device
-        for ref in lent:
-            ray.get(ref).to(device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     def lend_groups(self, numbers: list[int]) -> dict[int, ray.ObjectRef]:
         """Lend waiting groups to other ranks: return references, by group, to objects in this node's store."""
         return {number: ray.put(waiting) for number, waiting in self._collector.lend(numbers).items()}

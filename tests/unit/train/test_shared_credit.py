@@ -4,23 +4,22 @@ from types import SimpleNamespace
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
+import torch
 
 from openrlhf_shear.credit.groups import CreditJob
 from openrlhf_shear.train.experience import experience_maker
 from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker
-from openrlhf_shear.train.experience.toll import PROBE_TOKENS, Toll
 
 
 class Rank:
     """An actor's handle: `rank.NAME.remote(...)` calls `NAME` here at once."""
 
     def __init__(self, waiting: dict[int, int], limit: float):
-        self.waiting, self.limit, self.calls = waiting, limit, []
+        self.waiting, self.limit, self.credits = waiting, limit, []
 
     def __getattr__(self, name):
         def remote(*given):
-            self.calls.append((name, *given))
-            return {"waiting_groups": (self.waiting, self.limit), "lend_states": "sent"}.get(name)
+            return {"waiting_groups": (self.waiting, self.limit), "take_group_credits": self.credits}.get(name)
 
         return SimpleNamespace(remote=remote)
 
@@ -30,7 +29,7 @@ def maker(monkeypatch):
     monkeypatch.setattr(experience_maker.ray, "get", lambda refs: refs)
     made = CreditExperienceMaker.__new__(CreditExperienceMaker)
     made.rule = SimpleNamespace(splits=False)
-    made.toll = Toll(token_seconds=1e-30)
+    made.pair_seconds = 1e10  # moves cost nothing beside it
     made.args = SimpleNamespace(train=SimpleNamespace(full_determinism_enable=False))
     return made
 
@@ -58,22 +57,17 @@ def test_groups_that_were_weighed_in_the_passes_are_no_work(maker):
     assert maker._shares(ranks, OWNERS, WORK, TOKENS) == HOME
 
 
-def test_the_toll_is_measured_at_the_first_step_with_work_between_the_first_rank_and_the_last(maker):
-    maker.toll = None
-    ranks = [Rank({0: 5, 1: 5, 2: 5}, 15), Rank({3: 5}, 15)]
-    assert maker._shares(ranks[:1], [0], [8.0], [10]) == [[CreditJob(0)]]
-    assert maker._shares(ranks, OWNERS, [0.0] * 4, TOKENS) == HOME
-    assert maker.toll is None and not any(rank.calls for rank in ranks)
-    for _ in range(2):
-        maker._shares(ranks, OWNERS, WORK, TOKENS)
-    assert maker.toll.token_seconds > 0
-    assert ranks[0].calls.count(("lend_states", PROBE_TOKENS)) == 3
-    assert ranks[1].calls.count(("borrow_states", ["sent"])) == 3
-
-
-def test_full_determinism_measures_nothing(maker):
-    maker.toll, maker.args.train.full_determinism_enable = None, True
-    ranks = [Rank({0: 5, 1: 5, 2: 5}, 15), Rank({3: 5}, 15)]
-    maker._shares(ranks, OWNERS, WORK, TOKENS)
-    maker.toll.learn(pairs=5e6, seconds=100.0)
-    assert maker.toll == Toll.assumed() and not any(name == "lend_states" for name, *_ in ranks[0].calls)
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_the_search_is_timed_in_each_step_that_has_work_unless_runs_must_repeat(maker, repeatable):
+    maker.args.train.full_determinism_enable = repeatable
+    maker.rule.work = lambda lengths, correct: float(sum(lengths))
+    maker._schedule = SimpleNamespace(owners=[0, 0])
+    samples = SimpleNamespace(action_mask=torch.ones(2, 5))
+    maker._step = SimpleNamespace(samples=[samples])
+    rank = Rank({}, 0)
+    maker.actor_model_group = SimpleNamespace(actors=[rank])
+    rank.credits = [SimpleNamespace(seconds=0.5)]
+    for work, expected in ((1.0, 0.05), (0.0, 0.05)):  # a step without work says nothing
+        samples.action_mask *= work
+        maker._weighed([SimpleNamespace(groups=(0, 1), correct=(True, False))])
+        assert maker.pair_seconds == (1e10 if repeatable else expected)
