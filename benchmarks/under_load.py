@@ -20,7 +20,7 @@ from measure import environment, print_table
 START = """
 import ray
 from openrlhf_shear.train.nodes import own_ray
-own_ray.start({}, include_dashboard=False, num_cpus=2)
+own_ray.start({}, num_cpus=2)
 assert ray.get(ray.remote(lambda: 41 + 1).remote()) == 42
 own_ray.end()
 """

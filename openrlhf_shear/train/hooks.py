@@ -127,11 +127,6 @@ NODE = Patch(
     "own_ray.start: patient_node.PatientNode",
     "Ray gives up after 15 and 30 s of its start, which a busy machine needs",
 )
-DASHBOARD_SECONDS = Patch(
-    "ray._private.ray_constants:RAY_DASHBOARD_STARTUP_TIMEOUT_S",
-    "own_ray.start: an hour",
-    "Ray leaves the dashboard out after 60 s, and reads the variable for it when it is imported",
-)
 GATHERED = Patch(
     "deepspeed.runtime.zero:GatheredParameters",
     "lora.merged: upstream's context, in which base weights include their adapters",

@@ -18,7 +18,6 @@ from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.train import hooks
 from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.cpu import backend as cpu_backend
-from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import launch
 
 
@@ -76,10 +75,7 @@ def main(rank: int, ranks: int, name: str, folder: Path) -> None:
     done = []
     for phase in asked["phases"]:
         with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):  # each puts its own there
-            try:
-                done.append(run(phase, asked["rollouts"], rank, ranks))
-            except RefusedError as error:
-                done.append({"refused": str(error)})
+            done.append(run(phase, asked["rollouts"], rank, ranks))
     if rank == 0:
         torch.save(done, folder / f"{name}_done.pt")
     torch.distributed.barrier()

@@ -74,18 +74,11 @@ def listing(path: Path) -> dict[str, Listed]:
     """
     try:
         read = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
-        listed = {name: _listed(entry) for name, entry in read.items()}
+        listed = {name: Listed(entry["bytes"], entry["sha256"]) for name, entry in read.items()}
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         raise ValueError(f"{COMPLETE} cannot be read") from None
     if not listed:
         raise ValueError(f"{COMPLETE} lists no files")
-    return listed
-
-
-def _listed(entry: dict) -> Listed:
-    listed = Listed(entry["bytes"], entry["sha256"])
-    if (type(listed.size), type(listed.digest)) != (int, str):
-        raise TypeError
     return listed
 
 

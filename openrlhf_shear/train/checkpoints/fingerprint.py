@@ -16,7 +16,7 @@ from openrlhf_shear.data.training_rows import CONTENTS, COUNT
 from openrlhf_shear.line.accepted import FLAG, TAKEN, accepted_topics
 from openrlhf_shear.line.run import ESTIMATOR, Run
 from openrlhf_shear.preflight.models import Models
-from openrlhf_shear.train.checkpoints import folders
+from openrlhf_shear.train.checkpoints import contents, folders
 from openrlhf_shear.train.checkpoints.contents import changed
 
 FILE, STATE = "fingerprint.json", "fingerprint"  # the file, and the key in DeepSpeed's client state
@@ -89,9 +89,9 @@ def of_run(run: Run, models: Models) -> Fingerprint:
     }
     if actor.path and not actor.invalid:
         topics["model"]["digest of the model's config.json"] = _digest(actor.config)
-    if actor.shape:
-        sizes = asdict(actor.shape).items()
-        topics["shape"] |= {f"the model's number of {name}": size for name, size in sizes}
+    for who, model in (("model", actor), ("critic", models.get("critic"))):
+        if model and model.shape:
+            topics["shape"] |= {f"the {who}'s number of {name}": size for name, size in asdict(model.shape).items()}
     return Fingerprint(json.loads(json.dumps(topics)))
 
 
@@ -177,8 +177,6 @@ def _newest(folder: Path, critic: bool, converted: bool) -> str | None:
         tag = folders.named_in(actor, folders.UNIVERSAL)
         return tag and tag.removesuffix("_universal")
     both, broken = [actor, *([folder / folders.CRITIC] if critic else [])], []
-    while tag := folders.find(both, broken)[0]:
-        if not changed(file for file in (actor / tag / FILE,) if file.is_file()):
-            return tag
+    while (tag := folders.find(both, broken)[0]) and changed({actor / tag / FILE} & {*contents.files_in(actor / tag)}):
         broken.append(tag)
-    return None
+    return tag

@@ -1,10 +1,9 @@
-"""Comparison of a run with the checkpoint that it resumes from: its states, its layout and its weights."""
+"""Comparison of a run with the checkpoint that it resumes from: its states and the bytes of its files."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.line.accepted import accepted_topics
@@ -15,7 +14,7 @@ from openrlhf_shear.train.screen.story import say
 logger = init_logger(__name__)
 FRESH = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
 """States of a run that has not begun; a checkpoint has the same names, and more."""
-_KEPT = ("ledger", "waiting", "waiting_episode", "kl")
+_OTHERS = ("ledger", "waiting", "waiting_episode", "kl")
 
 
 def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> dict:
@@ -32,7 +31,7 @@ def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size:
         RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
     """
     _compare(saved, mine, args, size)
-    states = {name: saved[name] for name in (*FRESH, *_KEPT) if name in saved}
+    states = {name: saved[name] for name in (*FRESH, *_OTHERS) if name in saved}
     return states | {fingerprint.STATE: mine.topics}
 
 
@@ -85,36 +84,3 @@ def newest_whole(saved: Sequence[Path], rank: int, ranks: int, gathered: Callabl
         fresh = f"no complete checkpoint in {saved[0]}: a fresh start"
         logger.info(f"resuming from {saved[0] / tag}" if tag else fresh)
     return tag
-
-
-def refuse_another_world(checkpoint: Path, engine) -> None:
-    """Refuse a checkpoint with other ranks, another ZeRO stage, or other weights than `engine`.
-
-    DeepSpeed would raise different errors on different ranks. The driver compares fingerprints before
-    (`fingerprint.check`), but the critic's checkpoint has none.
-
-    Raises:
-        RefusedError: the checkpoint cannot be loaded into `engine`.
-    """
-    file = min(checkpoint.glob("*mp_rank_00_model_states.pt"))
-    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # mmap: tensors stay on the disk
-    stage = saved["ds_config"]["zero_optimization"]["stage"]
-    for what, before, now in (
-        ("data-parallel ranks", saved["dp_world_size"], engine.dp_world_size),
-        ("tensor-parallel ranks", saved["mp_world_size"], engine.mp_world_size),
-        ("--ds.zero_stage", stage, engine.zero_optimization_stage()),
-    ):
-        if before != now:
-            raise RefusedError(
-                f"{what} must be the {before} that saved {checkpoint}: got {now}; use {before}, another --ckpt.path, "
-                "or DeepSpeed's converter (docs/reliability.md: another world by itself)"
-            )
-    before = {name: tuple(shape) for group in saved["param_shapes"] for name, shape in group.items()}
-    trained = [(name, weight) for name, weight in engine.module.named_parameters() if weight.requires_grad]
-    now = {name: tuple(getattr(weight, "ds_shape", weight.shape)) for name, weight in trained}
-    if differ := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
-        was, is_now = (shapes.get(differ[0], "not there") for shapes in (before, now))
-        raise RefusedError(
-            f"{checkpoint} is of another model: {len(differ)} weights differ, {differ[0]} was {was}, is {is_now}; use "
-            "the model that saved it, or another --ckpt.path"
-        )

@@ -1,17 +1,14 @@
 """Device of a run, its Ray cluster, and the number of GPUs that it needs."""
 
 import json
-import math
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import ray
 
-from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.sockets import ray_folder, socket_problem
@@ -22,7 +19,6 @@ from openrlhf_shear.train.screen.story import say
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in a process that `ray job submit` started
 _CONNECT_SECONDS = 5
-_TELL_SECONDS = 60.0
 _TOKEN_REMEDY = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, before `ray start` on each node and here"
 
 
@@ -30,7 +26,7 @@ def uses_cpu(device: str) -> bool:
     """Return whether a run with this `--device` (auto, cuda or cpu) uses the CPU; print the device and the reason.
 
     Raises:
-        RefusedError: on auto, torch was built for this machine's GPU but cannot use it, or as `asked_cluster`.
+        RefusedError: on auto, torch was built for this machine's GPU but cannot use it, or as `named_cluster`.
     """
     import torch  # late: the doctor reports a broken torch, and does not call this
 
@@ -38,7 +34,7 @@ def uses_cpu(device: str) -> bool:
         reason = f"--device {device}"
     elif torch.cuda.is_available():
         device, reason = "cuda", "CUDA is available"
-    elif asked_cluster() and _cluster_has_accelerators():
+    elif named_cluster() and _cluster_has_accelerators():
         device, reason = "cuda", "the Ray cluster announces GPUs"
     else:
         device, reason = "cpu", NO_CUDA_HINT
@@ -89,7 +85,7 @@ def cluster_address() -> tuple[str, str]:
     return address, ""
 
 
-def asked_cluster() -> str:
+def named_cluster() -> str:
     """Return RAY_ADDRESS, which `ray job submit` sets too; "" if this run starts a private Ray.
 
     Raises:
@@ -140,19 +136,19 @@ def _join_a_users(address: str, runtime_env: dict) -> None:
     # Ray refuses a variable that the job sets already. This process has the job's value of it.
     missing = {name: value for name, value in runtime_env["env_vars"].items() if name not in job.get("env_vars", {})}
     enter(address, runtime_env=runtime_env | {"env_vars": missing})
-    if not own_ray.is_token_asked():
+    if not own_ray.requires_token():
         say(f"the Ray cluster at {address} asks for no token: who reaches its ports runs code as you; {_TOKEN_REMEDY}")
 
 
 def _address() -> str:
-    """Return the `asked_cluster`, or "local" to start a private Ray.
+    """Return the `named_cluster`, or "local" to start a private Ray.
 
     A Ray found on this machine may belong to another run, and end with it, or to another user.
 
     Raises:
-        RefusedError: as `asked_cluster`, or a private Ray could not create its sockets.
+        RefusedError: as `named_cluster`, or a private Ray could not create its sockets.
     """
-    if address := asked_cluster():
+    if address := named_cluster():
         return address
     if problem := socket_problem():
         raise RefusedError(str(problem))
@@ -171,28 +167,12 @@ def _await_gpus(needed: int, patience: float, advice: str) -> None:
             say(f"waiting for GPUs: {needed} are needed, the cluster has {has:g}")
         silent = False
         time.sleep(1.0)
-    told_at = -math.inf
+    silent = True
     while (free := ray.available_resources().get("GPU", 0)) < needed:
-        if time.monotonic() - told_at > _TELL_SECONDS:
-            told_at = time.monotonic()
-            say(f"waiting for free GPUs: {needed} are needed, {free:g} of {has:g} are free; {_held()}")
+        if silent:
+            say(f"waiting for free GPUs: {needed} are needed, {free:g} of {has:g} are free (`ray list jobs`)")
+        silent = False
         time.sleep(1.0)
-
-
-def _held() -> str:
-    """Say which jobs hold the other GPUs, as far as Ray's dashboard knows."""
-    from ray.util.state import list_jobs, list_placement_groups
-
-    try:
-        jobs = {job.job_id: job.entrypoint for job in list_jobs(timeout=_CONNECT_SECONDS)}
-        groups = list_placement_groups(filters=[("state", "=", "CREATED")], detail=True, timeout=_CONNECT_SECONDS)
-    except Exception as error:  # of many kinds: no dashboard, a slow dashboard, another version
-        return f"the jobs that hold the others are not known: {str(error).splitlines()[0][:200]}"
-    gpus = Counter()
-    for group in groups:
-        gpus[group.creator_job_id] += sum(bundle["unit_resources"].get("GPU", 0) for bundle in group.bundles)
-    held = [f"{n:g} by job {job} ({hidden(jobs.get(job) or 'a driver')[:120]})" for job, n in gpus.items() if n]
-    return f"held are {'; '.join(held)}" if held else "tasks or actors without a placement group hold the others"
 
 
 def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
@@ -212,7 +192,7 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], pati
     if not ray.is_initialized():
         # A CPU per bundle, one for the trainer, one spare.
         resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
-        own_ray.start(runtime_env, include_dashboard=False, **resources)
+        own_ray.start(runtime_env, **resources)
     _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
 
 

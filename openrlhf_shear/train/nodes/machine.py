@@ -28,10 +28,10 @@ def shape(device: str, device_memory: float) -> tuple[int, int, bool]:
         LineError: nothing answers at RAY_ADDRESS.
     """
     if os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
-        from openrlhf_shear.train.nodes.cluster import asked_cluster  # late, as it loads Ray
+        from openrlhf_shear.train.nodes.cluster import named_cluster  # late, as it loads Ray
 
         try:
-            asked_cluster()
+            named_cluster()
         except RefusedError as error:
             raise LineError(str(error)) from error
         probe = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)

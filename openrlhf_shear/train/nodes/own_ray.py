@@ -16,7 +16,6 @@ from openrlhf_shear.train.screen.story import say
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _TRIES = 3
-_DASHBOARD_SECONDS = 3600
 _TOKEN_PREFIX = "shear-ray-token-"
 SETTINGS = {  # defaults: the user's own settings win
     # How long agents search for a missing head; by default they outlive a killed driver by a minute.
@@ -35,7 +34,7 @@ SETTINGS = {  # defaults: the user's own settings win
 
 
 def start(runtime_env: dict, **options) -> None:
-    """Start and join a Ray of a single node; `options` go to `ray.init`.
+    """Start and join a Ray of a single node, without a dashboard; `options` go to `ray.init`.
 
     Raises:
         RefusedError: RAY_AUTH_TOKEN_PATH names a file that cannot be read.
@@ -46,15 +45,12 @@ def start(runtime_env: dict, **options) -> None:
     for name, value in SETTINGS.items():
         if value != INTERFACE or any(value == interface for _, interface in socket.if_nameindex()):
             os.environ.setdefault(name, value)
-    _ask_for_a_token()
-    with (
-        hooks.NODE_ADDRESS.held(lambda host: host),
-        hooks.NODE.held(patient_node.PatientNode),
-        hooks.DASHBOARD_SECONDS.held(_DASHBOARD_SECONDS),
-    ):
+    _require_a_token()
+    options |= {"_node_ip_address": LOOPBACK, "include_dashboard": False, "runtime_env": runtime_env}
+    with hooks.NODE_ADDRESS.held(lambda host: host), hooks.NODE.held(patient_node.PatientNode):
         for tries_left in reversed(range(_TRIES)):
             try:
-                ray.init(address="local", _node_ip_address=LOOPBACK, runtime_env=runtime_env, **options)
+                ray.init(address="local", **options)
                 return
             except patient_node.NotStartedError as error:
                 ray.shutdown()
@@ -71,10 +67,10 @@ def end() -> None:
         path.unlink(missing_ok=True)
 
 
-def _ask_for_a_token() -> None:
+def _require_a_token() -> None:
     """Set Ray's token variables before it starts, unless they are set; Ray's processes inherit them."""
     os.environ.setdefault(MODE, "token")
-    if not is_token_asked():
+    if not requires_token():
         say(f"{MODE}={os.environ[MODE]}: who reaches a port of this Ray runs code as you")
     elif os.environ.get(TOKEN):
         pass
@@ -94,7 +90,7 @@ def _ask_for_a_token() -> None:
     reread()
 
 
-def is_token_asked() -> bool:
+def requires_token() -> bool:
     """Return whether the environment makes Ray require a token."""
     return os.environ.get(MODE, "").lower() == "token"
 

@@ -5,7 +5,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from openrlhf.utils.logging_utils import init_logger
 
@@ -17,20 +16,10 @@ CLOSING_SECONDS = 120.0
 _PROBE_BYTES = 65_536
 
 
-class Tracker(Protocol):
-    """Interface of OpenRLHF's `TensorboardLogger` and `WandbLogger`."""
-
-    def log_train(self, global_step: int, logs_dict: dict) -> None: ...
-
-    def log_eval(self, global_step: int, logs_dict: dict) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Curves:
-    """Tracker that survives errors: the first error is logged, and later calls retry with a new tracker."""
+    """OpenRLHF's `TensorboardLogger` or `WandbLogger`; its first error is logged, and later calls retry with a new one."""
 
-    def __init__(self, name: str, make: Callable[[], Tracker]):
+    def __init__(self, name: str, make: Callable[[], object]):
         """Make the first tracker.
 
         Args:
@@ -38,7 +27,7 @@ class Curves:
             make: returns a new tracker that continues the existing curves.
         """
         self._name, self._make = name, make
-        self._tracker: Tracker | None = None
+        self._tracker: object | None = None
         self._failed = False
         self._again = 0.0  # time of the next retry
         self._try("at the start", lambda tracker: None)
@@ -80,7 +69,7 @@ class Curves:
         elif failure:
             self._fail(f"{_said(failure[0])}; the end of its curves may be missing")
 
-    def _try(self, when: str, call: Callable[[Tracker], object]) -> None:
+    def _try(self, when: str, call: Callable[[object], object]) -> None:
         started = time.monotonic()
         if self._tracker is None and started < self._again:
             return

@@ -16,11 +16,11 @@ from pathlib import Path
 from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger, init_logger
 
 from openrlhf_shear.data.writing import write_text
-from openrlhf_shear.train.run.curves import Curves, Tracker, check_room
+from openrlhf_shear.train.run.curves import Curves, check_room
 
 logger = init_logger(__name__)
 _TIME_STAMP = re.compile(r"ppo_\d{4}T\d\d:\d\d")  # upstream's default run name
-_KINDS = {"run_name": str, "wandb_id": str, "evaluated": int, "best": list}
+_NAMES = {"run_name", "wandb_id", "evaluated", "best"}
 
 
 class Tracking:
@@ -48,7 +48,7 @@ class Tracking:
         if self._args.logger.tensorboard_dir:
             self._board = Curves("TensorBoard", self._make_board)
 
-    def _make_board(self) -> Tracker:
+    def _make_board(self) -> TensorboardLogger:
         logger = self._args.logger
         folder = os.path.join(logger.tensorboard_dir, logger.wandb.run_name)
         check_room(folder)
@@ -106,22 +106,17 @@ class Tracking:
             curves.close()
 
     def _read(self) -> dict:
-        """Read the usable entries of the file."""
         try:
             notes = json.loads(self._file.read_text(encoding="utf-8"))
+            if {*notes} == _NAMES:
+                return notes
+            why = f"it must have {', '.join(sorted(_NAMES))}"
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            self._pass_over(str(error))
-            return {}
-        notes = notes if isinstance(notes, dict) else {}
-        usable = {name: notes[name] for name, kind in _KINDS.items() if type(notes.get(name)) is kind}
-        if lacking := _KINDS.keys() - usable:
-            self._pass_over(f"it has no {' and no '.join(sorted(lacking))}")
-        return usable
-
-    def _pass_over(self, why: str) -> None:
+        except (OSError, ValueError, TypeError) as error:
+            why = str(error)
         logger.warning(f"{self._file} cannot be used: {why}; curves may begin anew, training goes on")
+        return {}
 
     def _write(self) -> None:
         try:

@@ -63,5 +63,3 @@ def measure(experiences: Sequence[Experience]) -> Gap | None:
     by_engine = {engine: sizes[number == engine].mean().item() for engine in number.unique().tolist()}
     by_engine.pop(OLDER, None)
     return Gap(gap.mean().item(), sizes.mean().item(), sizes.max().item(), by_engine)
-
-

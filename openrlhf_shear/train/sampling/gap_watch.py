@@ -122,5 +122,3 @@ def probe_of(experiences: Sequence[Experience], max_len: int) -> list[int]:
     tokens = max(rows, key=len).tolist()
     size = min(_PROBE, max_len - 1)  # an engine samples a token after it
     return (tokens * size)[:size]
-
-

@@ -37,8 +37,7 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
 
         Raises:
             NotFiniteError: a weight is not finite.
-            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save;
-                or a checkpoint would not fit on the disk.
+            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save.
         """
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         lora.refuse_unmergeable(self.actor.model.module)
@@ -53,7 +52,6 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
         self._refuse_broken_weights("as it was loaded")
         if self.ema_model and self.checkpoint_states:
             load_average(self.ema_model.model.module, self.actor.model.module, strategy)
-        self.refuse_small_disk()
 
     def forward(
         self,

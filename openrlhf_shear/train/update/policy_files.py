@@ -10,7 +10,6 @@ from openrlhf_shear.train.carriers import RunState, Save
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC
 from openrlhf_shear.train.checkpoints.saveable import model_written, sizes
-from openrlhf_shear.train.screen.outcome import RefusedError
 
 logger = init_logger(__name__)
 
@@ -68,14 +67,6 @@ class SavesPolicy:
         full = checkpoint_bytes(count, frozen, bool(self.ema_model))
         needed = full * what.checkpoint + model_bytes(count) * what.model + of_critic
         return folders.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
-
-    def refuse_small_disk(self) -> None:
-        """Refuse to train, on the first rank, if not one checkpoint fits on the disk. Raises RefusedError."""
-        ckpt = self.strategy.args.ckpt
-        if torch.distributed.get_rank() == 0 and ckpt.save_steps > 0:
-            first = Save(ckpt.save_steps, checkpoint=not ckpt.disable_ds, model=ckpt.save_hf)
-            if problem := self.disk_problem(first):
-                raise RefusedError(f"--ckpt.path {ckpt.path}: {problem}; free some, or use another path")
 
     def _folder(self, model: str) -> str:
         return str(Path(self.strategy.args.ckpt.path, model))

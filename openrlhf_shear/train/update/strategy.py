@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders, refused_files
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC, UNIVERSAL
-from openrlhf_shear.train.checkpoints.resume import newest_whole, refuse_another_world
+from openrlhf_shear.train.checkpoints.resume import newest_whole
 from openrlhf_shear.train.checkpoints.saveable import repair_generation
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
@@ -114,7 +114,7 @@ class ShearStrategy(DeepspeedStrategy):
         folder = Path(save_dir)
         aside = folder / f"{tag}{folders.PARTIAL}"
         with refused_files.removed(aside, folders.NotSavedError):
-            self._tried(partial(_made_anew, aside), on=[0])
+            self._tried(partial(_renew, aside), on=[0])
             if not aside.is_dir():
                 raise RuntimeError(
                     f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share"
@@ -139,7 +139,7 @@ class ShearStrategy(DeepspeedStrategy):
         """Save a complete model beside the checkpoints, or none. Raises NotSavedError as `save_ckpt`."""
         aside = folder.with_name(f"{folder.name}{folders.PARTIAL}")
         with refused_files.removed(aside, folders.NotSavedError):
-            self._tried(partial(_made_anew, aside), on=[0])
+            self._tried(partial(_renew, aside), on=[0])
             self._tried(partial(self.save_model, model, tokenizer, str(aside)))
             self._tried(partial(folders.replace, aside, folder), on=[0])
 
@@ -200,10 +200,7 @@ class ShearStrategy(DeepspeedStrategy):
     def load_ckpt(self, model, load_dir, tag=None, **kwargs):
         """Load the newest checkpoint that is complete, for the critic too if there is one.
 
-        Unlike upstream, it loads only from `load_dir`.
-
-        Raises:
-            RefusedError: the checkpoint has another number of ranks, another ZeRO stage or another model.
+        Unlike upstream, it loads only from `load_dir`. The driver has compared layout and shapes (`fingerprint.check`).
         """
         if tag is None and self.use_ds_universal_ckpt:
             tag = folders.named_in(Path(load_dir), UNIVERSAL)
@@ -213,14 +210,13 @@ class ShearStrategy(DeepspeedStrategy):
             tag = newest_whole(both, self.get_rank(), self.world_size, self._gathered)
             if tag is None:
                 return None, {}
-            refuse_another_world(Path(load_dir, tag), model)
         with rates_of_the_line(model):
             path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
         self.loaded = path and Path(path).parent
         return path, states
 
 
-def _made_anew(folder: Path) -> None:
+def _renew(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 

@@ -108,6 +108,20 @@ def test_another_number_of_ranks_of_the_critic_is_refused(job, capsys):
     assert "ranks of the critic was 2, is 4" in told and fingerprint.FLAG not in told
 
 
+def test_a_critic_of_another_shape_is_refused(job, capsys):
+    write("prompts.jsonl", ROWS)
+    config = json.loads((POLICY_DIR / "config.json").read_text()) | {"num_hidden_layers": 2}
+    Path("critic").mkdir()
+    Path("critic", "tokenizer.json").write_text("{}")
+    Path("critic", "config.json").write_text(json.dumps(config))
+    words = "AS gae --data.max_len 256 --critic.model_name_or_path critic"
+    checkpoint_of(job(words))
+    shutil.copytree(Path("ckpt", folders.ACTOR), Path("ckpt", folders.CRITIC))
+    Path("critic", "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    told = refusal(capsys, resume(job, words))
+    assert "the critic's number of layers was 2, is 3" in told and fingerprint.FLAG not in told
+
+
 @pytest.mark.parametrize("words", ALLOWED)
 def test_what_may_change_changes(line, capsys, words):
     main(resume(line, words))

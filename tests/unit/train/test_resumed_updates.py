@@ -44,9 +44,9 @@ class Runs:
         made = seeded(Qwen2ForCausalLM, Qwen2Config(**shape, **special), seed=1)
         return str(save(made, self.tokenizer, self.folder / f"tied_{tied}"))
 
-    def phase(self, name: str, resumes: bool, ranks: int = 1, words: tuple[str, ...] = ()) -> dict:
+    def phase(self, name: str, resumes: bool, words: tuple[str, ...] = ()) -> dict:
         stage, tied, saved_after = CASES[name]
-        row = gradients.Row(name, f"--ds.zero_stage {stage} --train.batch_size {BATCH}", ranks=ranks)
+        row = gradients.Row(name, f"--ds.zero_stage {stage} --train.batch_size {BATCH}")
         line = [
             *gradients.line(row, self.folder),
             *("--actor.model_name_or_path", self.policy(tied), "--ckpt.path", str(self.folder / name)),
@@ -60,11 +60,11 @@ class Runs:
         model = str(self.folder / f"{name}_{resumes}")
         return {"line": line, "updates": updates, "saved_after": None if resumes else saved_after, "model": model}
 
-    def run(self, phases: list[dict], ranks: int = 1) -> list[dict]:
-        name = f"ranks{ranks}"
+    def run(self, phases: list[dict]) -> list[dict]:
+        name = "phases"
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(gradients.measure.free_port())}
         torch.save({"phases": phases, "rollouts": self.rollouts, "environment": where}, self.folder / f"{name}.pt")
-        run_ranks("resume_rank", ranks, name, self.folder)
+        run_ranks("resume_rank", 1, name, self.folder)
         return torch.load(self.folder / f"{name}_done.pt")
 
 
@@ -116,19 +116,11 @@ def test_the_weights_sent_and_saved_are_those_trained_and_tied_ones_stay_tied(ru
             assert all(torch.equal(got[name], weight) for name, weight in trained.items())
 
 
-def test_another_number_of_ranks_is_refused_in_a_line(runs, done):
-    for said in runs.run([runs.phase(name, True, ranks=2) for name in CASES], ranks=2):
-        assert said["refused"].startswith("data-parallel ranks must be the 1 that saved "), said
-        assert ": got 2; use 1, another --ckpt.path, or " in said["refused"] and "\n" not in said["refused"]
-
-
 @pytest.fixture(scope="module")
 def others(runs, done):
-    """Resumes with other flags, and a resume whose newest checkpoint has a flipped byte."""
-    first, second = CASES
+    """A resume with other flags, and a resume whose newest checkpoint has a flipped byte."""
+    second = list(CASES)[1]
     lines = {
-        "stage": (first, ("--ds.zero_stage", "3")),
-        "model": (first, ("--actor.model_name_or_path", runs.policy(tied=False))),
         "adam": (second, (*f"--actor.adam.lr {2 * RATE} --actor.adam.betas 0.8 0.9 --actor.adam.eps 1e-7".split(),)),
         "byte": (second, ()),
     }
@@ -140,12 +132,6 @@ def others(runs, done):
     broken.write_bytes(content)
     made = runs.run([runs.phase(name, True, words=words) for name, words in lines.values()])
     return dict(zip(lines, made, strict=True))
-
-
-def test_another_stage_and_another_model_are_refused_in_a_line(others):
-    assert others["stage"]["refused"].startswith("--ds.zero_stage must be the 2 that saved ")
-    assert " is of another model: 1 weights differ, lm_head.weight was not there, is (" in others["model"]["refused"]
-    assert all("\n" not in others[name]["refused"] for name in ("stage", "model"))
 
 
 def test_another_learning_rate_resumes_at_the_same_place_of_the_schedule(others):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from argparse import Namespace
-from dataclasses import replace
 from types import SimpleNamespace
 
 import openrlhf_on_cpu  # noqa: F401
@@ -13,9 +12,8 @@ import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 from vllm import SamplingParams
 
-from openrlhf_shear.sampling.records import Completion, Question
+from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import Request, Sampling
-from openrlhf_shear.sampling.store import Store
 from openrlhf_shear.train.run import suite as module
 from openrlhf_shear.train.run.suite import TrainingSuite, scores_of_suite
 from openrlhf_shear.train.sampling import engine_sampler
@@ -34,10 +32,10 @@ class Engines:
         self.called.append(method)
 
 
-def arguments(folder, k=2, temperature=0.1, model="/models/a"):
+def arguments(folder):
     rows = [json.dumps({"prompt": f"{i} + 1?", "label": str(i + 1)}) + "\n" for i in range(4)]
     (folder / "held.jsonl").write_text("".join(rows))
-    suite = {"suite": str(folder / "held.jsonl"), "data_dir": None, "limit": 0, "k": k, "temperature": temperature}
+    suite = {"suite": str(folder / "held.jsonl"), "data_dir": None, "limit": 0, "k": 2, "temperature": 0.1}
     reward = {"remote_url": ["math"], "cores": 1, "timeout": 0.0, "memory_mb": 1024, "allow_unsandboxed": False}
     data = {"input_key": "prompt", "label_key": "label", "apply_chat_template": True, "input_template": None}
     return Namespace(
@@ -46,33 +44,25 @@ def arguments(folder, k=2, temperature=0.1, model="/models/a"):
         vllm=Namespace(enable_sleep=True),
         reward=Namespace(**reward, answer_format="boxed"),
         data=Namespace(**data, max_len=512),
-        actor=Namespace(model_name_or_path=model),
+        actor=Namespace(model_name_or_path="/models/a"),
         rollout=Namespace(max_new_tokens=64),
         train=Namespace(seed=1),
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "kept"), [({}, 1), ({"k": 4}, 0), ({"temperature": 0.6}, 0), ({"model": "/elsewhere/b"}, 0)]
-)
-def test_an_interrupted_evaluation_goes_on_or_begins_anew_with_other_settings(tmp_path, monkeypatch, changes, kept):
-    first, engines, seen = TrainingSuite(arguments(tmp_path), Engines(), None), Engines(), []
-    folder = tmp_path / "ckpt/evaluations/step5"
-    plan = replace(first._plan, model=f"{first._plan.model}, step 5")
-    store = Store(folder)
-    store.start(plan.settings(), plan.questions)
-    with store.log() as log:
-        log(Completion("custom-held", "1", 0, "x", 1, False))
+def test_an_interrupted_evaluation_begins_anew_with_the_engines_awake(tmp_path, monkeypatch):
+    engines, folder, seen = Engines(), tmp_path / "ckpt/evaluations/step5", []
+    folder.mkdir(parents=True)
+    (folder / "questions.jsonl").write_text("of before")
 
     def evaluate(plan, store, sampler, grading):
-        seen.append(len(store.samples()) if folder.is_dir() else 0)
-        store.start(plan.settings(), plan.questions)
+        seen.append(folder.exists())
         raise StoppedError("seen enough")
 
     monkeypatch.setattr(module, "evaluate", evaluate)
     with pytest.raises(StoppedError):
-        TrainingSuite(arguments(tmp_path, **changes), engines, None).evaluate(5, go_on=True)
-    assert seen == [kept] and engines.called == ["wake_up", "sleep"], "calls restart an engine that died"
+        TrainingSuite(arguments(tmp_path), engines, None).evaluate(5)
+    assert seen == [False] and engines.called == ["wake_up", "sleep"], "calls restart an engine that died"
 
 
 def benchmark(score: float | None) -> dict:
@@ -115,7 +105,7 @@ def test_a_request_to_stop_ends_an_evaluation(monkeypatch):
 
 def test_an_agent_s_own_sampling_parameters_keep_log_probs_and_a_seed_for_each_rollout_and_turn():
     engine, given = object.__new__(RewardRolloutActor), []
-    engine._sampled, engine._failed = set(), 0
+    engine._failed = 0
 
     async def generate(ids, parameters, *_):
         given.append((parameters.temperature, parameters.logprobs, parameters.seed))
@@ -154,7 +144,7 @@ class TwoTurns(AgentInstanceBase):
 def test_log_probs_of_turns_with_an_agent_s_own_parameters_are_kept_in_openrlhfs_executor(asked):
     """The executor passes a copy of the parameters, so it never sees that log-probs were asked for."""
     engine = object.__new__(RewardRolloutActor)
-    engine._sampled, engine._failed, engine.executor = set(), 0, MultiTurnAgentExecutor(TwoTurns)
+    engine._failed, engine.executor = 0, MultiTurnAgentExecutor(TwoTurns)
 
     async def generate(ids, parameters, *_):
         log_probs = [{token: SimpleNamespace(logprob=-len(ids) - token)} for token in (7, 8, 9)]

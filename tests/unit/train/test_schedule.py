@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf_shear.train.experience.schedule import Slot, plan_micro_batches, share_credit, toll_in_pairs, update_shares
+from openrlhf_shear.train.experience.schedule import (
+    Slot,
+    plan_micro_batches,
+    share_credit,
+    toll_in_pairs,
+    update_shares,
+)
 
 
 def passes_by_rank(schedule, ranks):

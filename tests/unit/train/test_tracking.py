@@ -174,12 +174,11 @@ def test_wandb_that_does_not_end_is_waited_for_in_vain_no_longer_than_two_minute
     ends.set()
 
 
-_ALL = "it has no best and no evaluated and no run_name and no wandb_id"
 UNUSABLE = {
     "": "Expecting value",
-    '{"run_name": "ppo_1125': "Unterminated string",
-    "[1, 2]": _ALL,
-    '{"run_name": 3, "wandb_id": null, "evaluated": "2"}': _ALL,
+    "[1, 2]": "it must have best, evaluated, run_name, wandb_id",
+    "3": "not iterable",
+    '{"run_name": "other"}': "it must have",
     "\x80": "utf-8",
 }
 
@@ -194,15 +193,6 @@ def test_notes_that_cannot_be_read_cost_what_they_say(args, said, text, tmp_path
     assert kept.evaluated == -1 and args.logger.wandb.run_name == "ppo_1126T10:00"
     assert len(said) == 1 and said[0].startswith(f"{file} cannot be used: ") and UNUSABLE[text] in said[0]
     assert json.loads(file.read_text())["run_name"] == "ppo_1126T10:00"
-
-
-def test_of_notes_with_a_flaw_the_rest_is_used(args, said, tmp_path):
-    (tmp_path / "ckpt").mkdir()
-    there = {"run_name": "ppo_1125T09:00", "wandb_id": "abc", "evaluated": None}
-    (tmp_path / "ckpt" / "tracking.json").write_text(json.dumps(there))
-    args.ckpt.load_enable = True
-    assert tracking.Tracking(args).evaluated == -1 and args.logger.wandb.run_name == "ppo_1125T09:00"
-    assert os.environ["WANDB_RUN_ID"] == "abc" and len(said) == 1 and "it has no best and no evaluated;" in said[0]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EDQUOT])
