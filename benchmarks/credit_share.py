@@ -1,7 +1,6 @@
 """The credit stage as a share of one training step, at the shape of Qwen2.5-7B.
 
     python benchmarks/credit_share.py --output credit_share.json     # CUDA
-    python benchmarks/credit_share.py --tiny                         # smoke test: a small model on a CPU
 
 A step trains on one group, without the optimizer, sampling and communication, which would only make the share smaller:
 
@@ -16,7 +15,6 @@ upper bound.
 Legend: G rollouts of a group, T response tokens each, d hidden size.
 """
 
-import argparse
 from functools import partial
 from types import SimpleNamespace
 
@@ -43,22 +41,19 @@ QWEN2_5_7B = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-TINY = {**QWEN2_5_7B, "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 
 
-def build_model(tiny: bool, device: str, checkpointing: bool) -> Qwen2ForCausalLM:
-    """Return a model with random bf16 weights, made on the device."""
+def build_model(device: str) -> Qwen2ForCausalLM:
+    """Return a model with random bf16 weights, made on the device, with gradient checkpointing."""
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(device):
-            model = Qwen2ForCausalLM(Qwen2Config(**(TINY if tiny else QWEN2_5_7B)))
+            model = Qwen2ForCausalLM(Qwen2Config(**QWEN2_5_7B))
     finally:
         torch.set_default_dtype(default)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()  # no dropout in this family, and checkpointing works in training mode only
 
 
@@ -85,12 +80,12 @@ def train(model: Qwen2ForCausalLM, tokens: torch.Tensor, micro_batch: int, weigh
 
 
 def measure(args) -> dict:
-    model = build_model(args.tiny, args.device, not args.no_checkpointing)
+    model = build_model(args.device)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, (args.rollouts, args.tokens), generator=generator).to(args.device)
     correct = [i % 2 == 0 for i in range(args.rollouts)]
     states = forward(model, tokens, args.micro_batch)
-    config, search = ShearConfig(), SearchConfig(backend=args.backend)
+    config, search = ShearConfig(), SearchConfig()
     result = shear_weights(states, correct, config, search)  # also compiles
     weights = torch.stack(result.weights)[:, 1:]
     as_search = SimpleNamespace(window=config.window, epsilon_rel=config.epsilon_rel, device=args.device)
@@ -110,51 +105,36 @@ def measure(args) -> dict:
     return {
         "model": {**model.config.to_diff_dict(), "parameters": sum(p.numel() for p in model.parameters())},
         "rollouts": args.rollouts, "tokens": args.tokens, "micro_batch": args.micro_batch,
-        "gradient_checkpointing": not args.no_checkpointing, "seconds": seconds, "measured_s": every,
+        "gradient_checkpointing": True, "seconds": seconds, "measured_s": every,
         "step_s": step, "credit_share": seconds["credit"] / step, "target": TARGET,
-        "met": None if args.tiny else seconds["credit"] / step < TARGET,
+        "met": seconds["credit"] / step < TARGET,
         "credit_share_if_nothing_were_pruned": seconds["search, nothing pruned"] / step,
         "pairs": group.pairs, "solved_share": found.solved_fraction,
         "iterations_per_pair": float(found.table.iterations.double().mean()),
         "unconverged_fraction": result.unconverged_fraction,
-        "peak_gpu_gb": torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else None,
+        "peak_gpu_gb": torch.cuda.max_memory_allocated() / 1e9,
     }  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
-    if args.tiny:
-        args.device, args.tokens = "cpu", args.tokens or 150
-    else:  # 7B parameters are too many to time on a CPU
-        args.device, args.tokens = pick_device("cuda", "--tiny"), args.tokens or 1000
+def main() -> None:
+    parser = script_parser(__doc__)
+    add = parser.add_argument
+    add("--rollouts", type=int, default=8, metavar="G", help="rollouts of the group (default 8)")
+    add("--tokens", type=int, default=1000, metavar="T", help="tokens of each rollout (default 1000)")
+    add("--micro-batch", type=int, default=4, help="rollouts a pass; affects memory more than time (default 4)")
+    add("--rounds", type=int, default=3, help="turns of each stage; the best counts (default 3)")
+    args = parser.parse_args()
+    args.device = pick_device("cuda", "a machine with a CUDA GPU")  # 7B parameters are too many to time on a CPU
     found = {"environment": environment(args.device), **measure(args)}
     shares = [
         {"stage": name, "seconds": s, "share": f"{100 * s / found['step_s']:.3f} %"}
         for name, s in found["seconds"].items()
     ]
-    shape = "tiny" if args.tiny else "Qwen2.5-7B"
-    print_table(
-        f"{shape}, {args.rollouts} x {args.tokens} tokens, {args.device}",
-        shares,
-        {"stage": "stage", "seconds": "seconds", "share": "of the step"},
-    )
-    verdict = "means nothing at this size" if args.tiny else "met" if found["met"] else "NOT met"
-    print(f"credit: {100 * found['credit_share']:.3f} % of the step; < {TARGET:.0%}: {verdict}")
+    title = f"Qwen2.5-7B, {args.rollouts} x {args.tokens} tokens"
+    print_table(title, shares, {"stage": "stage", "seconds": "seconds", "share": "of the step"})
+    print(f"credit: {100 * found['credit_share']:.3f} % of the step; < {TARGET:.0%}: {found['met']}")
     print(f"of {found['pairs']:,} span pairs {found['solved_share']:.1%} were solved; random weights, see --help")
     write_json(args.output, found)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = script_parser(__doc__)
-    add = parser.add_argument
-    add("--rollouts", type=int, default=8, metavar="G", help="rollouts of the group (default 8)")
-    add("--tokens", type=int, metavar="T", help="tokens of each rollout (default 1000; 150 with --tiny)")
-    add("--micro-batch", type=int, default=4, help="rollouts a pass; affects memory more than time (default 4)")
-    add("--no-checkpointing", action="store_true", help="keep all activations: a faster step, so a larger share")
-    add("--backend", default="auto", help="backend of the span search (default auto)")
-    add("--rounds", type=int, default=3, help="turns of each stage; the best counts (default 3)")
-    add("--tiny", action="store_true", help="smoke test: two small layers on a CPU; the share means nothing")
-    return parser
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from fault_ways import (
     survived,
     unheard,
 )
-from measure import environment, print_table, script_parser
+from measure import environment, script_parser
 from safetensors.torch import load_file, save_file
 
 from openrlhf_shear.report.provenance import commit
@@ -229,7 +229,6 @@ ROWS: dict[str, Row] = {
         "engines serve the base model under LoRA", "from the start", *LORA, program=(ENGINES, "base_model")
     ),
 }
-COLUMNS = ("fault", "when", "trials", "ends", "seconds", "lost", "doubled", "equal", "orphans", "hangs")
 
 
 def main() -> None:
@@ -245,34 +244,21 @@ def main() -> None:
         print("\n".join(ROWS))
         return
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children, so we see them
-    kept = json.loads(args.output.read_text()) if args.output and args.output.exists() else {"rows": {}}
-    kept["environment"] = environment("cpu")
+    found = json.loads(args.output.read_text()) if args.output and args.output.exists() else {"rows": {}}
+    found["environment"] = environment("cpu")
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(args.folder or Path(temporary), args.trials, args.seed, args.prompts)
         bench.folder.mkdir(parents=True, exist_ok=True)
         for name in args.rows:
             print(f"── {name}", flush=True)
-            kept["rows"][name] = asdict(ROWS[name](bench)) | {"commit": commit()}
-            print(json.dumps(kept["rows"][name]), flush=True)
+            try:
+                outcome = ROWS[name](bench)
+            except subprocess.CalledProcessError:
+                outcome = Outcome(name, "", ends="not tried: no file system can be mounted here")
+            found["rows"][name] = asdict(outcome) | {"commit": commit()}
+            print(json.dumps(found["rows"][name]), flush=True)
             if args.output:
-                args.output.write_text(json.dumps(kept, indent=1) + "\n")
-    show(kept["rows"])
-
-
-def cells(row: dict) -> dict[str, str]:
-    """Return a row as text; the seconds as their median and maximum."""
-
-    def text(name: str, value: object) -> str:
-        if name == "seconds":
-            ordered = sorted(value)
-            return f"{ordered[len(ordered) // 2]:.0f} ({ordered[-1]:.0f})" if ordered else "-"
-        return "-" if value is None else str(value)
-
-    return {name: text(name, row[name]) for name in COLUMNS}
-
-
-def show(rows: dict[str, dict]) -> None:
-    print_table("faults", [cells(row) for row in rows.values()], {name: name for name in COLUMNS})
+                args.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

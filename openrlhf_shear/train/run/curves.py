@@ -17,7 +17,7 @@ _PROBE_BYTES = 65_536
 
 
 class Curves:
-    """OpenRLHF's `TensorboardLogger` or `WandbLogger`; its first error is logged, and later calls retry with a new one."""
+    """Tracker of OpenRLHF that survives errors: the first is logged, and later calls retry with a new tracker."""
 
     def __init__(self, name: str, make: Callable[[], object]):
         """Make the first tracker.
