@@ -98,10 +98,6 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "means never"
     )
     add_flag(group, "--vllm.max_gap", 0.3, gap, metavar="NATS")
-    unasked = (
-        "Do not ask the engines for log-probs; then there is no vllm_kl, and wrong weights in engines go unnoticed"
-    )
-    add_flag(group, "--vllm.no_logprobs", False, unasked)
     wait = (
         "If the cluster has fewer GPUs than the run needs (an autoscaler may add some), wait this many seconds before "
         "the run is refused. Restarts by --train.max_restarts wait 600 s for a node to come back"

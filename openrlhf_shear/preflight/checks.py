@@ -122,9 +122,6 @@ def _engine_policy(run: Run) -> Iterator[Finding]:
     The trainer's log-probs include the temperature and not top-p. vLLM's include both or neither.
     """
     corrects = run.algo.advantage.is_correction_level != "off"
-    if corrects and run.vllm.no_logprobs:
-        problem = "leaves --algo.advantage.is_correction_level nothing to correct with"
-        yield refusal("vllm.no_logprobs", problem, True, "one of the two")
     top_p, temperature = run.rollout.top_p, run.rollout.temperature
     if top_p == 1.0:
         return

@@ -4,10 +4,11 @@ First come the patches of a run on GPUs, which are the thin fork, then those of 
 wrong without the patch, and why no subclass and no option of upstream replaces it.
 
 No other file replaces a name of another package: code that needs to calls the `Patch` here. A place that upstream no
-longer has raises an error at once. `ON_OBJECTS` and `OPERATORS` only list places, which code elsewhere sets;
-`tests/unit/train/test_contract.py` compares them with that code. `tests/data/contract` lists functions that are
-overridden in a subclass, or only called. `credit/` only observes upstream's modules (`Actor`, `PolicyLoss`, the LM
-head) by torch's forward hooks, which are removed after the pass or the update (`credit.captured`, `credit.apply`).
+longer has raises an error at once. `ON_OBJECTS` only lists places, which code elsewhere sets;
+`tests/unit/train/test_contract.py` compares them with that code. `kernels.bfloat16` registers torch's operators anew.
+`tests/data/contract` lists functions that are overridden in a subclass, or only called. `credit/` only observes
+upstream's modules (`Actor`, `PolicyLoss`, the LM head) by torch's forward hooks, which are removed after the pass or
+the update (`credit.captured`, `credit.apply`).
 """
 
 import importlib
@@ -168,15 +169,6 @@ ON_OBJECTS = (
 
 # ── The CPU profile: no option of OpenRLHF, DeepSpeed or torch takes CUDA out of their code ──
 
-# On CPUs without instructions for bfloat16 (kernels.bfloat16).
-
-_SLOW = "without such instructions torch takes some ten times as long for bfloat16 as for float32"
-_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-OPERATORS = tuple(
-    Patch(f"torch:ops.aten.{name}", "kernels.bfloat16: upstream's operator, computed in float32 and rounded", _SLOW)
-    for name in (*("mm", "addmm", "bmm", "baddbmm"), _ATTENTION, f"{_ATTENTION}_backward")
-)
-
 # On a machine without CUDA (cpu.backend.install in every process, CpuStrategy).
 
 _NO_CUDA = "OpenRLHF calls it without checking for CUDA"
@@ -192,17 +184,14 @@ DEVICE_MESH = Patch(
 )
 FLASH_ATTN = {
     name: Patch(f"sys:modules[{name}]", "flash_attn_stand_in", "OpenRLHF imports it, and it needs CUDA", optional=True)
-    for name in ("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed")
+    for name in (
+        *("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"),
+        "ring_flash_attn",
+    )
 }
-RING_FLASH_ATTN = Patch(
-    "sys:modules[ring_flash_attn]",
-    "ring_flash_attn_stand_in",
-    "OpenRLHF imports it for ring attention, and it needs CUDA",
-    optional=True,
-)
 RING_ATTENTION = Patch(
     "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS[sdpa]",
-    "ring_flash_attn_stand_in: attention over all ranks' keys and values",
+    "flash_attn_stand_in: attention over all ranks' keys and values",
     "on the CPU it runs instead of flash attention, which ring_flash_attn would replace",
 )
 SHM_OP = Patch(
@@ -221,4 +210,4 @@ BACKEND = Patch(
 def patches() -> list[Patch]:
     """Return all patches of this file."""
     alone = [value for value in globals().values() if isinstance(value, Patch)]
-    return [*alone, *ON_OBJECTS, *OPERATORS, *CUDA_CALLS, *FLASH_ATTN.values()]
+    return [*alone, *ON_OBJECTS, *CUDA_CALLS, *FLASH_ATTN.values()]

@@ -21,7 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states  # noqa: E402
 from openrlhf_shear.train import hooks  # noqa: E402
-from openrlhf_shear.train.cpu.ring_flash_attn_stand_in import substitute_hf_flash_attn  # noqa: E402
+from openrlhf_shear.train.cpu.flash_attn_stand_in import substitute_hf_flash_attn  # noqa: E402
 from openrlhf_shear.train.experience.states import of_ring  # noqa: E402
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from openrlhf_shear.train.checkpoints.folders import NotSavedError
+
 # Words of torch.save's RuntimeError for a full disk: of the zip file, and of the older format.
 _OF_A_DISK = ("inline_container", "iostream error", "PytorchStreamWriter", "write(): fd")
 
@@ -70,10 +72,10 @@ def save(engine, folder: Path, client_state: dict, extra: Callable[[Path], None]
 
 
 @contextmanager
-def removed(folder: Path, error: type[Exception]) -> Iterator[None]:
-    """Remove the folder if the block raises `error`: what it holds takes the room of the next try."""
+def removed(folder: Path) -> Iterator[None]:
+    """Remove the folder if the disk refuses what the block writes: what it holds takes the room of the next try."""
     try:
         yield
-    except error:
+    except NotSavedError:
         shutil.rmtree(folder, ignore_errors=True)
         raise

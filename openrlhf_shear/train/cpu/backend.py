@@ -18,7 +18,7 @@ import torch
 
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.train import hooks
-from openrlhf_shear.train.cpu import flash_attn_stand_in, ring_flash_attn_stand_in
+from openrlhf_shear.train.cpu import flash_attn_stand_in
 from openrlhf_shear.train.nodes import worker
 from openrlhf_shear.train.nodes.loopback import keep_stores_there
 from openrlhf_shear.train.screen.story import say
@@ -55,7 +55,6 @@ def install() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     flash_attn_stand_in.install()
-    ring_flash_attn_stand_in.install()
     multiply_in_float32()
     _redirect_cuda_calls()
     keep_stores_there()

@@ -1,5 +1,6 @@
 """Books of a run: what each step trained on, when too little is left to go on, and how much had an advantage."""
 
+import itertools
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
@@ -165,16 +166,13 @@ class Advantages:
         Args:
             rewards: the rewards of a step's rollouts, groups one after the other; None for a reward that failed.
         """
-        before, groups = self.with_advantage, range(0, len(rewards), self._size)
-        for group in ([each for each in rewards[at : at + self._size] if each is not None] for at in groups):
-            self.with_advantage += len(group) * (len(set(group)) > 1)
+        starts = range(0, len(rewards), self._size)
+        groups = [[each for each in rewards[at : at + self._size] if each is not None] for at in starts]
+        taught, graded = sum(len(group) for group in groups if len(set(group)) > 1), {*itertools.chain(*groups)}
+        self.with_advantage += taught
         self.rollouts += len(rewards)
-        graded = {each for each in rewards if each is not None}
-        if self.with_advantage > before or not graded:
-            self._quiet = 0
-            return ""
-        self._quiet += 1
-        if self._quiet % QUIET_STEPS:
+        self._quiet = 0 if taught or not graded else self._quiet + 1
+        if not self._quiet or self._quiet % QUIET_STEPS:
             return ""
         alike = f"all {len(rewards)} rewards are {graded.pop():g}" if len(graded) == 1 else "no group has two rewards"
         count = self._quiet * len(rewards)

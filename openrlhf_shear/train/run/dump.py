@@ -57,12 +57,7 @@ class RolloutDump:
         return {f"{self._rule}/dump_seconds": rollouts.evidence_seconds + time.perf_counter() - started}
 
 
-def first_error_of(rewards: str | Sequence[str] | None) -> FirstError | None:
-    """Return the finder of the first error in a response, which only the task of the reward file knows.
-
-    Args:
-        rewards: --reward.remote_url, as given or as upstream splits it.
-    """
-    urls = [rewards] if isinstance(rewards, str) else rewards or []
-    files = {Path(url).resolve() for url in urls}
+def first_error_of(rewards: Sequence[str] | None) -> FirstError | None:
+    """Return the finder of the first error in a response, which only the task of a reward file knows."""
+    files = {Path(url).resolve() for url in rewards or []}
     return arithmetic.first_error if Path(arithmetic.__file__).resolve() in files else None

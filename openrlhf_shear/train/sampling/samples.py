@@ -178,7 +178,7 @@ class ShearSamplesGenerator(SamplesGenerator):
     def _sampling(self, generate_kwargs: dict) -> SamplingParams:
         """Return vLLM's parameters, without a seed."""
         rollout, get = self.args.rollout, generate_kwargs.get
-        comparable = log_probs_mode(rollout.temperature, rollout.top_p) is not None and not self.args.vllm.no_logprobs
+        comparable = log_probs_mode(rollout.temperature, rollout.top_p) is not None
         return SamplingParams(
             temperature=get("temperature", 1.0),
             top_p=get("top_p", 1.0),

@@ -48,7 +48,9 @@ def launch(run: Run, args: argparse.Namespace) -> None:
     doing("starting Ray")
     with signals.own_handlers():
         mixins = _join(on_cpu, cluster.gpus_needed(run), attempts.patience(run.train.wait_for_gpus))
-    install_hooks(mixins, reward_settings(run), _log_probs_mode(run))
+    from openrlhf_shear.train.sampling.engine_gap import log_probs_mode  # late, as in install_hooks
+
+    install_hooks(mixins, reward_settings(run), log_probs_mode(run.rollout.temperature, run.rollout.top_p))
     doing("placing and loading the models")
     run_main(args)
     say(f"model     {run.ckpt.output_dir}")
@@ -87,15 +89,6 @@ def reward_settings(run: Run) -> RewardSettings | None:
     names = ("cores", "timeout", "memory_mb", "allow_unsandboxed", "retries", "answer_format")
     chosen = RewardSettings(reward, **{name: run.flags[f"reward.{name}"] for name in names})
     return replace(chosen, token=read_token(run.reward.token_file)) if chosen.is_served else chosen
-
-
-def _log_probs_mode(run: Run) -> str | None:
-    """Return vLLM's mode for the engines' log-probs (`engine_gap.log_probs_mode`); None for no log-probs."""
-    from openrlhf_shear.train.sampling.engine_gap import log_probs_mode  # late, as in install_hooks
-
-    if run.vllm.no_logprobs:
-        return None
-    return log_probs_mode(run.rollout.temperature, run.rollout.top_p)
 
 
 def install_hooks(

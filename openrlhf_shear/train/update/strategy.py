@@ -113,7 +113,7 @@ class ShearStrategy(DeepspeedStrategy):
         """
         folder = Path(save_dir)
         aside = folder / f"{tag}{folders.PARTIAL}"
-        with refused_files.removed(aside, folders.NotSavedError):
+        with refused_files.removed(aside):
             self._tried(partial(_renew, aside), on=[0])
             if not aside.is_dir():
                 raise RuntimeError(
@@ -138,7 +138,7 @@ class ShearStrategy(DeepspeedStrategy):
     def save_hf(self, model, tokenizer, folder: Path) -> None:
         """Save a complete model beside the checkpoints, or none. Raises NotSavedError as `save_ckpt`."""
         aside = folder.with_name(f"{folder.name}{folders.PARTIAL}")
-        with refused_files.removed(aside, folders.NotSavedError):
+        with refused_files.removed(aside):
             self._tried(partial(_renew, aside), on=[0])
             self._tried(partial(self.save_model, model, tokenizer, str(aside)))
             self._tried(partial(folders.replace, aside, folder), on=[0])

@@ -57,7 +57,7 @@ def test_only_the_fork_adds_flags():
     flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
     flags += " ckpt.accept_changes"
     flags += " train.max_restarts train.max_skipped_steps train.grace_seconds train.wait_for_gpus"
-    flags += " vllm.max_gap vllm.no_logprobs"
+    flags += " vllm.max_gap"
     knobs = {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)}
     assert added == knobs | set(flags.split())
 

@@ -179,52 +179,11 @@ def test_only_the_hooks_replace_names_of_others():
     assert patched("import sys\nsys.modules['flash_attn'] = own\nown.name = 1") == ["sys.modules['flash_attn']"]
 
 
-def set_on_self(node: ast.AST) -> set[str]:
-    """The attributes that a class, or a function, sets on `self`."""
-    found = set()
-    for statement in ast.walk(node):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        for target in (inner for each in targets for inner in getattr(each, "elts", [each])):
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-                found.add(target.attr)
-    return found
-
-
-def replaces_constructor(node: ast.ClassDef) -> bool:
-    """Whether a class has a constructor that does not call upstream's: it then sets what upstream's would."""
-    constructors = [each for each in node.body if getattr(each, "name", "") == "__init__"]
-    return bool(constructors) and "super().__init__(" not in ast.unparse(constructors[0])
-
-
-def set_again(folder: Path) -> set[str]:
-    """`module:Class().attribute` of upstream's constructors that a subclass of the fork sets anew."""
-    sources, found = contract.Sources(), set()
-    for node, bases in upstream_uses.subclasses(folder):
-        for base in bases if not replaces_constructor(node) else ():
-            module, upstreams = base.partition(":")[0], set()
-            waiting = [each for each in [sources.definition(base)] if each is not None]  # Ray's are not all found
-            while waiting:
-                above = waiting.pop()
-                upstreams |= set_on_self(above)
-                names = [each.id for each in above.bases if isinstance(each, ast.Name)]
-                waiting += filter(None, (sources.definition(f"{module}:{name}") for name in names))
-            found |= {f"{base}().{name}" for name in set_on_self(node) & upstreams}
-    return found
-
-
-UPSTREAMS_OWN = {  # what upstream itself would set: an argument of its constructor
-    "openrlhf.trainer.ray.ppo_actor:PolicyModelActor().vllm_engines",
-}
-# What is set on objects from outside, or in a constructor that upstream's class inherits: where our code does it.
-ELSEWHERE = {
-    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step": (
-        "update/update",
-        "_trainer.training_step = self",
-    ),
-    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step": (
-        "update/update",
-        "_trainer.training_step = self",
-    ),
+SETTINGS = {  # where our code sets an attribute of an object of upstream
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor": ("sampling/engine", "self.executor = "),
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm": ("sampling/engine", "self.llm = Watched(self.llm)"),
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step": ("update/update", "_trainer.training_step = "),
+    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step": ("update/update", "_trainer.training_step = "),
     "deepspeed.runtime.engine:DeepSpeedEngine().checkpoint_engine": (
         "checkpoints/refused_files",
         "engine.checkpoint_engine = _Noting(writer, problems)",
@@ -234,29 +193,10 @@ ELSEWHERE = {
 
 
 def test_what_is_set_on_objects_is_listed():
-    listed = {patch.place for patch in hooks.ON_OBJECTS}
-    assert listed == (set_again(upstream_uses.TRAIN) - UPSTREAMS_OWN) | ELSEWHERE.keys()
-    for patch in hooks.ON_OBJECTS:
-        owner, _, name = patch.place.partition("().")
+    assert {patch.place for patch in hooks.ON_OBJECTS} == SETTINGS.keys()
+    for place, (file, setting) in SETTINGS.items():
+        assert setting in (upstream_uses.TRAIN / f"{file}.py").read_text(), place
+        owner, _, name = place.partition("().")
         module, _, kind = owner.partition(":")
-        if patch.place in ELSEWHERE:
-            file, setting = ELSEWHERE[patch.place]
-            assert setting in (upstream_uses.TRAIN / f"{file}.py").read_text(), patch.place
-        source = (Path(find_spec(module).origin)).read_text()
-        assert module == "peft" or (name in source and f"class {kind}" in source), patch.place
-
-
-def test_an_attribute_that_is_set_again_is_seen(tmp_path):
-    folder = Path(shutil.copytree(upstream_uses.TRAIN, tmp_path / "train"))
-    file = folder / "update/critic.py"
-    file.write_text(file.read_text().replace("steps = CriticSteps(", "self.trainer = steps = CriticSteps(", 1))
-    found = set_again(folder) - set_again(upstream_uses.TRAIN)
-    assert found == {"openrlhf.trainer.ray.ppo_critic:CriticModelActor().trainer"}
-
-
-def test_the_operators_of_bfloat16_are_listed():
-    from openrlhf_shear.kernels import bfloat16
-
-    assert [patch.place.rpartition(".")[2] for patch in hooks.OPERATORS] == list(bfloat16.OPERATORS)
-    for patch in hooks.OPERATORS:
-        assert patch.get()
+        source = Path(find_spec(module).origin).read_text()
+        assert module == "peft" or (name in source and f"class {kind}" in source), place

@@ -132,20 +132,18 @@ class Engines:
 
 
 @pytest.mark.parametrize(
-    ("without", "temperature", "top_p", "evaluates", "log_probs"),
+    ("temperature", "top_p", "evaluates", "log_probs"),
     [
-        (False, 1.0, 1.0, False, 0),
-        (False, 0.7, 1.0, False, 0),
-        (False, 1.0, 0.9, False, 0),
-        (False, 0.7, 0.9, False, None),  # vLLM has none that could be compared
-        (True, 1.0, 1.0, False, None),
-        (False, 1.0, 1.0, True, None),
+        (1.0, 1.0, False, 0),
+        (0.7, 1.0, False, 0),
+        (1.0, 0.9, False, 0),
+        (0.7, 0.9, False, None),  # vLLM has none that could be compared
+        (1.0, 1.0, True, None),
     ],
 )
-def test_log_probs_of_drawn_tokens_are_asked_for_in_training(without, temperature, top_p, evaluates, log_probs):
+def test_log_probs_of_drawn_tokens_are_asked_for_in_training(temperature, top_p, evaluates, log_probs):
     args = SimpleNamespace(
         rollout=SimpleNamespace(temperature=temperature, top_p=top_p, n_samples_per_prompt=2),
-        vllm=SimpleNamespace(no_logprobs=without),
         train=SimpleNamespace(agent_func_path=None, partial_rollout_enable=False),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
     )
@@ -158,7 +156,7 @@ def test_log_probs_of_drawn_tokens_are_asked_for_in_training(without, temperatur
 def test_rollouts_that_waited_are_of_older_weights():
     args = SimpleNamespace(
         rollout=SimpleNamespace(temperature=1.0, top_p=1.0, n_samples_per_prompt=1, batch_size=1),
-        vllm=SimpleNamespace(no_logprobs=False, enable_sleep=False),
+        vllm=SimpleNamespace(enable_sleep=False),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
     )
     generator = ShearSamplesGenerator(SimpleNamespace(args=args), None, None, None, Engines(), order=range(0))

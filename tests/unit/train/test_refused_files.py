@@ -60,11 +60,11 @@ def test_an_error_of_something_else_is_raised(tmp_path):
 def test_what_was_written_of_a_refused_checkpoint_is_removed(tmp_path):
     folder = tmp_path / "global_step2.partial"
     folder.mkdir()
-    with pytest.raises(KeyError), refused_files.removed(folder, OSError):
+    with pytest.raises(KeyError), refused_files.removed(folder):
         raise KeyError
     assert folder.is_dir()
-    with pytest.raises(OSError), refused_files.removed(folder, OSError):
-        raise OSError
+    with pytest.raises(folders.NotSavedError), refused_files.removed(folder):
+        raise folders.NotSavedError
     assert not folder.exists()
 
 

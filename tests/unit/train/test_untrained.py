@@ -55,7 +55,7 @@ def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, rew
             batch_size=3, vllm_generate_batch_size=None, n_samples_per_prompt=2, temperature=1.0, top_p=1.0
         ),
         train=SimpleNamespace(seed=0, agent_func_path="agent.py"),
-        vllm=SimpleNamespace(no_logprobs=True, enable_sleep=False),
+        vllm=SimpleNamespace(enable_sleep=False),
     )
     loader, order = [(["toy"], ["1+1="], ["2"], [None])] * 20, PromptOrder(20, 0)
     engines, tokenizer = SimpleNamespace(handles=[engine]), SimpleNamespace(decode=lambda tokens: "")
