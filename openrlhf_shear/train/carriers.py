@@ -15,19 +15,6 @@ OLDER = -1  # sampled before the last weight synchronization
 FILLER = "filler"  # experience -> update: 1.0 for a row without weight, which completes an optimizer step
 
 
-class LedgerState(TypedDict):
-    """Accounts of a run in a checkpoint: dispatched = trained + filtered + failed + waiting, in rollouts.
-
-    Example: {"dispatched": 64, "trained": 48, "filtered": 8, "failed": {"timeout": 4}, "waiting": 4}.
-    """
-
-    dispatched: int
-    trained: int
-    filtered: int
-    failed: dict[str, int]  # by reason
-    waiting: int
-
-
 @dataclass
 class Accounts:
     """Account of every rollout that was paid for, since the start of the run and through resumes.
@@ -65,15 +52,19 @@ class Accounts:
         reasons = {f"failed_{reason.replace(' ', '_')}": count for reason, count in self.failed.items()}
         return {f"ledger/{name}": float(count) for name, count in (counts | {"waiting": waiting} | reasons).items()}
 
-    def state(self, waiting: int) -> LedgerState:
-        """Return what a checkpoint keeps, with `waiting` rollouts beside it."""
+    def state(self, waiting: int) -> dict[str, object]:
+        """Return what a checkpoint keeps, with `waiting` rollouts beside it.
+
+        >>> Accounts(dispatched=64, trained=48, filtered=8, failed=Counter(timeout=4)).state(waiting=4)
+        {'dispatched': 64, 'filtered': 8, 'trained': 48, 'failed': {'timeout': 4}, 'waiting': 4}
+        """
         return {
             **{name: getattr(self, name) for name in ("dispatched", "filtered", "trained")},
             **{"failed": dict(self.failed), "waiting": waiting},
         }
 
     @classmethod
-    def resumed(cls, state: LedgerState, waiting: int) -> Self:
+    def resumed(cls, state: dict, waiting: int) -> Self:
         """Return a checkpoint's accounts, of whose waiting rollouts `waiting` are left: the others count as failed."""
         accounts = cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
         if state["waiting"] > waiting:
@@ -108,7 +99,7 @@ class Batch:
     """Rollouts of a step, with the run's place in the data after them: `sampling/` makes it, `run/` trains on it.
 
     Example: an episode has 40 prompts, and a step 8 prompts of 4 rollouts. The episode's last batch has 32 samples,
-    counts with dispatched 32, place (0, 40), first_episode 0, and nothing in `reserve`.
+    counts with dispatched 32, place (0, 40), and nothing in `reserve`.
     """
 
     samples: list["Experience"]  # whole groups in prompt order; empty if nothing passed the filter
@@ -116,7 +107,6 @@ class Batch:
     counts: Accounts  # counts of all rollouts sampled for it
     seconds: float  # duration of the generation
     place: tuple[int, int]  # the episode, and the number of its consumed prompts
-    first_episode: int  # of the oldest rollouts here and in `reserve`
     reserve: list["Experience"]  # accepted rollouts for later batches
     last: bool  # whether no prompt of the run is left
 
@@ -125,7 +115,7 @@ class RunState(TypedDict):
     """State of a run in a checkpoint, beside weights and optimizer; a plain dictionary, as DeepSpeed stores it.
 
     Example, after step 7 of a run of 40 prompts an episode, 8 a step: {"episode": 1, "consumed": 16, "global_step": 7,
-    "total_consumed_prompts": 56, "ledger": {...}, "waiting": [], "waiting_episode": 1, "kl": 0.01, "fingerprint":
+    "total_consumed_prompts": 56, "ledger": {...}, "waiting": [], "kl": 0.01, "fingerprint":
     {"seed": {"train.seed": 42}, ...}}. The states of the best evaluation (`run.saving.Best.states`) come with them.
     """
 
@@ -133,9 +123,8 @@ class RunState(TypedDict):
     consumed: int  # prompts of the episode
     global_step: int
     total_consumed_prompts: int
-    ledger: NotRequired[LedgerState]
+    ledger: NotRequired[dict]  # `Accounts.state`
     waiting: NotRequired[list[dict]]  # fields of the `Experience` of each rollout for a later step
-    waiting_episode: NotRequired[int]  # of the oldest of them
     kl: NotRequired[float]  # the coefficient
     fingerprint: NotRequired[dict[str, dict[str, object]]]  # `checkpoints.fingerprint.Fingerprint.topics`
 

@@ -80,9 +80,9 @@ def of_run(run: Run, models: Models) -> Fingerprint:
         "data": flags("data.apply_chat_template", "data.input_template"),
         "seed": flags("train.seed"),
         "rule": _rule(run),
-        "batch": flags("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.max_epochs"),
+        "batch": flags("rollout.batch_size", "train.batch_size", "train.max_epochs"),
         "model": {name: _last_part(run.flags[name])} | flags("ds.lora.alpha"),
-        "shape": flags("ds.lora.rank", "ds.lora.target_modules"),
+        "shape": flags("rollout.n_samples_per_prompt", "ds.lora.rank", "ds.lora.target_modules"),
         _LAYOUT: {"ranks of the policy": run.ranks["actor"]}
         | ({"ranks of the critic": run.ranks["critic"]} if run.estimator == "gae" else {})
         | flags("ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size"),

@@ -14,7 +14,7 @@ from openrlhf_shear.train.screen.story import say
 logger = init_logger(__name__)
 FRESH = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
 """States of a run that has not begun; a checkpoint has the same names, and more."""
-_OTHERS = ("ledger", "waiting", "waiting_episode", "kl")
+_OTHERS = ("ledger", "waiting", "kl")
 
 
 def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> dict:
@@ -45,14 +45,8 @@ def _compare(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: 
     for line in lines:
         say(line)
     changes = mine.changes(topics)
-    cut = saved.get("waiting") and any(change.what == "rollout.n_samples_per_prompt" for change in changes)
-    if cut:
-        say(f"{len(saved['waiting'])} waiting rollouts are dropped: they are groups of another size")
-        saved["waiting"] = []
-        saved["episode"] = saved.get("waiting_episode", saved["episode"])  # batches made ahead may be of an earlier one
-    if cut or (saved["consumed"] and {change.topic for change in changes} & {"data", "seed"}):
-        why = "some of its rollouts were dropped" if cut else "its prompts, or their order, are others"
-        say(f"episode {saved['episode'] + 1} begins again: {why}")
+    if saved["consumed"] and {change.topic for change in changes} & {"data", "seed"}:
+        say(f"episode {saved['episode'] + 1} begins again: its prompts, or their order, are others")
         saved["total_consumed_prompts"] = saved["episode"] * size
         saved["consumed"] = 0
 

@@ -44,7 +44,6 @@ class Batches:
         if "ledger" in states:
             self.accounts = Accounts.resumed(states["ledger"], self.waiting)
         self._place = (states["episode"], states["consumed"])
-        self._first_episode = states.get("waiting_episode", states["episode"])  # of the reserve
         self._stream = self._batches(*self._place)
 
     def state(self) -> RunState:
@@ -52,7 +51,6 @@ class Batches:
         self._collect()
         episode, consumed = self._place
         samples = self._waiting
-        first = next((batch.first_episode for batch in self._ready if batch.samples), self._first_episode)
         if not samples and consumed >= self._generator.prompts:
             episode, consumed = episode + 1, 0
         return {
@@ -60,7 +58,6 @@ class Batches:
             "total_consumed_prompts": episode * self._generator.prompts + consumed,
             "ledger": self.accounts.state(self.waiting),
             "waiting": [{f.name: getattr(sample, f.name) for f in fields(Experience)} for sample in samples],
-            "waiting_episode": first,
         }
 
     def metrics(self) -> dict[str, float]:
@@ -98,20 +95,19 @@ class Batches:
 
     def _receive(self, batch: Batch) -> None:
         self._ready.append(batch)
-        self._place, self._reserve, self._first_episode = batch.place, batch.reserve, batch.first_episode
+        self._place, self._reserve = batch.place, batch.reserve
         self.accounts.add(batch.counts)
 
     def _batches(self, first: int, consumed: int) -> Iterator[Batch]:
-        generator, oldest = self._generator, self._first_episode
+        generator = self._generator
         for episode in range(first, self._episodes):
             generator.start_episode(episode, consumed if episode == first else 0)
             while not generator.ended:
                 started = time.time()
-                oldest = oldest if generator.reserve else episode
                 samples, pass_rate, *_ = generator.generate_samples(**self._generate_kwargs)
                 last = episode + 1 >= self._episodes and generator.consumed >= generator.prompts
                 counts, seconds, place = generator.take_counts(), time.time() - started, (episode, generator.consumed)
-                yield Batch(samples, pass_rate, counts, seconds, place, oldest, list(generator.reserve), last)
+                yield Batch(samples, pass_rate, counts, seconds, place, list(generator.reserve), last)
 
 
 class BatchesAhead(Batches):

@@ -59,7 +59,12 @@ class Console:
         self._end: End | Crash | None = None  # of this attempt
         self._reader: threading.Thread | None = None
         self._screen, self._bars = screen, bars
-        self._live = _Live(screen) if (screen or sys.stdout).isatty() else None
+        self._terminal = self._live = None
+        if (screen or sys.stdout).isatty():
+            from rich.console import Console as Terminal
+
+            self._terminal = Terminal(highlight=False, file=screen)
+            self._live = self._terminal.status("starting")  # a line below those that stay
         self._activity = ""  # without a terminal: the last activity shown; activities are shown until the first step
         self._has_stepped = False
         self._has_lost_reader = False
@@ -137,15 +142,15 @@ class Console:
     def _show_activity(self, activity: Activity) -> None:
         """Show what the run is doing: in a terminal always, elsewhere a line for each start-up stage."""
         if self._live:
-            self._live.show(activity)
+            self._live.update(*activity.lines())
         elif not self._has_stepped and activity.words != self._activity:
             self._activity = activity.words
             self._print(f"{activity.words} ...")
 
     def _print(self, line: str, style: str = "") -> None:
         try:
-            if self._live:
-                self._live.print(line, style)
+            if self._terminal:
+                self._terminal.print(line, style=style, markup=False)
             else:
                 print(line, file=self._screen, flush=True)
         except BrokenPipeError:  # `| head -3`
@@ -159,33 +164,3 @@ class Console:
             note = f"the reader of this output has left; the run goes on, and {self.log} has its output"
             with suppress(OSError):
                 print(f"[Info] {note}", file=sys.stderr)
-
-
-class _Live:
-    """Terminal display: permanent lines above a live status line."""
-
-    def __init__(self, screen: TextIO | None = None):
-        from rich.console import Console as Terminal
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        parts = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._terminal = Terminal(highlight=False, file=screen)
-        self._progress = Progress(*parts, TimeElapsedColumn(), console=self._terminal, transient=True)
-        self._task = self._progress.add_task("starting", total=None)
-        self._words = ""
-
-    def start(self) -> None:
-        self._progress.start()
-
-    def show(self, activity: Activity) -> None:
-        total = activity.total or None
-        if activity.words != self._words:
-            self._words = activity.words
-            self._progress.reset(self._task, description=activity.words, total=total)
-        self._progress.update(self._task, completed=activity.done, total=total)
-
-    def print(self, line: str, style: str) -> None:
-        self._terminal.print(line, style=style, markup=False)
-
-    def stop(self) -> None:
-        self._progress.stop()

@@ -5,7 +5,7 @@ stdout (`line_of`), among everything else that its processes print (`split`).
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 READER = "OPENRLHF_SHEAR_EVENTS"  # environment variable: set where a console reads stdout
@@ -117,73 +117,10 @@ class Step(Event):
 
 
 @dataclass(frozen=True)
-class ScoreTable(Event):
-    """Scores of an evaluation: a line of the sets' metrics, and a table of the suite's benchmarks."""
-
-    step: int
-    sets: dict[str, float] = field(default_factory=dict)  # of --eval.dataset, by metric
-    # Of --eval.suite: benchmark, score in [0, 1] or None, change since the last evaluation or None, problems.
-    suite: list[tuple[str, float | None, float | None, int]] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        title, shown = f"evaluation at step {self.step}", []
-        if self.sets:
-            shown.append(f"{title}: {', '.join(f'{name} {value:.3f}' for name, value in self.sets.items())}")
-        if self.suite:
-            width = max(len(title), *(len(benchmark) for benchmark, *_ in self.suite))
-            shown.append(f"{title:{width}}  score %  change  problems")
-            for benchmark, score, change, problems in self.suite:
-                cells = f"{_percent(score):>7}  {_percent(change, '+'):>6}  {problems:>8}"
-                shown.append(f"{benchmark:{width}}  {cells}")
-        return shown
-
-
-@dataclass(frozen=True)
 class Checkpoint(Event):
     """Checkpoint that was saved after a step; without lines."""
 
     step: int
-
-
-@dataclass(frozen=True)
-class Summary(Event):
-    """The end of the training loop."""
-
-    step: int
-    steps: int  # of the whole run
-    done: int  # steps of this attempt
-    updates: int  # optimizer steps of this attempt
-    moved: bool  # whether any weight has changed
-    whole: bool  # whether the run is complete
-    accounts: dict | None  # `Accounts.state`
-    learned: str  # how many rollouts had an advantage; "" if unknown
-    checkpoints: str  # their folder; "" without any
-    curves: str  # TensorBoard's folder; "" without one
-    dumps: str  # folder of the rollout dumps; "" without any
-
-    def lines(self) -> list[str]:
-        shown = [
-            f"{'finished' if self.whole else 'ended'} after step {self.step} of {self.steps}: {self.done} steps in "
-            f"this attempt with {self.updates} optimizer steps"
-            f"{'' if self.moved or not self.done else ', which changed NO WEIGHT'}"
-        ]
-        if accounts := self.accounts:
-            lost = {"filtered": accounts["filtered"], **accounts["failed"], "waiting": accounts["waiting"]}
-            losses = ", ".join(f"{count} {reason}" for reason, count in lost.items() if count)
-            trained = f"{accounts['trained']} trained of {accounts['dispatched']} sampled"
-            shown.append(f"rollouts  {trained}{f' ({losses})' if losses else ''}")
-        if self.learned:
-            shown.append(f"learned   {self.learned}")
-        if self.checkpoints:
-            shown.append(f"resume    the same line with --ckpt.load_enable, from {self.checkpoints}")
-        else:
-            shown.append("resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)")
-        if self.curves:
-            shown.append(f"curves    tensorboard --logdir {self.curves}")
-            shown.append(f"report    python -m openrlhf_shear.cli.report {self.curves} --output DIR")
-        if self.dumps:
-            shown.append(f"page      shear-rollouts {self.dumps} --output rollouts.html")
-        return shown
 
 
 @dataclass(frozen=True)
@@ -240,10 +177,6 @@ def split(line: str) -> tuple[str, Event | None]:
         except (ValueError, LookupError, TypeError):
             pass  # another program's, or cut off
     return line, None
-
-
-def _percent(share: float | None, sign: str = "") -> str:
-    return "-" if share is None else f"{100 * share:{sign}.1f}"
 
 
 def clock(seconds: float) -> str:

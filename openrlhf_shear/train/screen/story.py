@@ -19,6 +19,7 @@ _RECENT = 20  # steps whose mean duration gives the ETA
 
 
 _diverted: Callable[[Event], None] | None = None
+_told_at = 0.0  # time of the last activity
 
 
 def divert(receive: Callable[[Event], None] | None) -> None:
@@ -45,20 +46,13 @@ def say(message: str) -> None:
     emit(events.Note(message))
 
 
-class Doing:
-    """Reporter of the run's current activity, at most once a second."""
-
-    def __init__(self):
-        self._last = 0.0
-
-    def __call__(self, words: str, done: int = 0, total: int = 0) -> None:
-        now = time.monotonic()
-        if not done or now - self._last >= _EVERY_SECONDS:
-            self._last = now
-            emit(events.Activity(words, done, total))
-
-
-doing = Doing()
+def doing(words: str, done: int = 0, total: int = 0) -> None:
+    """Tell of the run's current activity, at most once a second."""
+    global _told_at
+    now = time.monotonic()
+    if not done or now - _told_at >= _EVERY_SECONDS:
+        _told_at = now
+        emit(events.Activity(words, done, total))
 
 
 @contextmanager
@@ -130,13 +124,19 @@ class Story:
             sets: metrics of --eval.dataset.
             suite: name, score in [0, 1] and number of problems, of each benchmark of --eval.suite.
         """
-        rows = []
+        title, lines = f"evaluation at step {step}", []
+        if sets:
+            lines.append(f"{title}: {', '.join(f'{name} {value:.3f}' for name, value in sets.items())}")
+        if suite:
+            width = max(len(title), *(len(name) for name, *_ in suite))
+            lines.append(f"{title:{width}}  score %  change  problems")
         for name, score, problems in suite:
             before = self._scores.get(name)
-            rows.append((name, score, None if score is None or before is None else score - before, problems))
+            change = None if score is None or before is None else score - before
+            lines.append(f"{name:{width}}  {_percent(score):>7}  {_percent(change, '+'):>6}  {problems:>8}")
         self._scores |= {name: score for name, score, _ in suite}
-        if sets or rows:
-            emit(events.ScoreTable(step, dict(sets), rows))
+        if lines:
+            say("\n".join(lines))
 
     def resumed(self, states: dict, prompts: int) -> None:
         """Tell where the run goes on: a checkpoint's states, and the number of prompts of an episode."""
@@ -159,19 +159,32 @@ class Story:
             learned: how many rollouts had an advantage (`run.advantages`), if that is known.
         """
         args, step = self._args, states["global_step"]
-        summary = events.Summary(
-            step=step,
-            steps=self._steps,
-            done=0 if self._first is None else step - self._first + 1,
-            updates=self._updates,
-            moved=moved,
-            whole=whole,
-            accounts=states.get("ledger"),
-            learned=learned,
-            checkpoints=args.ckpt.path if Path(args.ckpt.path, "_actor").is_dir() else "",
-            curves=args.logger.tensorboard_dir or "",
-            dumps=args.ckpt.path if args.dump_rollouts_every else "",
-        )
-        emit(summary)
+        done = 0 if self._first is None else step - self._first + 1
+        unmoved = "" if moved or not done else ", which changed NO WEIGHT"
+        lines = [
+            f"{'finished' if whole else 'ended'} after step {step} of {self._steps}: {done} steps in this attempt with "
+            f"{self._updates} optimizer steps{unmoved}"
+        ]
+        if accounts := states.get("ledger"):
+            lost = {"filtered": accounts["filtered"], **accounts["failed"], "waiting": accounts["waiting"]}
+            losses = ", ".join(f"{count} {reason}" for reason, count in lost.items() if count)
+            trained = f"{accounts['trained']} trained of {accounts['dispatched']} sampled"
+            lines.append(f"rollouts  {trained}{f' ({losses})' if losses else ''}")
+        if learned:
+            lines.append(f"learned   {learned}")
+        if Path(args.ckpt.path, "_actor").is_dir():
+            lines.append(f"resume    the same line with --ckpt.load_enable, from {args.ckpt.path}")
+        else:
+            lines.append("resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)")
+        if curves := args.logger.tensorboard_dir:
+            lines.append(f"curves    tensorboard --logdir {curves}")
+            lines.append(f"report    python -m openrlhf_shear.cli.report {curves} --output DIR")
+        if args.dump_rollouts_every:
+            lines.append(f"page      shear-rollouts {args.ckpt.path} --output rollouts.html")
+        say("\n".join(lines))
         if whole:
             doing("saving the model")
+
+
+def _percent(share: float | None, sign: str = "") -> str:
+    return "-" if share is None else f"{100 * share:{sign}.1f}"

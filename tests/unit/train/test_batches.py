@@ -116,23 +116,6 @@ def test_what_waits_in_the_queue_is_in_the_checkpoint_and_what_is_under_way_is_i
     batches.close()
 
 
-def test_the_episode_of_the_oldest_waiting_rollout_is_in_the_checkpoint():
-    """The place is in the second episode, while a batch of the first one waits, before and after a resume."""
-    first = ahead(Generator(prompts=5, may_end=threading.Semaphore(4)), room=4, episodes=2)
-    assert trained_on(first, 1) == [[0, 1]]
-    assert wait_until(lambda: first._generator.begun == 5)
-    states = first.state()
-    first.close()
-    assert (states["episode"], states["waiting_episode"]) == (1, 0)
-    second = Batches(Generator(prompts=5), 2, {})
-    second.restore(states)
-    assert second.state()["waiting_episode"] == 0
-    assert trained_on(second, 1) == [[2, 3]]
-    assert second.state()["waiting_episode"] == 0, "prompt 4 of the first episode still waits"
-    assert trained_on(second) == [[4, 0], [1, 2], [3, 4]]
-    assert second.state()["waiting_episode"] == 1
-
-
 @pytest.mark.parametrize("room", [1, 2])
 def test_as_many_batches_as_there_is_room_for_are_made_ahead(room):
     generator = Generator(prompts=100)

@@ -24,7 +24,7 @@ REFUSED = [
     ("--shear.window 50", "shear.window was 100, is 50", "rule"),
     ("--credit.correct_threshold 0.7", "credit.correct_threshold was 0.5, is 0.7", "rule"),
     ("--rollout.batch_size 16", "rollout.batch_size was 32, is 16", "batch"),
-    ("--rollout.n_samples_per_prompt 8", "rollout.n_samples_per_prompt was 4, is 8", "batch"),
+    ("--rollout.n_samples_per_prompt 8", "rollout.n_samples_per_prompt was 4, is 8", ""),
     ("--train.batch_size 64", "train.batch_size was 128, is 64", "batch"),
     ("--train.max_epochs 2", "train.max_epochs was 1, is 2", "batch"),
     ("--actor.model_name_or_path other", "actor.model_name_or_path was model, is other", "model"),

@@ -119,7 +119,7 @@ def test_a_full_disk_behind_stdout_does_not_stop_who_says_something(monkeypatch)
 
     monkeypatch.setattr("sys.stdout", SimpleNamespace(write=refuse, flush=refuse))
     story.say("one line\nand another")
-    story.Doing()("sampling", 1, 2)
+    story.doing("sampling", 1, 2)
     assert written == [
         "[openrlhf_shear] one line\n[openrlhf_shear] and another\n",
         "[openrlhf_shear:now] sampling 1/2\n",

@@ -13,7 +13,6 @@ from openrlhf_shear.data.training_rows import COUNT
 from openrlhf_shear.train.carriers import FAILED, Accounts, Batch, Save
 from openrlhf_shear.train.checkpoints import fingerprint
 from openrlhf_shear.train.checkpoints.folders import NotOursError
-from openrlhf_shear.train.checkpoints.resume import states_of
 from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
 from openrlhf_shear.train.run import trainer_actor
 from openrlhf_shear.train.run.books import Advantages
@@ -264,24 +263,6 @@ def test_an_evaluation_that_a_kill_interrupted_is_made_good(evaluated, steps):
     made.notes.evaluated = evaluated
     made.trainer.fit()
     assert made.evaluations.steps == steps
-
-
-def test_waiting_rollouts_in_groups_of_another_size_are_dropped_and_their_prompts_begin_again(capsys):
-    def of(group: int) -> dict:
-        return topics() | {"batch": {"rollout.n_samples_per_prompt": group}}
-
-    args = settings(ckpt__accept_changes="batch")
-    kept = {"episode": 1, "consumed": 16, "global_step": 7, "total_consumed_prompts": SIZE + 16, "waiting": [{}, {}]}
-    states = states_of(kept | {fingerprint.STATE: of(2)}, fingerprint.Fingerprint(of(4)), args, SIZE)
-    assert (states["waiting"], states["consumed"], states["total_consumed_prompts"]) == ([], 0, SIZE)
-    said = capsys.readouterr().out
-    assert "2 waiting rollouts are dropped" in said and "episode 2 begins again" in said
-    states = states_of(kept | {fingerprint.STATE: of(4)}, fingerprint.Fingerprint(of(4)), args, SIZE)
-    assert (states["waiting"], states["consumed"]) == ([{}, {}], 16)
-    ahead = kept | {"waiting_episode": 0, fingerprint.STATE: of(2)}  # a batch of the first episode still waits
-    states = states_of(ahead, fingerprint.Fingerprint(of(4)), args, SIZE)
-    assert (states["episode"], states["consumed"], states["total_consumed_prompts"]) == (0, 0, 0)
-    assert "episode 1 begins again" in capsys.readouterr().out
 
 
 # ── The end of a run ──
