@@ -1,7 +1,7 @@
 """Check that the upstream functions this fork relies on still have the recorded signature and source.
 
 `tests/data/contract/cluster.json` lists every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides,
-replaces or calls. An entry has the signature, a digest of the source, and the place in the fork that uses it. Signature and digest come
+replaces or calls. An entry has the signature, a digest of the source, and the place in the fork that uses it. They come
 from the installed files, which are parsed and not imported. Comments, docstrings, annotations and line breaks do not
 count. `upstream_uses.py` finds the uses and writes the file.
 
