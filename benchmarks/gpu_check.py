@@ -28,7 +28,7 @@ from measure import best_times, environment, pick_device, print_table, script_pa
 from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.credit.shear import shear_groups, shear_weights
 from openrlhf_shear.kernels import tuning
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn

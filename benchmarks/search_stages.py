@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from measure import best_times, clock
 
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.transport import SinkhornPairs, Spans, SpanSearch, make_distance, search_bytes, search_spans

@@ -9,7 +9,7 @@ The count starts with `cli.train_ppo_ray.examine` and ends when that returns. Py
 - `files`: files of the package in which a Python frame starts or resumes.
 - `stays`: runs of consecutive frames in the same file. A -> B -> A is three stays; ten calls within A are one.
 
-Commit 3778414a has 53 files and 346 stays. Of today's, the trial of the reward file in its process has 10 and 57.
+Commit 3778414a has 53 files and 346 stays, and dcffc525 has 51 and 147.
 """
 
 import argparse

@@ -8,16 +8,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from openrlhf_shear.config.refusal import Findings, Note
-from openrlhf_shear.line import frame, legacy, placement, run_file
+from openrlhf_shear.config.refusal import Findings
+from openrlhf_shear.line import frame, spelling
 from openrlhf_shear.line.describe import describe, for_openrlhf, idle, knob_words, twice
 from openrlhf_shear.line.flags import PROG, add_flags
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.checks import check
+from openrlhf_shear.preflight.layout import place, placement_words
 from openrlhf_shear.preflight.models import Models, read_models
 from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.train import upstream
@@ -80,13 +81,13 @@ def examine(argv: Sequence[str]) -> Verdict:
     findings, run, models, mark = Findings(), None, {}, None
     first = attempts.ATTEMPT not in os.environ  # it checks for later attempts too
     with findings.caught():
-        words = run_file.expand(argv, parser, findings.refusals)
-        words, notes = legacy.translate(words)
+        words = spelling.expand(argv, parser, findings.refusals)
+        words, notes = spelling.translate(words)
         findings.notes += notes
         args, refused = frame.parse(parser, words)
         findings.refusals += refused
-        set_flags = run_file.flags_of(words)
-        placed = _place(vars(args), set_flags, findings)
+        set_flags = spelling.flags_of(words)
+        placed = place(vars(args), set_flags, machine.cluster_gpus, findings)
         run = describe(vars(args) | placed, set_flags, findings)
         models = read_models(run)
         rows = check(run, models, findings) if first else None
@@ -94,19 +95,8 @@ def examine(argv: Sequence[str]) -> Verdict:
         knobs = knob_words(words)
         findings.take(fingerprint.check(run, mark, rows) if first else (), twice(run, knobs))
         findings.take(() if findings.refusals else idle(run, knobs))
-        words = words + placement.words(placed)
+        words = words + placement_words(placed)
     return Verdict(None if findings.refusals else run, findings, words, models, mark, parser, first)
-
-
-def _place(flags: Mapping[str, object], set_flags: Collection[str], findings: Findings) -> dict[str, object]:
-    """Return the default placement of the models that the command line leaves open."""
-    if not placement.is_open(flags, set_flags):
-        return {}
-    placed = placement.defaults(flags, set_flags, *machine.shape(flags["device"], flags["device_memory"]))
-    if "actor.num_gpus_per_node" in placed:  # else other models just follow the actor
-        message = f"default placement of the models: {' '.join(placement.words(placed))}"
-        findings.notes.append(Note(message, "Info"))
-    return placed
 
 
 def _show(verdict: Verdict) -> None:
@@ -154,7 +144,7 @@ def _supervise(verdict: Verdict) -> None:
     run, folder = verdict.run, run_folder(verdict.run)
     command = [sys.executable, "-u", "-m", "openrlhf_shear.cli.train_ppo_ray", *verdict.words]
     try:
-        run_file.write(folder, run, verdict.parser)
+        spelling.write(folder, run, verdict.parser)
         console = None if run.verbose else Console(folder / "logs" / "train.log", command)
     except OSError as error:
         verdict.parser.error(f"the run's folder cannot be written: {error}")

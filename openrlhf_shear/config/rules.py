@@ -5,7 +5,7 @@ A new rule `name` is a class `NameRule` in `credit/rules/name.py`, and a descrip
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Knobs, Range, knob
@@ -46,10 +46,6 @@ class BuiltIn:
     def where(self) -> str:
         """Module and class, e.g. `openrlhf_shear.credit.rules.entropy_adv:EntropyAdvRule`."""
         return f"openrlhf_shear.credit.rules.{self.name}:{self.name.title().replace('_', '')}Rule"
-
-    def traits_with(self, config: Knobs | None) -> Traits:
-        """Return the traits with these knobs; None: the defaults."""
-        return replace(self.traits, needs=self.traits.needs - config.idle_needs()) if config else self.traits
 
 
 RULES: dict[str, BuiltIn] = {}

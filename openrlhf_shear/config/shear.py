@@ -1,20 +1,49 @@
 """Knobs of the rules that measure spans: SHEAR, its control on the text, and `error_odds`.
 
-They have the knobs of `SpanCut` too.
+How a response is cut into spans is `SpanCut`, which these rules share and code passes on whole.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, POSITIVE, Range, knob
+from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, POSITIVE, Knobs, Range, knob
 from openrlhf_shear.config.refusal import Refusal
-from openrlhf_shear.config.spans import SpanCut
 
+TAILS = ("one", "every")
 DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
 AGGREGATES = ("min", "mean", "softmin")
 ENTROPIC = ("sinkhorn", "sinkhorn_transport")  # distances whose values depend on epsilon
+
+
+@dataclass(frozen=True)
+class SpanCut(Knobs, section="shear"):
+    """Spans of a response. `transport.geometry.span_starts` makes them.
+
+    >>> SpanCut(window=50, stride=10).max_spans
+    0
+    """
+
+    window: int = knob(100, "Span length w, in tokens. A response shorter than this is a single span.", COUNT)
+    stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens, up to the window.", COUNT)
+    max_spans: int = knob(
+        0,
+        "Most spans of a rollout (0: any number). A longer rollout gets a larger stride, up to the window. The search "
+        "time grows with the pairs of spans: 32k tokens with a stride of 25 have 1277 spans a rollout.",
+        NOT_NEGATIVE,
+    )
+    tail: str = knob(
+        "one",
+        "Spans at the end of a response. one: the first span that reaches the end is the last; every: a span at every "
+        "start below the length, shorter and shorter, which is another reading of the paper.",
+        TAILS,
+    )
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.stride > self.window:
+            problem = f"must not exceed {self.section}.window ({self.window}), or tokens between spans get no weight"
+            yield self.refusal("stride", problem, f"at most {self.window}")
 
 
 @dataclass(frozen=True)

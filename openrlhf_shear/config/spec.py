@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -103,7 +103,9 @@ class CreditSpec:
     def traits(self) -> Traits | None:
         """Traits of a built-in rule with these knobs; None for a rule from outside."""
         entry = self.name.built_in
-        return entry.traits_with(self.config) if entry else None
+        if entry is None or self.config is None:
+            return entry and entry.traits
+        return replace(entry.traits, needs=entry.traits.needs - self.config.idle_needs())
 
     def knobs(self) -> dict:
         """Return a built-in rule's knobs by name, with `search` and `outcome` if it reads hidden states; else {}."""
@@ -116,14 +118,21 @@ class CreditSpec:
         return knobs | {"backend": self.search.backend} | asdict(self.outcome) | asdict(self.search)
 
 
-def credit_spec(name: RuleName, values: Mapping[str, object], search: SearchConfig, **others) -> CreditSpec:
-    """Make the spec of a rule; knobs in `name` come first, `values` and `search` supply the others.
+def credit_spec(
+    name: RuleName,
+    values: Mapping[str, object] | None = None,
+    search: Mapping[str, object] | None = None,
+    outcome: Mapping[str, object] | None = None,
+    prm: Mapping[str, object] | None = None,
+) -> CreditSpec:
+    """Make the spec of a rule. Knobs in `name` come first; the mappings supply others by name, of each class of knobs.
 
     Raises ValueError: a built-in rule has no such knob, or a value is of another type or out of range.
     """
     entry = name.built_in
+    shared = {"outcome": OutcomeConfig(**outcome or {}), "prm": PrmConfig(**prm or {})}
     if entry is None:
-        return CreditSpec(name.text, search=search, **others)
+        return CreditSpec(name.text, search=SearchConfig(**search or {}), **shared)
     kinds = [entry.config] if entry.config else []
     kinds += [SearchConfig] if "hidden_states" in entry.traits.needs else []
     known = [each.name for kind in kinds for each in fields(kind)]
@@ -131,5 +140,5 @@ def credit_spec(name: RuleName, values: Mapping[str, object], search: SearchConf
         if not known:
             raise ValueError(f"{name.rule} has no knobs: got {', '.join(name.knobs)}")
         raise ValueError(f"no knob {unknown[0]}; {name.rule} has {', '.join(known)}")
-    config = configured(entry.config, name.knobs, values) if entry.config else None
-    return CreditSpec(name.rule, config, configured(SearchConfig, name.knobs, asdict(search)), **others)
+    config = configured(entry.config, name.knobs, values or {}) if entry.config else None
+    return CreditSpec(name.rule, config, configured(SearchConfig, name.knobs, search or {}), **shared)

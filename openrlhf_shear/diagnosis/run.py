@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import SampledGroup, sampled_groups
 from openrlhf_shear.rewards.verdict import Failure

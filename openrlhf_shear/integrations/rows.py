@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from openrlhf_shear.config.names import parse_rule
-from openrlhf_shear.config.spec import OutcomeConfig, SearchConfig, credit_spec
+from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
 from openrlhf_shear.credit.apply import weighed
 from openrlhf_shear.credit.captured import turn_numbers
 from openrlhf_shear.credit.groups import step_metrics
@@ -53,7 +53,7 @@ def made_rule(credit: str | Rule, where: str, trainer: str) -> Rule:
 
     Raises ValueError: no rule or knob has this name, or the rule needs something that this trainer, of `GIVEN`, lacks.
     """
-    rule = load_rule(credit_spec(parse_rule(credit), {}, SearchConfig())) if isinstance(credit, str) else credit
+    rule = load_rule(credit_spec(parse_rule(credit))) if isinstance(credit, str) else credit
     if missing := set(rule.needs) - GIVEN[trainer] - {"prm_scores"}:
         raise ValueError(
             f"{where}: {rule.name} needs {', '.join(sorted(missing))}, which it does not get from {trainer}; use "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from openrlhf_shear.config import RULES, CreditSpec, SearchConfig
+from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import NoKnobError, RuleName, is_outside, names_file, parse_rule, split
 from openrlhf_shear.config.refusal import did_you_mean
 from openrlhf_shear.config.shear import ShearConfig
@@ -103,7 +103,7 @@ class Variant:
         shared = _SHARED if entry and entry.config and issubclass(entry.config, ShearConfig) else ()
         try:
             values = {name: getattr(settings, name) for name in shared}
-            return credit_spec(self._rule_name, values, SearchConfig())
+            return credit_spec(self._rule_name, values)
         except ValueError as error:
             raise ValueError(f"--rules {self.name}: {error}") from error
 

@@ -10,7 +10,7 @@ from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.config.names import is_rule, names_file, parse_rule, split
 from openrlhf_shear.config.refusal import Finding, Findings, LineError, Note, Refusal, refuse
 from openrlhf_shear.config.secrets import REWARD_TOKEN, WANDB_KEY, Secret, hidden
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, PrmConfig, credit_spec
 from openrlhf_shear.line.flags import KNOBS, OF_SEARCHES, PRM_RULES
 from openrlhf_shear.line.run import ESTIMATOR, REWARD, Run
@@ -67,8 +67,7 @@ def spec_of(flags: Mapping[str, object]) -> CreditSpec | None:
         entry = name.built_in
         knobs = read(name.rule, entry.config) if entry and name.rule in KNOBS else {}
         search, outcome, prm = read(CREDIT, SearchConfig), read(CREDIT, OutcomeConfig), read("prm", PrmConfig)
-        shared = {"outcome": OutcomeConfig(**outcome), "prm": PrmConfig(**prm)}
-        return credit_spec(name, knobs, SearchConfig(**search), **shared)
+        return credit_spec(name, knobs, search, outcome, prm)
     except LineError:
         raise
     except ValueError as error:

@@ -8,8 +8,8 @@ from openrlhf_shear.config.names import is_rule, names_file
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.config.spec import CREDIT, OutcomeConfig
 from openrlhf_shear.line import frame, prog
-from openrlhf_shear.line.run import ESTIMATOR
-from openrlhf_shear.line.run_flags import add_flag, add_run_flags
+from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, MAY_CHANGE
+from openrlhf_shear.line.spelling import PRESET_NAMES
 from openrlhf_shear.rewards import graders, settings
 
 PROG = prog("train_ppo_ray")
@@ -65,8 +65,18 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             for knob in fields(kind):
                 frame.add_knob(group, kind, knob, f"--{section}.{knob.name}")
     _add_reward(parser)
-    add_run_flags(parser)
+    group = parser.add_argument_group("openrlhf_shear", "how a run of this fork starts, logs, stops and resumes")
+    for add in (_add_start, _add_output, _add_checkpoints, _add_limits):
+        add(group)
+    _add_suite(parser)
     return parser
+
+
+def _add(group: argparse._ArgumentGroup, flag: str, default: object, about: str, **how) -> None:
+    """Add a flag of its default's type, and append the default to its help."""
+    kind = {"action": "store_true"} if default is False else {"type": type(default)}
+    shown = f"{default:g}" if isinstance(default, float) else default
+    group.add_argument(flag, default=default, help=f"{about} (default: {shown})", **kind, **how)
 
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
@@ -113,11 +123,11 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         f"Time limit in seconds of {', '.join(limits)}, or a whole call of a reward server (each try). 0 means "
         f"{', '.join(f'{seconds:g}' for seconds in limits.values())} and {settings.SERVER_SECONDS:g} seconds"
     )
-    add_flag(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
-    add_flag(group, "--reward.retries", settings.RETRIES, "Retries of a failed call of a reward server", metavar="N")
+    _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
+    _add(group, "--reward.retries", settings.RETRIES, "Retries of a failed call of a reward server", metavar="N")
     failed = "Count a step as failed if more than this share of its rollouts has no reward; 1 means never"
-    add_flag(group, "--reward.max_failed", settings.MAX_FAILED, failed, metavar="SHARE")
-    add_flag(
+    _add(group, "--reward.max_failed", settings.MAX_FAILED, failed, metavar="SHARE")
+    _add(
         group,
         "--reward.max_failed_steps",
         settings.MAX_FAILED_STEPS,
@@ -129,16 +139,120 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "tags: <answer>...</answer>. last: the last value of the last line. Separate several by commas; the first that "
         "finds an answer decides"
     )
-    add_flag(group, "--reward.answer_format", settings.ANSWER_FORMAT, formats, metavar="FORMAT")
+    _add(group, "--reward.answer_format", settings.ANSWER_FORMAT, formats, metavar="FORMAT")
     token = "File with the token for reward servers whose URL has none (default: the environment's"
     group.add_argument("--reward.token_file", metavar="FILE", help=f"{token} {REWARD_TOKEN})")
     cores = "Number of parallel grades on each node with rollout engines; 0 means half of the node's cores"
-    add_flag(group, "--reward.cores", 0, cores, metavar="N")
-    add_flag(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory limit of a graded program, in MB", metavar="MB")
-    add_flag(
+    _add(group, "--reward.cores", 0, cores, metavar="N")
+    _add(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory limit of a graded program, in MB", metavar="MB")
+    _add(
         group,
         "--reward.allow_unsandboxed",
         False,
         "If bubblewrap does not work, run the policy's programs without a jail. They can then read, change and send "
         "everything that you can",
     )
+
+
+def _add_start(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        "--device",
+        "auto",
+        "Hardware of the training. auto: cuda if there is a GPU, else cpu. cpu: the CPU profile, in which the same "
+        "actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and trying "
+        "out the pipeline",
+        choices=("auto", "cuda", "cpu"),
+    )
+    _add(group, "--trust_remote_code", False, "Run Python code that comes with a model (auto_map in its config.json)")
+    size = (
+        "Check that the run fits into GPUs with this memory in GiB (docs/memory.md), e.g. 80 to plan for other "
+        "machines; 0 means the smallest GPU of this machine"
+    )
+    _add(group, "--device_memory", 0.0, size, metavar="GIB")
+    group.add_argument(
+        "--config",
+        nargs="+",
+        metavar="FILE",
+        help="Read flags from YAML files, or from presets of this package "
+        f"({', '.join(PRESET_NAMES)}). Later files win, and flags on the command line win over all files. "
+        "A run writes RUN/run.yaml (RUN is the parent folder of --ckpt.path), which starts the same run again",
+    )
+    verbose = "Print all output of Ray, DeepSpeed and vLLM; without it this output goes only to RUN/logs/train.log"
+    _add(group, "--verbose", False, verbose)
+    tried = "Check the command line, show the memory that the run takes, and start nothing"
+    _add(group, "--dry_run", False, tried)
+    listed = "A dry run that prints all problems and warnings as JSON (refusals, told); exit code 0 or 2"
+    _add(group, "--json", False, listed)
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        "--credit.dump_rollouts_every",
+        0,
+        "Write all rollouts of the first step and of every N-th step to CKPT_PATH/rollouts/step000020.parquet; 0 means "
+        "never. The file has tokens, weights and advantages. With shear it also has the spans, the nearest opposing "
+        "span of each span, and the distances between the spans of every two rollouts of a prompt. Works for every "
+        "credit rule that acts before the update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page "
+        "from a file",
+        dest="dump_rollouts_every",
+        metavar="N",
+    )
+    before = "Also evaluate on --eval.dataset before the first step, so that curves start at the base model"
+    _add(group, "--eval.before_train", False, before)
+
+
+def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
+    best = "For the best evaluation save only the model (CKPT_PATH/best_global_stepN_hf), without optimizer state"
+    _add(group, "--ckpt.best_weights_only", False, best)
+    means = "; ".join(f"{topic}: {meaning}" for topic, meaning in MAY_CHANGE.items())
+    group.add_argument(
+        f"--{ACCEPT_CHANGES}",
+        metavar="TOPICS",
+        help="With --ckpt.load_enable, resume from a checkpoint of another run that differs in these topics, separated "
+        f"by commas (default: none). {means}",
+    )
+    restarts = (
+        "Restart a failed run (an actor or a node died, the driver was killed) from its last checkpoint, at most this "
+        "many times"
+    )
+    _add(group, "--train.max_restarts", 0, restarts, metavar="N")
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    """Add how long a run waits, and what stops it."""
+    gap = (
+        "Stop if in three steps in a row the mean gap between an engine's log-probs and the policy's exceeds this, in "
+        "nats a token. A smaller gap stops the run too if the engine demonstrably has old weights or no adapters; 0 "
+        "means never"
+    )
+    _add(group, "--vllm.max_gap", 0.3, gap, metavar="NATS")
+    wait = (
+        "If the cluster has fewer GPUs than the run needs (an autoscaler may add some), wait this many seconds before "
+        "the run is refused. Restarts by --train.max_restarts wait 600 s for a node to come back"
+    )
+    _add(group, "--train.wait_for_gpus", 0.0, wait, metavar="SECONDS")
+    skipped = "Stop after this many steps in a row without a finite gradient"
+    _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
+    grace = "Seconds after SIGTERM or SIGINT in which the run ends its update and saves; generation is cancelled"
+    _add(group, "--train.grace_seconds", 120.0, grace, metavar="SECONDS")
+
+
+def _add_suite(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "benchmarks during training",
+        "run every --eval.steps steps at --eval.temperature, on the training engines; logged as eval/suite/..., and "
+        "the checkpoint with the best average is kept",
+    )
+    group.add_argument(
+        "--eval.suite",
+        metavar="NAMES",
+        help="Benchmarks to run (default: none). math or code: the paper's five. Names separated by commas: "
+        "openrlhf_shear.cli.evaluate --help lists them. A .jsonl file with the --data.input_key and --data.label_key "
+        "columns: --reward.remote_url grades it",
+    )
+    group.add_argument("--eval.data_dir", metavar="DIR", help="Folder with the benchmarks' files (default: the hub)")
+    each = "Completions a problem; 0 means the benchmark's standard number, e.g. 32 for AIME24"
+    _add(group, "--eval.k", 0, each, metavar="K")
+    _add(group, "--eval.limit", 0, "Use only the first N problems of each benchmark; 0 means all", metavar="N")

@@ -10,13 +10,33 @@ from types import MappingProxyType, SimpleNamespace
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.rules import Traits
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 
 INSTALL = "use scripts/install_cluster.sh, or on a CPU machine scripts/setup_cpu.sh (docs/install.md)"
 ESTIMATOR = "algo.advantage.estimator"
 REWARD = "reward.remote_url"
 OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare rollouts of a prompt
+ACCEPT_CHANGES = "ckpt.accept_changes"
+MAY_CHANGE = {  # topics of that flag, with the effect of a change
+    "data": "the current episode starts again from its first prompt: no prompt is left out, some are trained on twice",
+    "seed": "the same as for data, in the order of the new seed",
+    "rule": "later steps use the new credit rule",
+    "batch": "later steps have the new sizes, and the learning rate's schedule has another length",
+    "model": "training goes on with the checkpoint's weights, and the new model's reference, tokenizer and settings",
+}
 _MODELS = ("actor", "ref", "critic", "reward", "prm")
+
+
+def used_models(flags: Mapping[str, object]) -> list[str]:
+    """Return the models that a run places on GPUs, the actor first."""
+    graded = flags[REWARD] or flags["train.agent_func_path"]
+    used = {"actor": True, "ref": True, "critic": flags[ESTIMATOR] == "gae", "reward": not graded}
+    return [model for model, is_used in used.items() if is_used]
+
+
+def placement_flags(flags: Mapping[str, object]) -> list[str]:
+    """Return the flags of the nodes and GPUs of all models that a run uses."""
+    return [f"{model}.{name}" for model in used_models(flags) for name in ("num_nodes", "num_gpus_per_node")]
 
 
 class Section(SimpleNamespace):

@@ -4,20 +4,93 @@ This folder refuses a command line only if the run is certain to fail later, or 
 only where OpenRLHF 0.11.2 is silent until Ray runs; problems that OpenRLHF's main asserts are left to it.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 
+from openrlhf_shear.config.knobs import SHARE, Range
 from openrlhf_shear.config.refusal import Finding, Findings, Note, refusal
-from openrlhf_shear.line.run import OF_GROUPS, Run
-from openrlhf_shear.preflight.inputs import code, suite
-from openrlhf_shear.preflight.layout import batches, parallel, placement
+from openrlhf_shear.config.rules import LAB_ALONE
+from openrlhf_shear.line.flags import KNOBS
+from openrlhf_shear.line.run import ESTIMATOR, OF_GROUPS, Run
+from openrlhf_shear.preflight.layout import batches, fits_beside_actor, parallel, placement
 from openrlhf_shear.preflight.memory import memory
 from openrlhf_shear.preflight.models import Models, adapters, models
-from openrlhf_shear.preflight.outputs import checkpoints, folders
-from openrlhf_shear.preflight.ranges import ranges
-from openrlhf_shear.preflight.resources import disks, limits, stack, temporary_folder
-from openrlhf_shear.preflight.rewards import shaping, threshold
+from openrlhf_shear.preflight.outputs import checkpoints, disks, folders
+from openrlhf_shear.preflight.resources import limits, stack, temporary_folder
+from openrlhf_shear.preflight.rewards import code, shaping, suite, threshold
 from openrlhf_shear.preflight.rows import data
-from openrlhf_shear.preflight.rules import dump, long_search, rule
+from openrlhf_shear.rewards import settings
+
+_COUNT = Range(1, remedy="a positive number")
+_NOT_NEGATIVE = Range(0, remedy="0, or a positive number")
+_DECAY = Range(0, 1, open_most=True, remedy="e.g. 0.95")
+
+RANGES = {
+    **dict.fromkeys(
+        (
+            *("rollout.batch_size", "rollout.micro_batch_size", "rollout.n_samples_per_prompt"),
+            *("rollout.vllm_generate_batch_size", "rollout.max_tokens_per_gpu", "train.max_tokens_per_gpu"),
+            *("train.batch_size", "train.micro_batch_size", "train.num_episodes", "train.max_epochs"),
+            *("train.async_queue_size", "actor.num_nodes", "actor.num_gpus_per_node"),
+            *("vllm.num_engines", "vllm.tensor_parallel_size", "ds.ring_attn_size", "ds.tensor_parallel_size"),
+            *("ds.ring_attn_head_stride", "ds.zpg", "logger.logging_steps", "eval.n_samples_per_prompt"),
+            *("algo.kl.horizon", "train.max_skipped_steps", "ckpt.max_num"),
+        ),
+        _COUNT,
+    ),
+    **dict.fromkeys(
+        (
+            *("eval.k", "eval.limit", "train.max_restarts", "data.dataloader_num_workers"),
+            *("data.max_images_per_prompt", "algo.kl.init_coef", "actor.aux_loss_coef", "critic.value_clip"),
+            *("actor.eps_clip", "actor.eps_clip_low_high", "eval.temperature", "vllm.max_gap"),
+        ),
+        _NOT_NEGATIVE,
+    ),
+    **{
+        f"{model}.{name}": its
+        for model in ("actor", "critic")
+        for name, its in {
+            **dict.fromkeys(("adam.lr", "adam.weight_decay", "max_norm", "muon.lr"), _NOT_NEGATIVE),
+            **dict.fromkeys(("lr_warmup_ratio", "min_lr_ratio"), SHARE),
+            **dict.fromkeys(("adam.betas", "muon.momentum"), _DECAY),
+            "adam.eps": Range(0, open_least=True, remedy="e.g. 1e-8"),
+        }.items()
+    },
+    **dict.fromkeys(("algo.advantage.gamma", "algo.advantage.lambd"), SHARE),
+    "train.ema_beta": _DECAY,
+    "train.seed": Range(0, 2**32 - 1, remedy="e.g. 42"),
+    "train.grace_seconds": Range(1, endless=True),
+    "train.wait_for_gpus": Range(0, endless=True),
+    "ckpt.max_mem": Range(0, open_least=True, endless=True, remedy="GB, or no such flag"),
+    "ds.zero_stage": Range(0, 3, remedy="2, or 3 to shard the weights too"),
+    "vllm.gpu_memory_utilization": Range(0, 1, open_least=True, remedy="e.g. 0.6"),
+    # vLLM never samples below 0.01, and training divides the logits by the temperature.
+    "rollout.temperature": Range(0.01, remedy="e.g. 1.0; rollouts drawn greedily are all alike"),
+    "rollout.top_p": Range(0, 1, open_least=True, remedy="1.0"),
+    "algo.kl.target": Range(0, open_least=True, remedy="e.g. 0.1, or no such flag"),
+    "reward.overlong_buffer_len": Range(0, open_least=True, remedy="tokens, or no such flag"),
+    "reward.overlong_penalty_factor": Range(0, open_least=True, remedy="e.g. 1"),
+    "reward.stop_properly_penalty_coef": Range(-math.inf, 1, open_least=True, remedy="a share to keep, or a reward"),
+    "reward.timeout": Range(0, remedy="seconds, or 0 for the default of each kind of reward"),
+    "reward.retries": Range(0, remedy=f"e.g. {settings.RETRIES}, or 0 for one try only"),
+    "reward.cores": Range(0, remedy="0 for half of a node's cores"),
+    "reward.memory_mb": Range(64, remedy=f"e.g. {settings.MEMORY_MB}"),
+    "reward.max_failed": Range(0, 1, remedy=f"e.g. {settings.MAX_FAILED}, or 1 for never"),
+    "reward.max_failed_steps": Range(1, remedy=f"e.g. {settings.MAX_FAILED_STEPS}"),
+    **dict.fromkeys(("eval.steps", "ckpt.save_steps"), Range(1, also=-1, remedy="a number of steps, or -1 for never")),
+}
+RANGES |= {
+    f"{section}.{knob.name}": replace(within, remedy=within.remedy or f"e.g. {knob.default}")
+    for section, kinds in KNOBS.items()
+    for kind in kinds
+    for knob in fields(kind)
+    if isinstance(within := knob.metadata["within"], Range)
+}  # of rules that the run does not use too
+
+_MANY_PAIRS = 20_000_000  # pairs of spans in a group above which the search is slow
+_SECONDS_A_MILLION = 0.13
+_HIGH_RATE = 1e-3  # of Adam; the usual rates are 1e-6, and 1e-5 to 1e-4 with LoRA
 
 
 def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | None:
@@ -78,9 +151,6 @@ def _modes(run: Run) -> Iterator[Finding]:
         yield refusal("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
 
 
-_HIGH_RATE = 1e-3  # of Adam; the usual rates are 1e-6, and 1e-5 to 1e-4 with LoRA
-
-
 def _rates(run: Run) -> Iterator[Finding]:
     models = ("actor", "critic") if run.estimator == "gae" else ("actor",)
     for flag in (f"{model}.adam.lr" for model in models):
@@ -135,9 +205,110 @@ def _engine_policy(run: Run) -> Iterator[Finding]:
     )
 
 
+def _ranges(run: Run) -> Iterator[Finding]:
+    flags = run.flags
+    for flag, within in RANGES.items():
+        number = flags[flag]
+        for value in number if isinstance(number, list | tuple) else (number,):
+            if value is not None and value not in within:
+                yield refusal(flag, f"must be {within}", number, within.remedy or "a number of this size")
+                break
+
+
+def _rule(run: Run) -> Iterator[Finding]:
+    """Refuse flags that do not go with the credit rule, and what the rule needs and the run does not have."""
+    if run.spec is None:
+        return
+    estimator, traits = run.estimator, run.traits
+    if run.ds.deepcompile:
+        problem = f"means compiled code, which hooks cannot look into; estimator {estimator} does not support it"
+        yield refusal("ds.deepcompile", problem, True, "no such flag")
+    if lab_alone := traits.needs.intersection(LAB_ALONE):  # of a built-in rule; `load_rule` has refused the others
+        problem = f"needs {', '.join(sorted(lab_alone))}, which only the credit lab gives"
+        yield refusal(ESTIMATOR, problem, estimator, "shear-lab, or another rule")
+        return
+    if traits.kind == "advantages":
+        yield from _own_advantages(run)
+    yield from _models_read(run)
+    if "prm_scores" in traits.needs:
+        if not run.prm.model_name_or_path:
+            problem = f"is needed: estimator {estimator} reads the step scores of a process reward model"
+            remedy = "a folder or hub id, e.g. Qwen/Qwen2.5-Math-PRM-7B"
+            yield refusal("prm.model_name_or_path", problem, None, remedy)
+        if run.prm.offload and run.ds.zero_stage != 3:
+            yield refusal("prm.offload", "needs ZeRO-3", True, "--ds.zero_stage 3 too")
+        if run.train.colocate_all:
+            yield from fits_beside_actor(run, "prm")
+
+
+def _long_search(run: Run) -> Iterator[Note]:
+    """Warn if the span search of a group of the longest responses takes long, with an estimate of the seconds."""
+    if run.spans is None:
+        return
+    tokens = min(run.rollout.max_new_tokens or run.data.max_len, run.data.max_len)
+    right = run.rollout.n_samples_per_prompt // 2
+    wrong = run.rollout.n_samples_per_prompt - right
+    if right * wrong * (tokens / run.spans.stride) ** 2 <= _MANY_PAIRS:
+        return
+    from openrlhf_shear.transport import span_starts  # late: torch
+
+    spans = len(span_starts(tokens, run.spans))
+    if (pairs := right * wrong * spans**2) > _MANY_PAIRS:
+        flag = f"--{run.spans.section}.max_spans, e.g. 256"
+        remedy = flag if run.spec.name.built_in else "a larger stride or window of the rule"
+        seconds = pairs / 1e6 * _SECONDS_A_MILLION
+        yield Note(
+            f"{run.spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} million "
+            f"pairs of spans to search, up to {seconds:.0f} s on an H200 (an estimate); use {remedy}"
+        )
+
+
+def _dump(run: Run) -> Iterator[Finding]:
+    """Refuse rollout dumps for an estimator without token weights: dumps are written before the update."""
+    flag, every, estimator = "credit.dump_rollouts_every", run.dump_rollouts_every, run.estimator
+    if every < 0:
+        yield refusal(flag, "must be at least 0", every, "a number of steps, e.g. 20, or 0 for never")
+    if every <= 0:
+        return
+    if not run.has_rule:
+        grpo = "--algo.advantage.estimator uniform, which trains just as group_norm does, or shear"
+        yield refusal(flag, f"needs a credit rule, which {estimator} is not", every, grpo)
+    elif run.traits.kind == "update":
+        problem = f"has nothing to show for estimator {estimator}, which changes advantages only in the update"
+        yield refusal(flag, problem, every, "0, or another credit rule")
+
+
+def _models_read(run: Run) -> Iterator[Finding]:
+    estimator, needs = run.estimator, run.traits.needs
+    if "ref_log_probs" in needs and run.algo.kl.init_coef <= 0:
+        problem = f"must be above 0: estimator {estimator} reads a reference model, which OpenRLHF loads only then"
+        remedy = "e.g. 1e-3 with --algo.kl.use_loss"
+        yield refusal("algo.kl.init_coef", problem, run.algo.kl.init_coef, remedy)
+    if "lm_head" not in needs:
+        return
+    why = f"cuts the LM head into shards, and estimator {estimator} reads it whole"
+    if run.ds.zero_stage == 3:
+        yield refusal("ds.zero_stage", why, 3, "2")
+    if run.ds.tensor_parallel_size > 1:
+        yield refusal("ds.tensor_parallel_size", why, run.ds.tensor_parallel_size, "1")
+
+
+def _own_advantages(run: Run) -> Iterator[Finding]:
+    reason = f"would have no effect: estimator {run.estimator} makes its own advantages, from scores"
+    for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):
+        if run.flags[flag] is not None:
+            yield refusal(flag, reason, run.flags[flag], "a reward function that knows lengths")
+    clip = tuple(run.reward.clip_range)
+    if clip != (-10, 10):  # OpenRLHF's default
+        yield refusal("reward.clip_range", reason, clip, "a reward function that clips")
+    if run.algo.kl.init_coef > 0 and not run.algo.kl.use_loss:
+        remedy = "--algo.kl.use_loss" if "ref_log_probs" in run.traits.needs else "0, or --algo.kl.use_loss"
+        yield refusal("algo.kl.init_coef", f"as a reward {reason}", run.algo.kl.init_coef, remedy)
+
+
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
-    *(_needed, ranges, _groups, _modes, _rates, _evaluation, _correction, _engine_policy),
-    *(placement, parallel, batches, rule, dump, long_search, suite, code, shaping, threshold),
+    *(_needed, _ranges, _groups, _modes, _rates, _evaluation, _correction, _engine_policy),
+    *(placement, parallel, batches, _rule, _dump, _long_search, suite, code, shaping, threshold),
     *(folders, checkpoints, temporary_folder, limits, stack),
 )
 OF_MODELS: tuple[Callable[[Run, Models], Iterator[Finding]], ...] = (models, adapters, memory, disks)

@@ -1,11 +1,87 @@
-"""Checks of GPUs and batches: layouts that OpenRLHF, Ray or DeepSpeed reject, or in which ranks deadlock."""
+"""GPUs and batches: the default placement of models, and checks of layouts.
+
+Refused are layouts that OpenRLHF, Ray or DeepSpeed reject, or in which ranks deadlock.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
-from openrlhf_shear.config.refusal import Finding, Note, refusal, refuse
-from openrlhf_shear.line.run import Run
+from openrlhf_shear.config.refusal import Finding, Findings, Note, refusal, refuse
+from openrlhf_shear.doctor import gpu
+from openrlhf_shear.line.run import Run, placement_flags, used_models
+from openrlhf_shear.preflight.outputs import own_ray
+
+_SHARING = ("train.colocate_all", "train.colocate_actor_ref", "train.colocate_critic_reward", "train.async_enable")
+_SLEEP = ("vllm.enable_sleep", "ds.enable_sleep")
+_WORLD = ("num_nodes", "num_gpus_per_node")
+_UPSTREAM = 8  # GPUs assumed on an unseen node, as in OpenRLHF
+
+
+def place(
+    flags: Mapping[str, object],
+    set_flags: Collection[str],
+    cluster_gpus: Callable[[], list[int]],
+    findings: Findings,
+) -> dict[str, object]:
+    """Return the default placement of the models that the command line leaves open, and note it.
+
+    `cluster_gpus` returns the GPUs of each node of the Ray cluster at RAY_ADDRESS, which a run with a private Ray never
+    asks.
+    """
+    if all(f"{model}.num_gpus_per_node" in set_flags for model in used_models(flags)):
+        return {}
+    gpus = [] if own_ray() else cluster_gpus()
+    chosen = default_placement(flags, set_flags, *shape(flags["device"], flags["device_memory"], gpus))
+    if "actor.num_gpus_per_node" in chosen:  # else other models just follow the actor
+        findings.notes.append(Note(f"default placement of the models: {' '.join(placement_words(chosen))}", "Info"))
+    return chosen
+
+
+def shape(device: str, device_memory: float, cluster: Sequence[int] = ()) -> tuple[int, int, bool]:
+    """Return the number of nodes, the GPUs per node, and whether they are logical GPUs of a CPU machine.
+
+    They are those of the cluster, else of this machine. A plan for GPUs elsewhere (`--device_memory`) gets a node with
+    8 GPUs.
+    """
+    if cluster:
+        return len(cluster), min(cluster), device == "cpu"
+    seen = len(gpu.visible())
+    if device != "cpu" and (seen or device_memory or device == "cuda"):
+        return 1, seen or _UPSTREAM, False
+    return 1, 1, True
+
+
+def default_placement(
+    flags: Mapping[str, object], set_flags: Collection[str], nodes: int, gpus: int, on_cpu: bool
+) -> dict[str, object]:
+    """Return values for the placement flags that the command line does not set.
+
+    Without any placement flag, all models share all GPUs and take turns. Otherwise other models get the actor's layout.
+
+    Args:
+        set_flags: the flags of the command line, dotted names.
+        nodes: nodes with GPUs.
+        gpus: GPUs of each node; logical GPUs on a CPU machine.
+        on_cpu: there are no GPUs, so nothing can sleep.
+    """
+    models, chosen = used_models(flags), {}
+    decided = {*_SHARING, "vllm.num_engines", *placement_flags(flags)}
+    if not decided.intersection(set_flags):
+        engine = flags["vllm.tensor_parallel_size"]
+        chosen = {"train.colocate_all": True, "vllm.num_engines": max(1, nodes * gpus // engine)}
+        chosen |= dict.fromkeys(() if on_cpu else _SLEEP, True)
+        chosen |= {"actor.num_nodes": nodes} if nodes > 1 else {}
+    if "actor.num_gpus_per_node" not in set_flags:
+        chosen["actor.num_gpus_per_node"] = gpus
+    of_actor = {name: chosen.get(f"actor.{name}", flags[f"actor.{name}"]) for name in _WORLD}
+    chosen |= {f"{model}.{name}": of_actor[name] for model in models[1:] for name in _WORLD}
+    return {flag: value for flag, value in chosen.items() if flag not in set_flags and flags[flag] != value}
+
+
+def placement_words(chosen: Mapping[str, object]) -> list[str]:
+    """Return placement flags as words of a command line."""
+    return [word for flag, value in chosen.items() for word in (f"--{flag}", *([] if value is True else [f"{value}"]))]
 
 
 def placement(run: Run) -> Iterator[Finding]:

@@ -1,15 +1,19 @@
-"""Checks of a run's output folders: writable, and without another run's checkpoints or model."""
+"""Checks of a run's output folders: writable, with room, and without another run's checkpoints or model."""
 
 import fcntl
+import math
 import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from openrlhf_shear.config.refusal import Finding, Note, refusal
+from openrlhf_shear.config.refusal import Finding, Note, Refusal, refusal
 from openrlhf_shear.line.run import Run
+from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
+from openrlhf_shear.preflight.models import Models
 
 LOCK = ".lock"  # in --ckpt.path, locked by the trainer while it lives
 LOCK_SECONDS = 10.0  # the last processes of a killed run may hold its lock for a while
@@ -19,6 +23,11 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 def run_folder(run: Run) -> Path:
     """Return the run's folder, which holds its checkpoints, its log and its `run.yaml`."""
     return Path(run.ckpt.path).parent
+
+
+def own_ray() -> bool:
+    """Return whether the run starts a private Ray on this machine."""
+    return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
 
 
 def folders(run: Run) -> Iterator[Finding]:
@@ -93,3 +102,80 @@ def _is_busy(folder: Path, patience: float) -> bool:
             return not locked(file, patience)
     except OSError:  # there is none, or a file system without locks: the trainer tells
         return False
+
+
+def free_bytes(folder: Path) -> float:
+    """Return the free bytes of a folder's disk; infinity if the file system does not tell."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize if disk.f_blocks else math.inf
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Bytes that a run writes below a flag's folder."""
+
+    flag: str
+    what: str
+    folder: Path  # an existing folder on the same disk
+    size: int
+
+
+def disks(run: Run, files: Models) -> Iterator[Finding]:
+    """Refuse disks without room for the model and a checkpoint; tell if --ckpt.max_num asks for more than there is."""
+    if not own_ray() or run.device_memory:  # a plan for a machine elsewhere
+        return
+    if any(model.shape is None for model in files.values()):
+        return
+    parameters = {name: model.shape.parameters for name, model in files.items()}
+    checkpoint, model = _checkpoint(run, parameters), model_bytes(parameters["actor"])
+    folders = Path(run.ckpt.path, "_actor").glob("*global_step*")  # best_global_stepN too
+    there = sum(not path.name.endswith("_hf") for path in folders)
+    path, output = (nearest(Path(folder)) for folder in (run.ckpt.path, run.ckpt.output_dir))
+    needs = [
+        _Need("ckpt.path", "a checkpoint", path, checkpoint * (not there)),
+        _Need("ckpt.output_dir", "the model", output, max(0, model - weights_in(run))),
+    ]
+    refused = False
+    for disk in {need.folder.stat().st_dev for need in needs}:
+        here = [need for need in needs if need.folder.stat().st_dev == disk and need.size]
+        needed = sum(need.size for need in here)
+        if here and (free := free_bytes(here[0].folder)) < needed:
+            refused = True
+            yield _no_room(run, here, needed, free)
+    if checkpoint and not refused:
+        yield from _fewer_checkpoints(run, checkpoint, there, sum(need.size for need in needs[1:]))
+
+
+def _checkpoint(run: Run, parameters: dict[str, int]) -> int:
+    """Return the bytes of a checkpoint; with LoRA, whose adapters are small, those of the frozen weights."""
+    if run.ckpt.save_steps <= 0:
+        return 0
+    actor, critic = parameters["actor"], parameters["critic"] if run.estimator == "gae" else 0
+    size = model_bytes(actor) * run.ckpt.save_hf
+    if not run.ckpt.disable_ds:
+        frozen = bool(run.ds.lora.rank)
+        size += checkpoint_bytes(actor, actor * frozen, run.train.enable_ema)
+        size += checkpoint_bytes(critic, critic * frozen)
+    return size
+
+
+def _no_room(run: Run, needs: list[_Need], needed: int, free: float) -> Refusal:
+    first, *others = reversed(needs)
+    also = "".join(f", and {need.size / 1e9:.3g} for {need.what} (--{need.flag})" for need in others)
+    problem = f"needs {first.size / 1e9:.3g} GB for {first.what}{also}; its disk has {free / 1e9:.3g} GB left"
+    return Refusal(first.flag, problem, repr(run.flags[first.flag]), "a disk with room, or make room")
+
+
+def _fewer_checkpoints(run: Run, size: int, there: int, model: int) -> Iterator[Note]:
+    """Tell if the disk has room for fewer checkpoints than the run keeps, the best and the newest included."""
+    path, output = (nearest(Path(run.flags[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
+    free = free_bytes(path) - model * (path.stat().st_dev == output.stat().st_dev)
+    most = max(1, int(min(run.ckpt.max_num, run.ckpt.max_mem * 2**30 / size)))
+    room = there + max(free, 0) // size
+    evaluates = (run.eval.dataset or run.eval.suite) and run.ckpt.best_metric_key != "none"
+    best = bool(evaluates and not run.ckpt.best_weights_only and not run.ckpt.disable_ds)
+    if room < most + 1 + best:
+        message = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
+        needs = f"--ckpt.max_num {run.ckpt.max_num} needs {most + 1 + best}, as a run deletes the oldest after a save"
+        needs += " and keeps that of the best evaluation" * best
+        yield Note(f"{message}; {needs}")

@@ -4,28 +4,55 @@ Checks of what would run out are left out if the run joins a Ray cluster (`RAY_A
 """
 
 import os
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
-from math import inf
 from pathlib import Path
 
-from openrlhf_shear.config.refusal import Finding, Note, Refusal, refusal
+from openrlhf_shear.config.refusal import Finding, Refusal, refusal
 from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
-from openrlhf_shear.preflight.models import Models
-from openrlhf_shear.preflight.outputs import nearest, weights_in
-from openrlhf_shear.preflight.sockets import ray_folder, socket_problem
+from openrlhf_shear.preflight.outputs import free_bytes, nearest, own_ray
 from openrlhf_shear.rewards.limits import address_limit, process_limit, tasks_of_user
 
 _UNLIMITED = "unlimited before the run"
+MOST = 107  # bytes that the system allows for the path of a Unix socket
+_SESSION = "/ray/session_2026-01-31_23-59-59_999999_{pid}/sockets/plasma_store"  # Ray's longest, below its folder
+_IPC = "/01234567-89ab-cdef-0123-456789abcdef"  # vLLM's
 
 
-def own_ray() -> bool:
-    """Return whether the run starts a private Ray on this machine."""
-    return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
+def ray_folder() -> tuple[str, str]:
+    """Return the variable that Ray's temporary folder is read from, and the folder."""
+    variable = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "RAY_TMPDIR")
+    return variable, os.environ.get(variable, "/tmp")
+
+
+def socket_problem() -> Refusal | None:
+    """Return a refusal that names the variable to set, if Ray or its vLLM engines could not make sockets here."""
+    temporary = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "TMPDIR")
+    vllm = os.environ.get("VLLM_RPC_BASE_PATH")
+    session = _SESSION.format(pid=os.getpid())
+    for who, remedy, variable, folder, below in (
+        ("Ray", "RAY_TMPDIR", *ray_folder(), session),
+        (
+            "vLLM",
+            "VLLM_RPC_BASE_PATH",
+            "VLLM_RPC_BASE_PATH" if vllm else temporary,
+            vllm or tempfile.gettempdir(),
+            _IPC,
+        ),
+    ):
+        needed, room = len(os.fsencode(folder + below)), MOST - len(below)
+        if needed > MOST:
+            problem = f"is too long a path for {who}'s sockets: the system allows {MOST} bytes, and they"
+            return Refusal(
+                variable,
+                f"{problem} would have {needed}",
+                folder,
+                f"a folder of at most {room} bytes, e.g. {remedy}=/tmp",
+            )
+    return None
 
 
 def limits(run: Run) -> Iterator[Finding]:
@@ -49,86 +76,9 @@ def temporary_folder(run: Run) -> Iterator[Finding]:
     problem, (variable, folder) = socket_problem(), ray_folder()
     if problem:
         yield problem
-    if (free := _free(nearest(Path(folder)))) < TEMPORARY:
+    if (free := free_bytes(nearest(Path(folder)))) < TEMPORARY:
         problem = f"names the folder of Ray's sessions, which needs {TEMPORARY / 1e6:.0f} MB and has {free / 1e6:.1f}"
         yield Refusal(variable, problem, folder, "make room there, or e.g. RAY_TMPDIR=/var/tmp on another disk")
-
-
-@dataclass(frozen=True)
-class _Need:
-    """Bytes that a run writes below a flag's folder."""
-
-    flag: str
-    what: str
-    folder: Path  # an existing folder on the same disk
-    size: int
-
-
-def disks(run: Run, files: Models) -> Iterator[Finding]:
-    """Refuse disks without room for the model and a checkpoint; tell if --ckpt.max_num asks for more than there is."""
-    if not own_ray() or run.device_memory:  # a plan for a machine elsewhere
-        return
-    if any(model.shape is None for model in files.values()):
-        return
-    parameters = {name: model.shape.parameters for name, model in files.items()}
-    checkpoint, model = _checkpoint(run, parameters), model_bytes(parameters["actor"])
-    folders = Path(run.ckpt.path, "_actor").glob("*global_step*")  # best_global_stepN too
-    there = sum(not path.name.endswith("_hf") for path in folders)
-    path, output = (nearest(Path(folder)) for folder in (run.ckpt.path, run.ckpt.output_dir))
-    needs = [
-        _Need("ckpt.path", "a checkpoint", path, checkpoint * (not there)),
-        _Need("ckpt.output_dir", "the model", output, max(0, model - weights_in(run))),
-    ]
-    refused = False
-    for disk in {need.folder.stat().st_dev for need in needs}:
-        here = [need for need in needs if need.folder.stat().st_dev == disk and need.size]
-        needed = sum(need.size for need in here)
-        if here and (free := _free(here[0].folder)) < needed:
-            refused = True
-            yield _no_room(run, here, needed, free)
-    if checkpoint and not refused:
-        yield from _fewer_checkpoints(run, checkpoint, there, sum(need.size for need in needs[1:]))
-
-
-def _checkpoint(run: Run, parameters: dict[str, int]) -> int:
-    """Return the bytes of a checkpoint; with LoRA, whose adapters are small, those of the frozen weights."""
-    if run.ckpt.save_steps <= 0:
-        return 0
-    actor, critic = parameters["actor"], parameters["critic"] if run.estimator == "gae" else 0
-    size = model_bytes(actor) * run.ckpt.save_hf
-    if not run.ckpt.disable_ds:
-        frozen = bool(run.ds.lora.rank)
-        size += checkpoint_bytes(actor, actor * frozen, run.train.enable_ema)
-        size += checkpoint_bytes(critic, critic * frozen)
-    return size
-
-
-def _no_room(run: Run, needs: list[_Need], needed: int, free: float) -> Refusal:
-    first, *others = reversed(needs)
-    also = "".join(f", and {need.size / 1e9:.3g} for {need.what} (--{need.flag})" for need in others)
-    problem = f"needs {first.size / 1e9:.3g} GB for {first.what}{also}; its disk has {free / 1e9:.3g} GB left"
-    return Refusal(first.flag, problem, repr(run.flags[first.flag]), "a disk with room, or make room")
-
-
-def _fewer_checkpoints(run: Run, size: int, there: int, model: int) -> Iterator[Note]:
-    """Tell if the disk has room for fewer checkpoints than the run keeps, the best and the newest included."""
-    path, output = (nearest(Path(run.flags[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
-    free = _free(path) - model * (path.stat().st_dev == output.stat().st_dev)
-    most = max(1, int(min(run.ckpt.max_num, run.ckpt.max_mem * 2**30 / size)))
-    room = there + max(free, 0) // size
-    evaluates = (run.eval.dataset or run.eval.suite) and run.ckpt.best_metric_key != "none"
-    best = bool(evaluates and not run.ckpt.best_weights_only and not run.ckpt.disable_ds)
-    if room < most + 1 + best:
-        message = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
-        needs = f"--ckpt.max_num {run.ckpt.max_num} needs {most + 1 + best}, as a run deletes the oldest after a save"
-        needs += " and keeps that of the best evaluation" * best
-        yield Note(f"{message}; {needs}")
-
-
-def _free(folder: Path) -> float:
-    """Return the free bytes of a folder's disk; infinity if the file system does not tell."""
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize if disk.f_blocks else inf
 
 
 def stack(run: Run) -> Iterator[Finding]:

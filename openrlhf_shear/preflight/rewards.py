@@ -1,4 +1,4 @@
-"""Checks of the reward: does it exist, can it run, and do its settings make sense?"""
+"""Checks of rewards, agents and benchmarks: do they exist, can they run, and do their settings make sense?"""
 
 import asyncio
 import os
@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, refusal
 from openrlhf_shear.config.secrets import REWARD_TOKEN
-from openrlhf_shear.data.files import near_path
+from openrlhf_shear.data.files import DataError, near_path
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.function_workers import LateError, try_file
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import JailError, find_jail
@@ -64,7 +63,31 @@ def _filter(run: Run) -> Iterator[Finding]:
         yield refusal(flag, problem, (low, high), "e.g. 0 1")
 
 
-def graders(run: Run, url: str) -> Iterator[Finding]:
+def code(run: Run) -> Iterator[Finding]:
+    agent = run.train.agent_func_path
+    if agent:
+        if not agent.endswith(".py") or not os.path.isfile(agent):
+            yield refusal("train.agent_func_path", "must be a Python file", agent, "the path of an existing .py file")
+        else:
+            yield from _agent(agent)
+    elif run.reward.remote_url:
+        yield from _graders(run, run.reward.remote_url)
+
+
+def _agent(file: str) -> Iterator[Refusal]:
+    """Refuse a file that is no Python, or that names no AgentExecutor; it is not run, which takes an engine."""
+    flag, name = "train.agent_func_path", "AgentExecutor"
+    try:
+        source = Path(file).read_bytes()
+        names = compile(source, file, "exec", dont_inherit=True).co_names  # of the module, not of its functions
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        yield refusal(flag, f"is no Python file ({error})", file, f"python {file} to see the error")
+        return
+    if name not in names and b"import *" not in source:
+        yield refusal(flag, f"has no {name}", file, f"class {name}(MultiTurnAgentExecutor), as in examples/agents")
+
+
+def _graders(run: Run, url: str) -> Iterator[Finding]:
     if all(part.startswith(("http://", "https://")) for part in url.split(",")):
         yield from _servers(url)
         yield from _token(run)
@@ -72,7 +95,7 @@ def graders(run: Run, url: str) -> Iterator[Finding]:
         if not run.data.label_key:
             yield refusal("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
         if GRADERS[url].start_workers:
-            yield from jailed(run, _FLAG)
+            yield from _jailed(run, _FLAG)
         try:
             check_formats(run.reward.answer_format.split(","))
         except ValueError as error:
@@ -86,7 +109,24 @@ def graders(run: Run, url: str) -> Iterator[Finding]:
         yield refusal(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
 
 
-def jailed(run: Run, flag: str) -> Iterator[Refusal]:
+def suite(run: Run) -> Iterator[Finding]:
+    """Load the first question of each benchmark, and check that its grader can run."""
+    if not run.eval.suite:
+        return
+    from openrlhf_shear.evaluation.suite import suite_benchmarks
+    from openrlhf_shear.sampling.benchmarks import load_questions
+
+    folder = Path(run.eval.data_dir) if run.eval.data_dir else None
+    flags = ("eval.suite", "reward.remote_url", "data.input_key", "data.label_key")
+    try:
+        for benchmark in suite_benchmarks(*(run.flags[flag] for flag in flags)):
+            load_questions(benchmark, folder, limit=1)
+    except (DataError, ValueError) as error:
+        yield Refusal("eval.suite", str(error))
+    yield from _jailed(run, "eval.suite")
+
+
+def _jailed(run: Run, flag: str) -> Iterator[Refusal]:
     try:
         find_jail(run.reward.allow_unsandboxed)
     except JailError as error:
@@ -138,10 +178,6 @@ def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Findi
     yield from _tell_scores(run, file, score, label, of_label)
     yield from _question_threshold(run, file, score)
     yield from _question_range(run, file, score)
-    for name in verdict.extra_logs:
-        if renamed(name) != name:
-            message = f"extra_logs of {file} has {name}, which is a metric of training"
-            yield Note(f"{message}; it is logged as {renamed(name)}")
 
 
 def ask_file(

@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 
 # Cancellation spoils a squared distance below this fraction of the two squared norms. These few are recomputed from the
 # difference of the tokens. At the threshold the error of the distance is about 1e-5 of the norm (1e-3 eps).

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.rollouts.record import Heatmap, Rollout
 from openrlhf_shear.tasks.arithmetic.problems import MODULUS, make_problems
 from openrlhf_shear.tasks.arithmetic.solutions import check, write_solution

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from openrlhf_shear.config import RULES, SearchConfig
+from openrlhf_shear.config import RULES
 from openrlhf_shear.config.names import parse_rule
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup
@@ -101,7 +101,7 @@ def chosen(group: RolloutGroup, rollouts) -> RolloutGroup:
 
 def rule_of(name: str) -> CreditRule:
     """Return a built-in rule by its name and knobs."""
-    spec = credit_spec(parse_rule(name), {}, SearchConfig())
+    spec = credit_spec(parse_rule(name))
     return make_rule(spec.name, spec.config, "test")
 
 

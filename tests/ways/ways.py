@@ -67,7 +67,7 @@ def by_the_fork(given: list[dict]) -> list[torch.Tensor]:
     from openrlhf.models import Actor
 
     from openrlhf_shear.config.names import parse_rule
-    from openrlhf_shear.config.spec import SearchConfig, credit_spec
+    from openrlhf_shear.config.spec import credit_spec
     from openrlhf_shear.credit.apply import token_advantages
     from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
     from openrlhf_shear.credit.registry import load_rule
@@ -85,7 +85,7 @@ def by_the_fork(given: list[dict]) -> list[torch.Tensor]:
     made.actor = Actor(Engine(dropping(load_policy(POLICY_DIR)[0])))
     made.actor.packing_samples = False
     made.strategy, made._rank = SimpleNamespace(ring_attn_group=None), 0
-    made._rule = load_rule(credit_spec(parse_rule(CREDIT), {}, SearchConfig()))
+    made._rule = load_rule(credit_spec(parse_rule(CREDIT)))
     made._collector = GroupCollector(made._rule)
     for first in range(0, len(given), 3):  # micro-batches that cut groups
         some = list(enumerate(given))[first : first + 3]

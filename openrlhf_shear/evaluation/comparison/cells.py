@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import titled
-from openrlhf_shear.config.shear import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
-from openrlhf_shear.config.spans import TAILS
+from openrlhf_shear.config.shear import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS, TAILS
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, joined
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS

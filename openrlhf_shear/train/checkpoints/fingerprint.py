@@ -1,8 +1,8 @@
 """Fingerprint of a run: detects a resume with other data, another seed, another layout or another model.
 
-Each checkpoint of the policy has a `fingerprint.json`, sorted by topic. A difference in a topic of `TAKEN` is refused
-unless `--ckpt.accept_changes` names the topic. A checkpoint cannot be loaded into another layout or shape. Everything
-else may change.
+Each checkpoint of the policy has a `fingerprint.json`, sorted by topic. A difference in a topic of `MAY_CHANGE` is
+refused unless `--ckpt.accept_changes` names the topic. A checkpoint cannot be loaded into another layout or shape.
+Everything else may change.
 """
 
 import hashlib
@@ -13,8 +13,7 @@ from pathlib import Path
 
 from openrlhf_shear.config.refusal import Note, refuse
 from openrlhf_shear.data.training_rows import CONTENTS, COUNT
-from openrlhf_shear.line.accepted import FLAG, TAKEN, accepted_topics
-from openrlhf_shear.line.run import ESTIMATOR, Run
+from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, MAY_CHANGE, Run
 from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.contents import changed
@@ -118,6 +117,15 @@ def _digest(config: dict) -> str:
     return hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def accepted_topics(topics: str | None) -> list[str]:
+    """Return the topics that --ckpt.accept_changes names. Raises LineError: a topic is unknown."""
+    names = [topic.strip() for topic in topics.split(",")] if topics else []
+    for topic in names:
+        if topic not in MAY_CHANGE:
+            refuse(ACCEPT_CHANGES, "must name what may differ", topic, f"some of {','.join(MAY_CHANGE)}")
+    return names
+
+
 def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterator[Note]:
     """Compare the newest checkpoint with this run before anything starts, if the run resumes.
 
@@ -127,7 +135,7 @@ def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterato
     Raises:
         ValueError: the newest checkpoint belongs to a run other than `now`.
     """
-    accepted, path = accepted_topics(run.flags[FLAG]), run.ckpt.path
+    accepted, path = accepted_topics(run.flags[ACCEPT_CHANGES]), run.ckpt.path
     if not run.ckpt.load_enable:
         return
     converted = run.ds.use_universal_ckpt
@@ -154,14 +162,14 @@ def judged(
     changes = now.changes(saved, converted)
     refused = [change for change in changes if change.topic not in accepted]
     if not refused:
-        return [f"taken as asked (--{FLAG}): {'; '.join(map(str, changes))}"] if changes else []
+        return [f"taken as asked (--{ACCEPT_CHANGES}): {'; '.join(map(str, changes))}"] if changes else []
     topics = list(dict.fromkeys(change.topic for change in refused))
     message = f"ckpt.path {checkpoint} is of another run: {'; '.join(map(str, refused))}; use what it was"
-    if not {*topics} <= TAKEN.keys():
+    if not {*topics} <= MAY_CHANGE.keys():
         raise ValueError(f"{message}{f', {_CONVERTER},' if _LAYOUT in topics else ''} or another --ckpt.path")
-    means = "; ".join(f"{topic}: {TAKEN[topic]}" for topic in topics)
+    means = "; ".join(f"{topic}: {MAY_CHANGE[topic]}" for topic in topics)
     wider = ",".join(dict.fromkeys([*accepted, *topics]))
-    raise ValueError(f"{message}, another --ckpt.path, or --{FLAG} {wider} ({means})")
+    raise ValueError(f"{message}, another --ckpt.path, or --{ACCEPT_CHANGES} {wider} ({means})")
 
 
 def read(checkpoint: Path) -> dict | None:

@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from openrlhf_shear.data.writing import write_text
-from openrlhf_shear.line.accepted import FLAG
-from openrlhf_shear.line.run import Run
+from openrlhf_shear.line.run import ACCEPT_CHANGES, Run
 from openrlhf_shear.preflight.outputs import has_model
 from openrlhf_shear.train.checkpoints import folders
 
@@ -31,7 +30,7 @@ def mark(run: Run) -> None:
 def nothing_left(run: Run) -> str:
     """Return a line if a resumed run has nothing left to train and its model is there; else ""."""
     folder = Path(run.ckpt.path)
-    if not run.ckpt.load_enable or run.flags[FLAG] or not has_model(run):
+    if not run.ckpt.load_enable or run.flags[ACCEPT_CHANGES] or not has_model(run):
         return ""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))

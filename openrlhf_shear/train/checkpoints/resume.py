@@ -6,7 +6,6 @@ from pathlib import Path
 
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.line.accepted import accepted_topics
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import say
@@ -36,7 +35,10 @@ def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size:
 
 
 def _compare(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> None:
-    accepted, place = accepted_topics(args.ckpt.accept_changes), f"{args.ckpt.path}: step {saved['global_step']}"
+    accepted, place = (
+        fingerprint.accepted_topics(args.ckpt.accept_changes),
+        f"{args.ckpt.path}: step {saved['global_step']}",
+    )
     topics = saved[fingerprint.STATE]
     try:
         lines = fingerprint.judged(mine, topics, accepted, place, args.ds.use_universal_ckpt)

@@ -11,7 +11,7 @@ import ray
 
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.preflight.sockets import ray_folder, socket_problem
+from openrlhf_shear.preflight.resources import ray_folder, socket_problem
 from openrlhf_shear.train.nodes import own_ray, worker
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import say

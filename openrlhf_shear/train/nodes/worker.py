@@ -8,7 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TextIO
 
-from openrlhf_shear.preflight.sockets import ray_folder
+from openrlhf_shear.preflight.resources import ray_folder
 from openrlhf_shear.train.nodes.loopback import keep_stores_there
 
 WORKER_SETUP_HOOK = "openrlhf_shear.train.nodes.worker.set_up"

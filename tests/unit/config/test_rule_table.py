@@ -223,7 +223,8 @@ for name in [name for name in sys.modules if name.startswith("openrlhf_shear.con
 sys.modules["openrlhf_shear.config"] = package = types.ModuleType("openrlhf_shear.config")
 package.__path__ = config.__path__
 field = '    skip: int = knob(1, "Factor of the stride.", COUNT)\\n\\n'
-changed("config.spans", "    def conflicts", field + "    def conflicts")
+conflicts = "    def conflicts(self) -> Iterator[Refusal]:\\n        if self.stride"
+changed("config.shear", conflicts, field + conflicts)
 exec(Path(config.__file__).read_text(), vars(package))
 changed("transport.geometry", "= cut.window, cut.stride, cut", "= cut.window, cut.stride * cut.skip, cut")
 

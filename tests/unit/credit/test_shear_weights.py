@@ -18,8 +18,7 @@ from clouds import KINDS, clouds, real_states
 from oracle import entropic
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.shear import DISTANCES, NORMALIZATIONS, POOLS
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import DISTANCES, NORMALIZATIONS, POOLS, SpanCut
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn

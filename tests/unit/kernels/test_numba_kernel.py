@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracle import entropic
 
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.kernels import numba_loops as loops
 from openrlhf_shear.kernels import numba_sinkhorn
 from openrlhf_shear.kernels.numba_matrix import make_kernel

@@ -18,7 +18,7 @@ from oracle import entropic
 
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
-from openrlhf_shear.config.spans import SpanCut  # noqa: E402
+from openrlhf_shear.config.shear import SpanCut  # noqa: E402
 from openrlhf_shear.kernels.triton_sinkhorn import TritonBatch, TritonSinkhorn  # noqa: E402
 from openrlhf_shear.transport import SinkhornPairs, Spans, search_groups, search_spans  # noqa: E402
 from openrlhf_shear.transport.sinkhorn import log_domain_potentials  # noqa: E402

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import build_parser
-from openrlhf_shear.line import legacy
+from openrlhf_shear.line import spelling
 from openrlhf_shear.train import upstream
 
 # What 0.11 has and no older version had under a flat name.
@@ -57,19 +57,19 @@ def parsed(action: argparse.Action, words: list[str]) -> object:
 
 
 def parse(*argv: str) -> dict:
-    return vars(the_parser().parse_args(legacy.translate(argv)[0]))
+    return vars(the_parser().parse_args(spelling.translate(argv)[0]))
 
 
 def changed(*argv: str) -> dict:
     """Return the values that a command sets, without the defaults of its version."""
     parser = the_parser()  # one for both lines, as the default of logger.wandb.run_name is the time of day
     defaults = vars(parser.parse_args([]))
-    given = vars(parser.parse_args(legacy.translate(argv)[0]))
+    given = vars(parser.parse_args(spelling.translate(argv)[0]))
     return {name: value for name, value in given.items() if value != defaults[name]}
 
 
 def test_every_row_lands_in_its_new_place_and_nowhere_else():
-    for old, new in legacy.RENAMES.items():
+    for old, new in spelling.RENAMES.items():
         targets = [actions_by_flag()[flag] for flag in new]
         words = sample_values(targets[0])
         expected = {target.dest: parsed(target, words) for target in targets}
@@ -79,8 +79,8 @@ def test_every_row_lands_in_its_new_place_and_nowhere_else():
 
 
 def test_every_flag_of_the_old_parsers_is_known_and_no_other():
-    tables = legacy.RENAMES, legacy.SWITCHES, legacy.LENGTHS, legacy.IGNORED
-    corrections = *legacy.CORRECTION_SWITCHES, *legacy.CORRECTION_TYPES, *legacy.CORRECTION_ICEPOP
+    tables = spelling.RENAMES, spelling.SWITCHES, spelling.LENGTHS, spelling.IGNORED
+    corrections = *spelling.CORRECTION_SWITCHES, *spelling.CORRECTION_TYPES, *spelling.CORRECTION_ICEPOP
     assert sorted(OLD) == sorted([*(flag for table in tables for flag in table), *corrections])
     assert not set(OLD) & set(actions_by_flag())
     for flag, row in OLD.items():
@@ -88,7 +88,7 @@ def test_every_flag_of_the_old_parsers_is_known_and_no_other():
         words = [row["choices"][0] if row["choices"] else kind] * {None: 1, "*": 2, "+": 2}.get(
             row["nargs"], row["nargs"]
         )
-        _, notes = legacy.translate([flag, *words])
+        _, notes = spelling.translate([flag, *words])
         assert flag in str(notes[0]), flag
 
 
@@ -127,7 +127,7 @@ def test_commands_of_old_versions_are_taken(job, version, line, expected):
 
 
 def test_every_flag_of_0_11_is_the_successor_of_one_old_flag_or_new():
-    successors = [flag for new in legacy.RENAMES.values() for flag in new]
+    successors = [flag for new in spelling.RENAMES.values() for flag in new]
     assert len(successors) == len(set(successors))
     others = UNCHANGED | {f"--{name}" for name in NEW_IN_0_11} | {"-h", "--help"}
     assert not others & set(successors)
@@ -171,7 +171,7 @@ def test_importance_sampling_correction(line, expected):
 @pytest.mark.parametrize("words", [["nonsense"], [], ["--seed", "1"]])
 def test_an_unknown_correction_type_is_refused_with_the_known_ones(words):
     with pytest.raises(ValueError, match="tis, icepop, seq-mask-tis"):
-        legacy.translate([legacy.CORRECTION_TYPES[0], *words])
+        spelling.translate([spelling.CORRECTION_TYPES[0], *words])
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def test_the_last_spelling_on_the_line_wins(line, seed):
 
 def test_a_new_spelling_passes_untouched_and_silently():
     argv = ["--train.seed", "1", "--data.input_template", "seed {}", "--actor.adam.betas", "0.8", "0.9", "--use_ms"]
-    assert legacy.translate(argv) == (argv, [])
+    assert spelling.translate(argv) == (argv, [])
 
 
 def test_one_line_tells_the_new_spellings_and_another_the_ignored_flags():
-    _, notes = legacy.translate(["--pretrain", "a/b", "--max_norm", "1", "--pretrain", "c/d", "--ptx_coef", "0.1"])
+    _, notes = spelling.translate(["--pretrain", "a/b", "--max_norm", "1", "--pretrain", "c/d", "--ptx_coef", "0.1"])
     told, ignored = map(str, notes)
     assert told.count("--pretrain -> --actor.model_name_or_path") == 1
     assert "--max_norm -> --actor.max_norm --critic.max_norm" in told

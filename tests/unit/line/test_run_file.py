@@ -5,9 +5,8 @@ import yaml
 from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
-from openrlhf_shear.line import legacy, placement, run_file
-from openrlhf_shear.preflight import rewards
-from openrlhf_shear.train.nodes import machine
+from openrlhf_shear.line import spelling
+from openrlhf_shear.preflight import layout, rewards
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def test_later_files_win_and_the_line_over_all(tmp_path, parser):
         "algo.advantage.is_correction_level: off\ndata.label_key: yes\n"
         "logger.wandb.run_name: 2026_11_28\nckpt.output_dir: 007\n"
     )
-    words = run_file.expand(["--config", str(first), str(second), "--train.batch_size", "32"], parser)
+    words = spelling.expand(["--config", str(first), str(second), "--train.batch_size", "32"], parser)
     values = vars(parser.parse_args(words))
     assert (values["train.seed"], values["train.batch_size"], values["train.colocate_all"]) == (4, 32, False)
     assert values["actor.adam.lr"] == 1e-6 and values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["ref.offload"]
@@ -47,10 +46,10 @@ def test_a_switch_of_older_versions_is_true_or_false(tmp_path, parser, key):
     file = tmp_path / "old.yaml"
     for value, found in (("true", [f"--{key}"]), ("false", [])):
         file.write_text(f"{key}: {value}\n")
-        assert run_file.expand(["--config", str(file)], parser) == found
+        assert spelling.expand(["--config", str(file)], parser) == found
     file.write_text(f"{key}: off\n")
     with pytest.raises(ValueError, match=f"--{key} is a switch without a value: got 'off'; use true or false"):
-        legacy.translate(run_file.expand(["--config", str(file)], parser))
+        spelling.translate(spelling.expand(["--config", str(file)], parser))
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -58,19 +57,19 @@ def test_a_file_that_is_wrong_is_refused(tmp_path, parser, text):
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
     with pytest.raises(ValueError) as refused:
-        run_file.expand(["--config", str(file)], parser)
+        spelling.expand(["--config", str(file)], parser)
     assert f"--config {file}" in str(refused.value) and WRONG[text] in str(refused.value)
 
 
 def test_no_file_is_refused_with_the_presets(parser):
     with pytest.raises(ValueError, match="--config gpu9 is not there; use a YAML file, or one of code, cpu, gpu1"):
-        run_file.expand(["--config", "gpu9"], parser)
+        spelling.expand(["--config", "gpu9"], parser)
 
 
 def test_lists_of_older_flags_are_words(tmp_path, parser):
     file = tmp_path / "old.yaml"
     file.write_text("target_modules: [q_proj, v_proj]\neps_clip_low_high: [0.1, 0.3]\nadam_betas: [0.9, 0.95]\n")
-    words, _ = legacy.translate(run_file.expand(["--config", str(file)], parser))
+    words, _ = spelling.translate(spelling.expand(["--config", str(file)], parser))
     values = vars(parser.parse_args(words))
     assert values["ds.lora.target_modules"] == ["q_proj", "v_proj"]
     assert values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["actor.adam.betas"] == [0.9, 0.95]
@@ -85,7 +84,7 @@ def test_a_runs_file_starts_the_same_run(tmp_path, job, monkeypatch):
     words += ["--reward.remote_url", "http://host/x?token=abcdefgh"]
     words += ["--logger.wandb.run_name", "a: b", "--shear.stride=5"]
     first = read(words)
-    file = run_file.write(tmp_path / "run", first.run, first.parser)
+    file = spelling.write(tmp_path / "run", first.run, first.parser)
     kept = yaml.safe_load(file.read_text())
     assert kept["shear"]["stride"] == 5 and "dry_run" not in kept and "abcdefgh" not in file.read_text()
     assert "# Secret, to be given again: reward.remote_url" in file.read_text()
@@ -100,7 +99,7 @@ def test_a_runs_file_keeps_every_models_gpus(tmp_path, job):
     words = "--algo.advantage.estimator gae --reward.remote_url reward.py --vllm.num_engines 1 --train.batch_size 128"
     words += " --actor.num_gpus_per_node 4 --ref.num_gpus_per_node 4 --critic.num_gpus_per_node 8"
     first = read(job(words))
-    file = run_file.write(tmp_path / "run", first.run, first.parser)
+    file = spelling.write(tmp_path / "run", first.run, first.parser)
     again = read(["--config", str(file)])
     assert again.run.critic.num_gpus_per_node == 8
     assert {name for name, value in first.run.flags.items() if again.run.flags[name] != value} == set()
@@ -120,9 +119,9 @@ def test_a_preset_fits_its_machine(line, machine_preset, model):  # noqa: F811
 
 
 def test_presets_are_flags_and_those_of_tasks_are_the_papers(parser):
-    assert run_file.PRESET_NAMES == ["code", "cpu", "gpu1", "gpu2x8", "gpu8", "maths"]
+    assert spelling.PRESET_NAMES == ["code", "cpu", "gpu1", "gpu2x8", "gpu8", "maths"]
     for task in ("maths", "code"):
-        values = vars(parser.parse_args(run_file.expand(["--config", "gpu8", task], parser)))
+        values = vars(parser.parse_args(spelling.expand(["--config", "gpu8", task], parser)))
         assert values["shear.window"] == 100 and values["shear.stride"] == 25 and values["shear.epsilon"] == 4.5
         assert values["reward.remote_url"] == {"maths": "math"}.get(task, task)
 
@@ -163,11 +162,11 @@ SLEEP = {"vllm.enable_sleep": True, "ds.enable_sleep": True}
     ],
 )
 def test_models_go_where_the_gpus_are(given, seen, chosen):
-    assert placement.defaults(OPEN | given, set(given), *seen) == chosen
+    assert layout.default_placement(OPEN | given, set(given), *seen) == chosen
 
 
 def test_a_complete_command_does_not_ask_for_the_machine(monkeypatch, job):
-    monkeypatch.setattr(machine, "shape", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(layout, "shape", lambda *_: pytest.fail("asked"))
     words = job("--ref.num_gpus_per_node 2")
     assert read(words).words == words
 
@@ -183,5 +182,5 @@ def test_a_complete_command_does_not_ask_for_the_machine(monkeypatch, job):
 )
 def test_the_machine_is_looked_at(monkeypatch, gpus, device, memory, shape):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(machine.gpu, "visible", lambda: [None] * gpus)
-    assert machine.shape(device, memory) == shape
+    monkeypatch.setattr(layout.gpu, "visible", lambda: [None] * gpus)
+    assert layout.shape(device, memory) == shape

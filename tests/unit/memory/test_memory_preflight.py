@@ -16,7 +16,7 @@ from openrlhf_shear.doctor import gpu
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.memory.estimate import GIB, pass_tokens
 from openrlhf_shear.memory.model_shape import model_shape
-from openrlhf_shear.preflight import checks, inputs
+from openrlhf_shear.preflight import checks, rewards
 from openrlhf_shear.preflight.memory import memory, plan
 
 NAMES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -244,7 +244,7 @@ def test_what_zero_3_offloads_counts_as_the_nodes_memory(line):
 
 
 def test_the_command_of_the_recipes_fits(line, monkeypatch):
-    monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check is not inputs.code])
+    monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check is not rewards.code])
     recipes = (ROOT / "docs/recipes.md").read_text()
     shown = re.search(r"ray job submit .*?-- shear-train (.*?)```", recipes, re.S)[1]
     words = shlex.split(shown.replace("\\\n", ""))

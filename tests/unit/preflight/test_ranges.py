@@ -6,7 +6,7 @@ import pytest
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser
 from openrlhf_shear.line.flags import KNOBS
-from openrlhf_shear.preflight.ranges import RANGES, Range
+from openrlhf_shear.preflight.checks import RANGES, Range
 
 OTHER_FILES = {  # of preflight, where a number is looked at beside others
     **dict.fromkeys((f"{model}.{size}" for model in ("ref", "reward", "critic") for size in ("num_nodes",)), "layout"),

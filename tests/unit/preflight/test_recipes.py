@@ -12,8 +12,8 @@ import pytest
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.line.run import ESTIMATOR
-from openrlhf_shear.preflight import checks, inputs, models
-from openrlhf_shear.preflight.prompts import Prompts
+from openrlhf_shear.preflight import checks, models, rewards
+from openrlhf_shear.preflight.rows import Prompts
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "scripts"
 SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "tail", "epsilon")
@@ -74,7 +74,7 @@ def parsed(tmp_path, monkeypatch):
     monkeypatch.setattr(Prompts, "_tokenizer", spoken)
     monkeypatch.setattr(models, "model_config", lambda *_: None)
     monkeypatch.setattr(
-        checks, "CHECKS", [check for check in checks.CHECKS if check not in (inputs.code, inputs.suite)]
+        checks, "CHECKS", [check for check in checks.CHECKS if check not in (rewards.code, rewards.suite)]
     )
     monkeypatch.setattr(checks, "OF_MODELS", [])
 

@@ -74,7 +74,7 @@ FILES = {  # by name, what is wrong with them
     "semi.csv": "question;answer\n1 + 1?;2\n",
     "unnamed.py": "def reward_func(queries, prompts, labels): return {'reward': 1.0}\n",
     "agent.py": "from openrlhf.utils.agent import MultiTurnAgentExecutor\nclass Agent(MultiTurnAgentExecutor): ...\n",
-    "in_method.py": "from base import AgentExecutor as B\nclass A(B):\n  def AgentExecutor(self): AgentExecutor = 1\n",
+    "in_method.py": "from base import Agent as B\nclass A(B):\n  def AgentExecutor(self): AgentExecutor = 1\n",
     "returning.py": "class AgentExecutor: ...\nreturn 1\n",
     "gpu.py": "def reward_func(queries, prompts, labels): raise RuntimeError('No CUDA GPUs are available')\n",
     "dying.py": "import os\ndef reward_func(queries, prompts, labels): os._exit(3)\n",

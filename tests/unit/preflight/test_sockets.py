@@ -7,7 +7,7 @@ import tempfile
 import pytest
 from command_lines import refusal
 
-from openrlhf_shear.preflight.sockets import socket_problem
+from openrlhf_shear.preflight.resources import socket_problem
 from openrlhf_shear.train.nodes import cluster
 from openrlhf_shear.train.screen.outcome import RefusedError
 

@@ -16,7 +16,7 @@ from openrlhf_shear.cli import sampling_flags
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.diagnosis.sampled import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
-from openrlhf_shear.preflight.prompts import may_begin
+from openrlhf_shear.preflight.rows import may_begin
 from openrlhf_shear.sampling.records import Completion, Verdict
 from openrlhf_shear.sampling.sampler import question_ids
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems

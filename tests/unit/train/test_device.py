@@ -17,6 +17,7 @@ from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.doctor.gpu import Gpu, Gpus
 from openrlhf_shear.line.run import Run
+from openrlhf_shear.preflight import layout
 from openrlhf_shear.train.nodes import cluster, machine, own_ray
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import attempts
@@ -26,6 +27,7 @@ LAUNCHES = """
 import sys, torch
 from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.line.run import Run
+from openrlhf_shear.preflight import layout
 from openrlhf_shear.train.nodes import cluster
 from openrlhf_shear.train.start import launch
 
@@ -279,7 +281,7 @@ def test_a_cluster_that_has_ended_is_refused_at_once(ray, monkeypatch):
     with pytest.raises(RefusedError, match="nothing answers at RAY_ADDRESS"):
         cluster.uses_cpu("auto")
     with pytest.raises(LineError, match="nothing answers at RAY_ADDRESS"):
-        machine.shape("auto", 0.0)
+        machine.cluster_gpus()
     assert not ray
 
 
@@ -288,7 +290,7 @@ def test_an_empty_address_is_none(ray, monkeypatch, asked):
     monkeypatch.setenv("RAY_ADDRESS", asked)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(cluster.gpu, "probe", Gpus)
-    assert cluster.uses_cpu("auto") and machine.shape("cpu", 0.0) == (1, 1, True)
+    assert cluster.uses_cpu("auto") and layout.own_ray() and layout.shape("cpu", 0.0) == (1, 1, True)
     assert not ray
 
 

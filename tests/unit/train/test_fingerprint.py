@@ -10,6 +10,7 @@ from command_lines import refusal
 
 from openrlhf_shear.cli.train_ppo_ray import main, parse
 from openrlhf_shear.data.training_rows import CONTENTS, COUNT, of_rows
+from openrlhf_shear.line.run import ACCEPT_CHANGES
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
 
@@ -90,13 +91,13 @@ def test_a_difference_is_refused_in_a_line_and_taken_by_its_topic(line, capsys, 
     told = refusal(capsys, resume(line, words))
     assert f"ckpt.path ckpt: global_step4 is of another run: {said}" in told
     if not topic:
-        assert fingerprint.FLAG not in told and "or another --ckpt.path" in told
+        assert ACCEPT_CHANGES not in told and "or another --ckpt.path" in told
         return
-    assert f"or --{fingerprint.FLAG} {topic} ({topic}: {fingerprint.TAKEN[topic]})" in told
-    main([*resume(line, words), f"--{fingerprint.FLAG}", topic])
-    assert f"taken as asked (--{fingerprint.FLAG}): {said}" in capsys.readouterr().err
-    others = ",".join(fingerprint.TAKEN.keys() - {topic})
-    assert said in refusal(capsys, [*resume(line, words), f"--{fingerprint.FLAG}", others])
+    assert f"or --{ACCEPT_CHANGES} {topic} ({topic}: {fingerprint.MAY_CHANGE[topic]})" in told
+    main([*resume(line, words), f"--{ACCEPT_CHANGES}", topic])
+    assert f"taken as asked (--{ACCEPT_CHANGES}): {said}" in capsys.readouterr().err
+    others = ",".join(fingerprint.MAY_CHANGE.keys() - {topic})
+    assert said in refusal(capsys, [*resume(line, words), f"--{ACCEPT_CHANGES}", others])
 
 
 def test_another_number_of_ranks_of_the_critic_is_refused(job, capsys):
@@ -105,7 +106,7 @@ def test_another_number_of_ranks_of_the_critic_is_refused(job, capsys):
     checkpoint_of(job(words + "2"))
     shutil.copytree(Path("ckpt", folders.ACTOR), Path("ckpt", folders.CRITIC))
     told = refusal(capsys, resume(job, words + "4"))
-    assert "ranks of the critic was 2, is 4" in told and fingerprint.FLAG not in told
+    assert "ranks of the critic was 2, is 4" in told and ACCEPT_CHANGES not in told
 
 
 def test_a_critic_of_another_shape_is_refused(job, capsys):
@@ -158,7 +159,7 @@ def test_another_shape_is_refused_whatever_is_taken(job, capsys):
         Path(name, "tokenizer.json").write_text("{}")
     words = "--data.max_len 256 --actor.model_name_or_path "
     checkpoint_of(job(words + "small"))
-    told = refusal(capsys, [*resume(job, words + "large"), f"--{fingerprint.FLAG}", "model"])
+    told = refusal(capsys, [*resume(job, words + "large"), f"--{ACCEPT_CHANGES}", "model"])
     assert "the model's number of layers was 2, is 3" in told and "converter" not in told
 
 
@@ -188,15 +189,13 @@ def test_the_fingerprint_is_that_of_the_checkpoint_that_will_be_loaded(line, cap
 
 
 def test_what_is_taken_must_be_known(line, capsys):
-    told = refusal(capsys, [*resume(line), f"--{fingerprint.FLAG}", "data,luck"])
-    assert f"{fingerprint.FLAG} must name what may differ: got 'luck'; use some of data,seed,rule,batch,model" in told
+    told = refusal(capsys, [*resume(line), f"--{ACCEPT_CHANGES}", "data,luck"])
+    assert f"{ACCEPT_CHANGES} must name what may differ: got 'luck'; use some of data,seed,rule,batch,model" in told
 
 
 def test_what_is_taken_is_not_kept_for_the_next_start(line):
     from openrlhf_shear.cli.train_ppo_ray import read
-    from openrlhf_shear.line import run_file
+    from openrlhf_shear.line import spelling
 
-    verdict = read([*resume(line, "--train.seed 7"), f"--{fingerprint.FLAG}", "seed"])
-    assert (
-        fingerprint.FLAG.partition(".")[2] not in run_file.write(Path("run"), verdict.run, verdict.parser).read_text()
-    )
+    verdict = read([*resume(line, "--train.seed 7"), f"--{ACCEPT_CHANGES}", "seed"])
+    assert ACCEPT_CHANGES.partition(".")[2] not in spelling.write(Path("run"), verdict.run, verdict.parser).read_text()

@@ -92,13 +92,6 @@ def test_the_range_is_held_against_the_reward_that_is_tried(job, capsys, reward,
     assert said in told if said else "dynamic_filtering_range" not in told
 
 
-def test_extra_logs_that_are_named_as_metrics_are_told_before_training(job, capsys):
-    Path("mine.py").write_text(REWARD % ("0.0", "'score': 1.0, 'turns': 2.0"))
-    parse(job("--reward.remote_url mine.py"))
-    told = capsys.readouterr().err
-    assert "has score, which is a metric of training; it is logged as extra_score" in told and "turns" not in told
-
-
 @pytest.mark.parametrize(
     ("words", "clip"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.transport import Spans, make_distance, search_spans

@@ -13,8 +13,7 @@ from scipy.special import logsumexp
 from together import Together
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openrlhf_shear.config.shear import AGGREGATES, DISTANCES
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import AGGREGATES, DISTANCES, SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.transport import (

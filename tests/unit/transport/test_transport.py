@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import entropic
 
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.transport import sinkhorn_distance, solve_sinkhorn, span_starts
 from openrlhf_shear.transport.geometry import token_costs
 from openrlhf_shear.transport.scaling import Scaling

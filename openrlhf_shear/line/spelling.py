@@ -1,31 +1,50 @@
-"""Flags from YAML files (`--config`), and the file in a run's folder that starts the same run again.
+"""The words of a command line: flags from YAML files (`--config`), older spellings, and a file to start a run again.
 
-Keys are the flags without dashes, nested or not; flags without a value take true or false:
+Keys of a file are the flags without dashes, nested or not; flags without a value take true or false:
 
     actor:
       model_name_or_path: Qwen/Qwen2.5-Math-7B
       adam.lr: 1.0e-6
     train.colocate_all: true
+
+The older spellings are those of OpenRLHF 0.8 to 0.11.1; their names are in legacy.toml, and docs/migration.md has them
+as a table. Defaults are those of 0.11.2.
 """
 
 import argparse
 import re
 import shlex
+import tomllib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
-from openrlhf_shear.config.refusal import LineError, Refusal, did_you_mean
+from openrlhf_shear.config.refusal import LineError, Note, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import foreign, legacy, placement
-from openrlhf_shear.line.run import Run
+from openrlhf_shear.line import foreign
+from openrlhf_shear.line.run import Run, placement_flags
 
 NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
 PRESET_NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
 _OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
 _NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME)
+
+_TABLE = tomllib.loads(Path(__file__).with_name("legacy.toml").read_text(encoding="utf-8"))
+RENAMES: dict[str, tuple[str, ...]] = {
+    f"--{old}": tuple(f"--{name}" for name in ([new] if isinstance(new, str) else new))
+    for old, new in _TABLE["renames"].items()
+}
+SWITCHES: dict[str, list[str]] = {f"--{old}": [f"--{new}", value] for old, (new, value) in _TABLE["switches"].items()}
+IGNORED: dict[str, int] = {f"--{old}": values for old, values in _TABLE["ignored"].items()}
+LENGTHS: dict[str, int] = {f"--{old}": default for old, default in _TABLE["lengths"].items()}
+CORRECTION_SWITCHES, CORRECTION_TYPES, CORRECTION_ICEPOP = (
+    [f"--{name}" for name in _TABLE["correction"][kind]] for kind in ("switches", "types", "icepop")
+)
+CORRECTIONS: dict[str, list[str]] = _TABLE["correction"]["values"]
+_CORRECTION = "--algo.advantage.is_correction_"
 
 
 def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[Refusal] | None = None) -> list[str]:
@@ -129,7 +148,7 @@ def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:
 def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) -> list[str]:
     flag = f"--{key}"
     action = parser._option_string_actions.get(flag)
-    if action is None and (flag in legacy.RENAMES or flag in legacy.SWITCHES):
+    if action is None and (flag in RENAMES or flag in SWITCHES):
         if isinstance(value, list):
             return [flag, *map(str, value)]
         return [] if value in (None, False) else [flag] if value is True else [f"{flag}={value}"]
@@ -153,6 +172,84 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
     return [f"{flag}={value}"]
 
 
+def translate(argv: Sequence[str]) -> tuple[list[str], list[Note]]:
+    """Return `argv` with older spellings replaced, and notes on what was replaced and what was ignored.
+
+    A flag takes the place of the old flag, since the last flag on the command line wins. The sum of two lengths has no
+    such place: it goes to the front, where every other flag overrides it.
+
+    Raises:
+        ValueError: the type of an importance-sampling correction is unknown, or a length is not a whole number.
+    """
+    line: list[str] = []
+    renamed: dict[str, str] = {}
+    ignored: dict[str, None] = {}
+    lengths: dict[str, int] = {}
+    corrects, correction = False, "tis"  # switch and type, in any order; without the switch a type does nothing
+    rest = deque(argv)
+    while rest:
+        token = rest.popleft()
+        flag, equals, value = token.partition("=")
+        if flag in RENAMES:
+            renamed[flag] = " ".join(RENAMES[flag])
+            # If one flag replaces it, its values follow on the command line and stay as they are.
+            values = _take(rest, len(rest)) if len(RENAMES[flag]) > 1 else []
+            line += [word for name in RENAMES[flag] for word in (name + equals + value, *values)]
+        elif flag in SWITCHES:
+            if equals:
+                raise ValueError(f"{flag} is a switch without a value: got {value!r}; use true or false in a YAML file")
+            renamed[flag] = " ".join(SWITCHES[flag])
+            line += SWITCHES[flag]
+        elif flag in LENGTHS:
+            lengths[flag] = _whole(flag, value if equals else "".join(_take(rest, 1)))
+        elif flag in IGNORED:
+            ignored[flag] = None
+            if not equals:
+                _take(rest, IGNORED[flag])
+        elif flag in (*CORRECTION_SWITCHES, *CORRECTION_TYPES, *CORRECTION_ICEPOP):
+            if flag in CORRECTION_TYPES:
+                correction = value if equals else "".join(_take(rest, 1))
+            elif flag in CORRECTION_ICEPOP:
+                correction = "icepop"
+            corrects |= flag in CORRECTION_SWITCHES
+            if correction not in CORRECTIONS:
+                known = f"use one of {', '.join(CORRECTIONS)}, or {_CORRECTION}level and {_CORRECTION}mode"
+                raise ValueError(f"{flag} is not known: got {correction!r}; {known}")
+            level, mode = CORRECTIONS[correction]
+            flags = [f"{_CORRECTION}level", level, f"{_CORRECTION}mode", mode] if corrects else []
+            renamed[flag] = " ".join(flags) or "(off)"
+            line += flags
+        else:
+            line.append(token)
+    if lengths:
+        prompt, response = (lengths.get(flag, default) for flag, default in LENGTHS.items())
+        sums = ["--data.max_len", str(prompt + response), "--rollout.max_new_tokens", str(response)]
+        renamed[" ".join(lengths)] = " ".join(sums)
+        line = sums + line
+    notes = []
+    if renamed:
+        spellings = ", ".join(f"{old} -> {new}" for old, new in renamed.items())
+        notes.append(Note(f"older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", "Info"))
+    notes += [Note(f"{flag} no longer exists in OpenRLHF 0.11; ignored") for flag in ignored]
+    return line, notes
+
+
+def _whole(flag: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(
+            f"{flag} must be a whole number: got {text!r}; use --data.max_len and --rollout.max_new_tokens"
+        )
+    return int(text)
+
+
+def _take(rest: deque[str], most: int) -> list[str]:
+    """Pop up to `most` values off the front; a value never starts with `--` (it may be a negative number)."""
+    values: list[str] = []
+    while rest and len(values) < most and not rest[0].startswith("--"):
+        values.append(rest.popleft())
+    return values
+
+
 def write(folder: Path, run: Run, parser: argparse.ArgumentParser) -> Path:
     """Write the flags that differ from their defaults, nested by section and without secrets; return the file.
 
@@ -161,11 +258,11 @@ def write(folder: Path, run: Run, parser: argparse.ArgumentParser) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    content, left_out, placed = {}, [], placement.placed(run.flags)
+    content, left_out, placement = {}, [], placement_flags(run.flags)
     for action in parser._actions:
         name = action.option_strings[0].removeprefix("--")
         value = run.flags.get(action.dest, action.default)
-        if name in _NOT_KEPT or (value == action.default and name not in placed):
+        if name in _NOT_KEPT or (value == action.default and name not in placement):
             continue
         if hidden(value) != value:
             left_out.append(name)
