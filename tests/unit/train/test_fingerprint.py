@@ -120,7 +120,7 @@ def test_a_critic_of_another_shape_is_refused(job, capsys):
     shutil.copytree(Path("ckpt", folders.ACTOR), Path("ckpt", folders.CRITIC))
     Path("critic", "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     told = refusal(capsys, resume(job, words))
-    assert "the critic's number of layers was 2, is 3" in told and fingerprint.FLAG not in told
+    assert "the critic's number of layers was 2, is 3" in told and ACCEPT_CHANGES not in told
 
 
 @pytest.mark.parametrize("words", ALLOWED)
