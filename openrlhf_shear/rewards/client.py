@@ -1,7 +1,6 @@
 """Client of OpenRLHF's remote reward protocol (see `server`), for servers that may be down, slow or wrong."""
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import json
@@ -24,7 +23,6 @@ FAILURES = 10  # of a server in a row, before the client leaves it alone for a w
 MOST_AT_ONCE = 256  # calls under way; further calls wait here, and no timeout counts the wait
 MOST_BYTES = 1 << 20  # of an answer to one rollout
 _MOST_REASON, _MOST_DETAIL = 80, 500  # characters of a failure that a server reports
-_REDIRECTS = 3  # in a row, within one origin
 _GATEWAY = (502, 503, 504)  # nothing behind the address answers
 _AGAIN = (408, 429)  # the only refusals that a retry may lift
 
@@ -36,8 +34,7 @@ class _Server:
 
     @property
     def shown(self) -> str:
-        """Address without user, token and query."""
-        return str(self.url.with_user(None).with_query(None).with_fragment(None))
+        return _shown(self.url)
 
     @property
     def secrets(self) -> set[str]:
@@ -94,7 +91,7 @@ class RewardClient:
         self._token = token and check_token(token)
         self._secrets = {secret for server in self._servers for secret in server.secrets} | ({token} - {None})
         self._turn = itertools.count()
-        self._here: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, asyncio.Semaphore]] = {}
+        self._session: aiohttp.ClientSession | None = None
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """Return the verdict on a response; a failure if no server gives a verdict.
@@ -108,17 +105,18 @@ class RewardClient:
         except (TypeError, ValueError, RecursionError) as error:
             return Verdict(None, failure=Failure.NOT_JSON, detail=f"{type(error).__name__}: {error}"[:500])
         first, failed = next(self._turn), None
-        session, room = self._session()
+        if self._session is None:
+            self._open()
         for attempt in range(self._retries + 1):
             if failed is not None:
                 await asyncio.sleep(BACK_OFF_SECONDS * 2 ** (attempt - 1))
-            async with room:
+            async with self._room:
                 server, ticket = self._admitted(first + attempt)
                 if server is None:
                     return failed or self._down()
                 answered = None
                 try:
-                    output = await self._post(session, server, body)
+                    output = await self._post(server, body)
                     answered = True
                     return self._shown(read_reward(output))
                 except _CallError as error:
@@ -134,23 +132,18 @@ class RewardClient:
         return failed
 
     async def close(self) -> None:
-        """Close the connections of this event loop; a later call opens new ones."""
-        with contextlib.suppress(KeyError):
-            session, _ = self._here.pop(asyncio.get_running_loop())
-            await session.close()
+        """Close the connections. A later call, perhaps of another event loop, opens new ones."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
-    def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
-        """Return the session and the semaphore of this event loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._here:
-            wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
-            # Each call has its own connection, so that a server's extra answer reaches no other call. Answers are not
-            # decompressed: they could grow to any size.
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            session = aiohttp.ClientSession(timeout=wait, connector=connector, auto_decompress=False)
-            others = {loop: here for loop, here in self._here.items() if not loop.is_closed()}
-            self._here = {**others, loop: (session, asyncio.Semaphore(MOST_AT_ONCE))}
-        return self._here[loop]
+    def _open(self) -> None:
+        wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
+        # Each call has its own connection, so that a server's extra answer reaches no other call. Answers are not
+        # decompressed: they could grow to any size.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(timeout=wait, connector=connector, auto_decompress=False)
+        self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     def _shown(self, verdict: Verdict) -> Verdict:
         """Shorten a failure that a server reports, and hide the secrets in it: it may repeat what it was sent."""
@@ -173,24 +166,18 @@ class RewardClient:
         detail = f"{FAILURES} calls in a row failed, of each of: {', '.join(shown)}; is a reward server running there?"
         return Verdict(None, failure=Failure.SERVER_DOWN, detail=detail)
 
-    async def _post(self, session: aiohttp.ClientSession, server: _Server, body: bytes) -> object:
+    async def _post(self, server: _Server, body: bytes) -> object:
         """Send a request, and return the JSON value that the server answers.
 
         Raises:
-            _CallError: there is no answer, its status is an error or a redirect not followed, or it is not JSON.
+            _CallError: there is no answer, its status is an error or a redirect, or it is not JSON.
         """
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._token and not server.url.user:
             headers["Authorization"] = f"Bearer {self._token}"
-        url = server.url
         try:
-            for _ in range(_REDIRECTS + 1):
-                async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
-                    status, text = response.status, await _read(response)
-                    target = _within(url, response)
-                if target is None:
-                    break
-                url = target
+            async with self._session.post(server.url, data=body, headers=headers, allow_redirects=False) as response:
+                status, text = response.status, await _read(response)
         except (aiohttp.ClientError, OSError) as error:  # OSError includes the TimeoutError of the whole call
             problem = f"{type(error).__name__}: {str(error) or 'without a message'}"
             failure = _failure(error)
@@ -215,6 +202,11 @@ class RewardClient:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             return f", no connection in {self._connect_seconds:g} s"
         return f", no answer in {self._seconds:g} s; --reward.timeout allows more"
+
+
+def _shown(url: URL) -> str:
+    """Return an address without user, token and query."""
+    return str(url.with_user(None).with_query(None).with_fragment(None))
 
 
 def _failure(error: aiohttp.ClientError | OSError) -> Failure:
@@ -260,23 +252,10 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return bytes(text)
 
 
-def _within(url: URL, response: aiohttp.ClientResponse) -> URL | None:
-    """Return the target of a redirect that keeps method, body and origin; None for any other response."""
-    target = _target(url, response)
-    if response.status not in (307, 308) or target is None or target.origin() != url.origin():
-        return None
-    return target.with_user(url.user).with_password(url.password)
-
-
-def _target(url: URL, response: aiohttp.ClientResponse) -> URL | None:
-    try:
-        target = url.join(URL(response.headers["Location"]))
-        return target if target.scheme in ("http", "https") and target.host else None
-    except (KeyError, ValueError):
-        return None
-
-
 def _elsewhere(response: aiohttp.ClientResponse) -> str:
-    """Name the target of a redirect that is not followed: prompt and label are for the named server alone."""
-    target = _target(response.url, response) if 300 <= response.status < 400 else None
-    return f" to {target.origin()}, which is not followed" if target else ""
+    """Name the target of a redirect, which is not followed: prompt and label are for the named server alone."""
+    try:
+        target = response.url.join(URL(response.headers["Location"])) if response.status < 400 else None
+    except (KeyError, ValueError):
+        return ""
+    return f" to {_shown(target)}, which is not followed" if target else ""

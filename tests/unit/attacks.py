@@ -89,7 +89,7 @@ def _said(rewards: str) -> bytes:
     return _http(f'{{"rewards": {rewards}}}'.encode())
 
 
-_LIMIT, _OWN, _ORIGIN = "1 MiB an answer, read as it comes", "a connection a call", "no redirect to another origin"
+_LIMIT, _OWN, _ORIGIN = "1 MiB an answer, read as it comes", "a connection a call", "no redirect is followed"
 _FIRST = 1000.0  # the reward in the first of two answers
 # name: (what the server answers, whether the rollout's own reward may count, the defence)
 OF_SERVERS = {

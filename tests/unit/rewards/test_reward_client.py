@@ -318,7 +318,6 @@ def test_a_client_serves_one_event_loop_after_another_and_may_be_closed_and_used
             return before, after
 
     assert [asyncio.run(work()) for _ in range(2)] == [(0.5, 0.5)] * 2
-    assert not client._here
 
 
 def test_addresses_and_numbers_that_cannot_be_are_refused_without_the_token():
