@@ -3,16 +3,12 @@
     python benchmarks/rewards.py --output rewards.json
 
 The workers' jails and timeouts should cost nothing against math-verify in one process per core, on answers that no
-cache knows. A maths grade in a fresh interpreter imports math-verify. Code is graded in waiting jails, and in a fresh
-jail for each grade. The table has the share of a grade that the start of its processes takes; the programs themselves
-do next to nothing.
+cache knows. Code is graded in waiting jails, and in a fresh jail for each grade; the programs do next to nothing.
 """
 
 import argparse
 import logging
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -75,12 +71,6 @@ OPEN = (
 ROUNDS = 10
 WARM_UP = range(1000, 1000 + 4 * len(OPEN))  # values of <k>; the measured ones are smaller
 WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # makes a response of about 3,000 characters
-FRESH = """
-import sys
-from math_verify import parse, verify
-gold, answer = (parse(rf"\\boxed{{{text}}}", parsing_timeout=None) for text in sys.argv[1:])
-verify(gold, answer, timeout_seconds=None)
-"""
 # kind of tests -> (program, label)
 CODE = {
     "stdin, 2 tests": ("print(2 * int(input()))", {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8\n"]}),
@@ -100,26 +90,17 @@ def main() -> None:
     args = _arguments()
     results = {"environment": environment("cpu"), "processes": args.processes}
     cheap = [CHEAP[k % len(CHEAP)] for k in range(40 * args.grades)]
-    fresh = _open(range(2, 2 + max(args.grades // 20, 4)))
     with MathWorkers(args.processes) as workers:
-        rows = [_row("cheap match, one thread", lambda pair: _grade(pair, workers), cheap, 1)]
+        rows = [_rates("cheap match, one thread", *_rate(lambda pair: _grade(pair, workers), cheap, 1))]
     rows += _open_rows(args)
-    rows.append(_row("a fresh interpreter for each grade", _fresh, fresh, args.processes))
     for row in rows:
         row["times library"] = row["per second"] / rows[2]["per second"]
     results["maths"] = rows
-    columns = {
-        "path": "path",
-        "grades": "grades",
-        "per second": "grades/s",
-        "median": "median [s]",
-        "worst": "worst [s]",
-    }
+    columns = {"path": "path", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
     print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times library": "times math-verify"})
     results["code"] = [_code_row(kind, args) for kind in CODE]
     columns = {"tests": "tests", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
-    columns |= {"start-up": "start, of a grade", "fresh per second": "fresh jails: grades/s"}
-    columns |= {"fresh median": "median [s]", "fresh start-up": "start, of a grade", "times fresh": "times fresh"}
+    columns |= {"fresh per second": "fresh jails: grades/s", "times fresh": "times fresh"}
     print_table(f"code grades on {args.processes} cores", results["code"], columns)
     write_json(args.output, results)
 
@@ -170,18 +151,8 @@ def _library(pair: tuple[str, str]) -> float:
     return time.perf_counter() - start
 
 
-def _row(path: str, grade: Callable, jobs: list, threads: int) -> dict:
-    return _rates(path, *_rate(grade, jobs, threads))
-
-
 def _rates(path: str, seconds: float, times: list[float]) -> dict:
-    return {
-        "path": path,
-        "grades": len(times),
-        "per second": len(times) / seconds,
-        "median": statistics.median(times),
-        "worst": max(times),
-    }
+    return {"path": path, "grades": len(times), "per second": len(times) / seconds, "median": statistics.median(times)}
 
 
 def _code_row(kind: str, args: argparse.Namespace) -> dict:
@@ -203,13 +174,7 @@ def _code_rate(kind: str, args: argparse.Namespace, most: int) -> dict:
         seconds, times = _rate(grade, count * [label], args.processes)
     if not all(verdict.correct for verdict in verdicts):
         raise SystemExit(f"a right program did not pass: {verdicts}")
-    started = sum(verdict.startup_seconds for verdict in verdicts) / sum(verdict.seconds for verdict in verdicts)
-    return {
-        "grades": count,
-        "per second": count / seconds,
-        "median": statistics.median(times),
-        "start-up": started,
-    }
+    return {"grades": count, "per second": count / seconds, "median": statistics.median(times)}
 
 
 def _rate(grade: Callable, jobs: list, threads: int) -> tuple[float, list[float]]:
@@ -231,13 +196,9 @@ def _grade(pair: tuple[str, str], workers: MathWorkers) -> Verdict:
     return grade_math(rf"{WORKING} So it is \boxed{{{answer}}}.", gold, workers=workers)
 
 
-def _fresh(pair: tuple[str, str]) -> None:
-    subprocess.run([sys.executable, "-c", FRESH, *pair], check=True, stderr=subprocess.DEVNULL)
-
-
 def _arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
-    parser.add_argument("--processes", type=int, default=2, help="worker hosts, or fresh interpreters, at a time")
+    parser.add_argument("--processes", type=int, default=2, help="worker hosts at a time")
     parser.add_argument("--grades", type=int, default=720, help="grades in the workers (default 720)")
     return parser.parse_args()
 

@@ -2,7 +2,6 @@
 
 import argparse
 import ipaddress
-import math
 import os
 import ssl
 import sys
@@ -12,7 +11,7 @@ from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.graders import NAMES
-from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
+from openrlhf_shear.rewards.server import CONNECTIONS, build_app
 from openrlhf_shear.rewards.settings import ANSWER_FORMAT, SERVER_SECONDS, RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 
@@ -55,7 +54,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--memory-mb", type=int, default=1024, help="memory limit of a graded program, in MB (default: 1024)")
     about = "where the final answer of maths may be: boxed, tags, last, or several with commas (default: boxed)"
     add("--answer-format", default=ANSWER_FORMAT, metavar="FORMAT", help=about)
-    add("--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request, in MB (default: {MAX_BODY_MB})")
     add("--allow-unsandboxed", action="store_true", help="if no jail works, grade without a jail")
 
 
@@ -73,8 +71,9 @@ def main(args: argparse.Namespace) -> None:
     limits = (args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
     pool = RewardPool(RewardSettings(FILES.get(args.reward, args.reward), *limits, answer_format=args.answer_format))
     try:
-        app = build_app(pool, token, max_body_mb=args.max_body_mb)
-        web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS)
+        web.run_app(
+            build_app(pool, token), host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS
+        )
     except OSError as error:
         raise frame.Shortfall(f"{args.host}:{args.port} cannot be served: {error}") from error
     finally:
@@ -116,9 +115,9 @@ def _check(args: argparse.Namespace) -> None:
     known = args.reward in NAMES or (args.reward.endswith(".py") and Path(args.reward).is_file())
     if not known:
         raise ValueError(f"--reward must be {', '.join(NAMES)} or an existing .py file: got {args.reward!r}")
-    for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024), ("max_body_mb", MAX_BODY_MB)):
+    for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024)):
         value = getattr(args, name)
-        if not 0 < value < math.inf:
+        if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be positive: got {value}; use e.g. {usual}")
     if not 0 <= args.timeout <= CLIENT_SECONDS:
         raise ValueError(

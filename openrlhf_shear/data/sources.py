@@ -7,7 +7,7 @@ from typing import Any
 
 from openrlhf_shear.data.columns import object_of, value_at
 from openrlhf_shear.data.prompts import WRITTEN
-from openrlhf_shear.rewards.labels import golds_of, is_ordered
+from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.grader import STEP_BY_STEP
 
 
@@ -122,22 +122,17 @@ def ground_truth(reward_model: object) -> tuple[str, str]:
 def label(value: object) -> tuple[str, str]:
     """Return a label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
 
-    An object with `answer` and `ordered` is one too (`golds_of`).
-
     Raises Dropped: "no_answer" for a value that `golds_of` refuses; "bad_tests" for an object without known tests.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = object_of(value)
-        if written is not None and "ordered" not in written:
+        if written is not None:
             return tests(written)
-        value = value if written is None else written
     try:
         golds = golds_of(value)
     except ValueError as error:
         raise Dropped("no_answer", str(error)) from error
     golds = [gold.strip() for gold in ([golds] if isinstance(golds, str) else golds)]
-    if is_ordered(value):
-        return json.dumps({"answer": golds, "ordered": True}), "answer"
     return golds[0] if len(golds) == 1 else json.dumps(golds), "answer"
 
 

@@ -17,8 +17,7 @@ _COUNTED = re.compile(r"[-+]?\$?[0-9][0-9,.]*+\s++(?!(?:and|or)\b)[A-Za-z][A-Za-
 def golds_of(label: object) -> str | list[str]:
     """Return the gold answer of a label, or a list of golds of which any will do.
 
-    A label is a text, a number or a list of them. A list may be JSON. An object `{"answer": label, "ordered": true}`,
-    or its JSON, asks for the items of a list in the order of the gold.
+    A label is a text, a number or a list of them. A list may be JSON.
 
     >>> golds_of(27.0), golds_of("[1, 2]"), golds_of('["1/2", "0.5"]')
     ('27.0', '[1, 2]', ['1/2', '0.5'])
@@ -26,25 +25,11 @@ def golds_of(label: object) -> str | list[str]:
     Raises:
         ValueError: it is no answer: null, NaN, a truth value, an object, nothing, or a list that holds such a value.
     """
-    label = _object_in(label).get("answer", label)
     if isinstance(label, str) and label.startswith("["):
         label = label if (written := _list_in(label)) is None else written
     if isinstance(label, list | tuple) and label:
         return [_gold(gold) for gold in label]
     return _gold(label)
-
-
-def is_ordered(label: object) -> bool:
-    """Return whether a label asks for the items of a list in order (`golds_of`)."""
-    return bool(_object_in(label).get("ordered"))
-
-
-def _object_in(label: object) -> dict:
-    """Return the object with an answer and its order that a label is; {} for other labels."""
-    if isinstance(label, str) and label.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError, RecursionError):
-            label = json.loads(label)
-    return label if isinstance(label, dict) and label.keys() == {"answer", "ordered"} else {}
 
 
 def doubt(gold: str) -> str | None:

@@ -42,9 +42,7 @@ class BadRequest(ValueError):
     """A body that is JSON but no request; the message says why."""
 
 
-def build_app(
-    pool: RewardPool, token: str, *, max_body_mb: float = MAX_BODY_MB, body_seconds: float = BODY_SECONDS
-) -> web.Application:
+def build_app(pool: RewardPool, token: str) -> web.Application:
     """Return the server as an aiohttp application, to be run with `CONNECTIONS`. The caller closes `pool`.
 
     Raises:
@@ -60,15 +58,15 @@ def build_app(
         if not hmac.compare_digest(_token_of(request), expected):
             return _refusal(401, "the token is missing or wrong", {hdrs.WWW_AUTHENTICATE: 'Basic realm="rewards"'})
         try:
-            async with asyncio.timeout(body_seconds):
+            async with asyncio.timeout(BODY_SECONDS):
                 body = await request.read()
             samples = read_samples(json.loads(body))
         except TimeoutError:
-            late = _refusal(408, f"the body must arrive within {body_seconds:g} s; send it at once")
+            late = _refusal(408, f"the body must arrive within {BODY_SECONDS:g} s; send it at once")
             late.force_close()
             return late
         except web.HTTPRequestEntityTooLarge:
-            return _refusal(413, f"the body must be at most {max_body_mb:g} MB; send fewer queries in one request")
+            return _refusal(413, f"the body must be at most {MAX_BODY_MB:g} MB; send fewer queries in one request")
         except web.RequestPayloadError:
             coding = request.headers.get(hdrs.CONTENT_ENCODING, "none")
             torn = _refusal(400, f"the body cannot be decoded (Content-Encoding: {coding}); send plain JSON")
@@ -80,7 +78,7 @@ def build_app(
             return _refusal(400, f"the body must be JSON in UTF-8: {error}")
         return web.json_response(answer(await asyncio.gather(*(pool.grade(*sample) for sample in samples))))
 
-    app = web.Application(client_max_size=int(max_body_mb * 1e6))
+    app = web.Application(client_max_size=int(MAX_BODY_MB * 1e6))
     app.router.add_get("/health", health)
     app.router.add_post("/get_reward", get_reward)
     return app

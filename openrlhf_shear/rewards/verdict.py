@@ -142,7 +142,6 @@ class Verdict:
         outcomes: of each test of a program.
         which: what tells apart reasons or failures of a kind, which are counted apart (`why`): see `Failure`.
         seconds: from the call to the verdict [s].
-        startup_seconds: the part of `seconds` until the jail of a program was ready.
     """
 
     correct: bool | None
@@ -157,7 +156,6 @@ class Verdict:
     outcomes: tuple[Outcome, ...] = ()
     which: str = ""
     seconds: float = field(default=0.0, compare=False)
-    startup_seconds: float = field(default=0.0, compare=False)
 
     def __post_init__(self):
         """Raise ValueError for a reason or failure that is none: `of_texts` reads foreign ones."""

@@ -101,8 +101,8 @@ def grade_code(
     reason = first and Reason(first)
     if fenced is None and reason == Reason.ERROR and detail.startswith(_UNPARSED):
         reason = Reason.NO_CODE  # prose
-    names, times = tuple(name for name, _ in outcomes), (time.monotonic() - began, grade.started - began)
-    return Verdict(reason is None, reason, detail=detail, outcomes=names, seconds=times[0], startup_seconds=times[1])
+    names, seconds = tuple(name for name, _ in outcomes), time.monotonic() - began
+    return Verdict(reason is None, reason, detail=detail, outcomes=names, seconds=seconds)
 
 
 class _Grade:

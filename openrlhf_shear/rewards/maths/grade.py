@@ -21,7 +21,6 @@ from openrlhf_shear.rewards.maths.lists import as_list
 from openrlhf_shear.rewards.maths.numbers import Number, read_number, split_unit
 from openrlhf_shear.rewards.maths.quantities import formulas_of, value_of, value_of_named
 from openrlhf_shear.rewards.maths.ranges import as_intervals
-from openrlhf_shear.rewards.maths.splitting import inside, split
 from openrlhf_shear.rewards.maths.text import COMMAND, MAX_ANSWER, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read_value, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
@@ -45,7 +44,6 @@ def grade_math(
     *,
     question: str | None = None,
     formats: Sequence[str] = ("boxed",),
-    ordered: bool = False,
     timeout: float = 5.0,
     tolerance: float | None = None,
     allow_unsandboxed: bool = False,
@@ -57,7 +55,6 @@ def grade_math(
         gold: the answer, or several of which any is accepted. Several that are all needed are a single string, `2, 3`.
         question: the prompt. Its formulas decide whether an answer in another form than the gold is a copy.
         formats: where an answer may stand (`answers.final_answer`), in the order in which they are tried.
-        ordered: whether the items of a list must be in the order of the gold; else a list is a set.
         timeout: limit of a comparison with a gold in a worker [s].
         tolerance: accept a number within this absolute distance of the gold.
         workers: workers whose hosts to use; default: this process's, made on first use.
@@ -81,7 +78,7 @@ def grade_math(
     if isinstance(response, str):
         answer, reason = final_answer(response, formats)
         if reason is None:
-            terms = _Terms(timeout, None if tolerance is None else Fraction(tolerance), ordered, question)
+            terms = _Terms(timeout, None if tolerance is None else Fraction(tolerance), question)
             workers = workers or default_workers(allow_unsandboxed)
             try:
                 method, reason = _compared(tidy(answer), golds, terms, workers)
@@ -98,7 +95,6 @@ class _Terms:
 
     timeout: float
     tolerance: Fraction | None
-    ordered: bool
     question: str | None
 
     @property
@@ -152,12 +148,10 @@ def _match(gold: str, answer: str, terms: _Terms) -> Reason | tuple[str, str] | 
     solved = value if subject else wanted
     if bool(subject) != bool(name) and isinstance(solved, ValueGroup) and not solved.brackets:
         return Reason.WRONG  # the ends of an inequality's interval do not solve it
-    equal = same(wanted, value, terms.tolerance, terms.ordered)
+    equal = same(wanted, value, terms.tolerance)
     if equal is not None:
         return _decided(wanted, value, equal)
     gold, answer = _without_names(gold, answer)
-    if terms.ordered:
-        gold, answer = _as_tuple(gold), _as_tuple(answer)
     if not readable(gold, commands(gold)):
         return Reason.WRONG  # a gold with words: only the same words will do
     if refused := refusal(answer, gold):
@@ -233,13 +227,6 @@ def _without_unit(text: str) -> tuple[str, frozenset[str]]:
     if '"' in bare or not bare.strip() or has_variables(bare):
         return text, frozenset()
     return bare.strip(), unit
-
-
-def _as_tuple(text: str) -> str:
-    """Return a list or set as a tuple, of which math-verify sees the order."""
-    held = inside(text)
-    items = held[1] if held and held[0] == "{}" else split(text)
-    return f"({', '.join(items)})" if len(items) > 1 else text
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:

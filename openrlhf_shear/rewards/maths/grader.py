@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from openrlhf_shear.rewards.grader import Grader, Limits, Sample
-from openrlhf_shear.rewards.labels import golds_of, is_ordered
+from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.grade import grade_math, tidy_golds
 from openrlhf_shear.rewards.maths.numbers import Number
 from openrlhf_shear.rewards.maths.text import tidy
@@ -23,7 +23,6 @@ def _grade(sample: Sample, limits: Limits, workers: MathWorkers) -> Verdict:
         golds_of(sample.label),
         question=sample.prompt or None,
         formats=limits.formats,
-        ordered=is_ordered(sample.label),
         timeout=limits.seconds,
         tolerance=sample.tolerance,
         workers=workers,

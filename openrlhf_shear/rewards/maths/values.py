@@ -138,18 +138,17 @@ def _name(text: str) -> str | None:
     return ("" if '"' in text else text) if _NAME.fullmatch(text) or _NAMES.fullmatch(text) else None
 
 
-def same(gold: Value, answer: Value, tolerance: Fraction | None = None, ordered: bool = False) -> bool | None:
+def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
     """Return whether the answer is the gold; None if this match cannot decide.
 
-    Sets and bare lists compare in any order (`ordered`: in the order of the gold), tuples in order, intervals with
-    their brackets. A percentage equals the bare number (10% is 10 and also 1/10). A unit may be missing on one side,
-    but two units must be the same.
+    Sets and bare lists compare in any order, tuples in order, intervals with their brackets. A percentage equals the
+    bare number (10% is 10 and also 1/10). A unit may be missing on one side, but two units must be the same.
     """
     if gold.name and answer.name and gold.name != answer.name:
         return False if _settled(gold) and _settled(answer) else None
     gold, answer = _unwrapped(gold), _unwrapped(answer)
     if isinstance(gold, ValueGroup) and isinstance(answer, ValueGroup):
-        return _same_group(gold, answer, tolerance, ordered)
+        return _same_group(gold, answer, tolerance)
     if isinstance(gold, Number):
         answer = _quotient(answer) or answer
         return _same_number(gold, answer, tolerance) if isinstance(answer, Number) else False
@@ -179,7 +178,7 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
     return abs(per_cent - (100 * answer.value if answer.percent else answer.value)) <= near
 
 
-def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None, ordered: bool) -> bool | None:
+def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None) -> bool | None:
     kinds = {gold.brackets, answer.brackets}
     if any(kind.startswith("mod") for kind in kinds):
         return len(kinds) == 1 and [item.value for item in gold.items] == [item.value for item in answer.items]
@@ -188,16 +187,16 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
     common = [{_INDEX.sub("", item.name) for item in group.items} for group in (gold, answer)]
     if all(len(names) == 1 and "" not in names for names in common) and common[0] != common[1]:
         return False if _settled(gold) and _settled(answer) else None
-    if not ordered and kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
+    if kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
         return _same_set(_nameless(gold.items), _nameless(answer.items), tolerance)
     # `x=1, y=2` is no set: its names give its order. An answer without names must keep the order of the gold.
-    if not ordered and "{}" in kinds and kinds & {"()", "[]", "[)", "(]"}:
+    if "{}" in kinds and kinds & {"()", "[]", "[)", "(]"}:
         return False  # a set is no tuple and no interval, whatever its items are
     bare = {item.name for group in (gold, answer) if not group.brackets for item in group.items}
     if kinds == {"", "()"} and len(bare) == 1 and "" not in bare:
         return False  # x=-3, x=3 are two values of one variable, and no pair or interval
     by_name = not _one_name(gold) or not _one_name(answer)
-    in_order = by_name or len(kinds) == 1 or kinds == {"", "()"} or (ordered and kinds <= {"", "()", "{}"})
+    in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
     if not in_order or len(gold.items) != len(answer.items):
         return False if _settled(gold) and _settled(answer) else None
     written = [(_nameless(gold.items), _nameless(answer.items))]
@@ -208,14 +207,12 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
         written = [tuple(_nameless(items) for items in orders)]
         if gold.brackets == "" and not any(item.name for item in gold.items):
             written.append((gold.items, _nameless(answer.items)))  # 16, 3 are also w=16, d=3
-    verdicts = [_same_items(*pair, tolerance, ordered) for pair in written]
+    verdicts = [_same_items(*pair, tolerance) for pair in written]
     return True if True in verdicts else None if None in verdicts else False
 
 
-def _same_items(
-    gold: "tuple[Value, ...]", answer: "tuple[Value, ...]", tolerance: Fraction | None, ordered: bool
-) -> bool | None:
-    equal = [same(g, a, tolerance, ordered) for g, a in zip(gold, answer, strict=True)]
+def _same_items(gold: "tuple[Value, ...]", answer: "tuple[Value, ...]", tolerance: Fraction | None) -> bool | None:
+    equal = [same(g, a, tolerance) for g, a in zip(gold, answer, strict=True)]
     return False if False in equal else None if None in equal else True
 
 

@@ -13,7 +13,6 @@ from openrlhf_shear.cli import prepare_data as cli
 from openrlhf_shear.data.checks import normalized
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, label, prompt_text
-from openrlhf_shear.rewards.labels import golds_of, is_ordered
 
 MATHS = [
     {"problem": "What is 1 + 1?", "solution": r"First \boxed{3}, no: it is $\boxed{\frac{4}{2}}$."},
@@ -273,15 +272,6 @@ def test_a_key_with_dots_names_a_field_of_a_column(tmp_path):
     assert counts(report) == {"no_answer": 2}
     with pytest.raises(SystemExit):
         prepare(tmp_path, found, "--prompt-key", "q.text", "--label-key", "model.x", "--overwrite", source="columns")
-
-
-@pytest.mark.parametrize("given", [{"answer": "2,4,3", "ordered": True}, '{"answer": "2,4,3", "ordered": true}'])
-def test_an_ordered_label(given):
-    text, kind = label(given)
-    assert kind == "answer" and golds_of(text) == ["2,4,3"] and is_ordered(text)
-    assert not is_ordered("2,4,3") and not is_ordered({"answer": "2,4,3", "ordered": False})
-    with pytest.raises(Dropped, match="bad_tests"):
-        label({"answer": "2,4,3"})
 
 
 def many(n: int) -> list[dict]:

@@ -60,13 +60,6 @@ def test_an_equation_of_the_question_gives_no_quantity(grade):
         assert grade(answer, gold, question="Find it.").correct
 
 
-def test_an_ordered_list(grade):
-    for gold, right, wrong in cases(TABLES["ordered"]):
-        for answer in (right, wrong):
-            verdicts = [grade(answer, gold, ordered=ordered).correct for ordered in (True, False)]
-            assert verdicts == [answer == right, True], answer
-
-
 def test_the_final_answer_of_a_response_by_its_formats():
     for line in (DATA / "final_answers.jsonl").read_text(encoding="utf-8").splitlines():
         case = json.loads(line)

@@ -15,6 +15,7 @@ from reward_servers import TOKEN, body
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.config.secrets import REWARD_TOKEN
+from openrlhf_shear.rewards import server
 from openrlhf_shear.rewards.client import RewardClient
 from openrlhf_shear.rewards.server import build_app
 from openrlhf_shear.rewards.tokens import check_token, read_token
@@ -40,14 +41,19 @@ def pool() -> FakePool:
     return FakePool()
 
 
-def while_served(pool, work, *, path="/get_reward", body_seconds=60.0, **connections):
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch):
+    monkeypatch.setattr(server, "MAX_BODY_MB", 0.01)
+
+
+def while_served(pool, work, *, path="/get_reward", **connections):
     """Return the result of a coroutine that gets the address of a server with `pool`."""
 
     async def serve():
-        server = test_utils.TestServer(build_app(pool, TOKEN, max_body_mb=0.01, body_seconds=body_seconds))
-        await server.start_server(**connections)
-        async with server:
-            return await asyncio.wait_for(work(server.make_url(path)), 30)
+        test_server = test_utils.TestServer(build_app(pool, TOKEN))
+        await test_server.start_server(**connections)
+        async with test_server:
+            return await asyncio.wait_for(work(test_server.make_url(path)), 30)
 
     return asyncio.run(serve())
 
@@ -212,10 +218,10 @@ def test_a_body_over_the_limit_is_too_large_and_says_so(pool):
 
 
 BODY_AFTER_ITS_HEAD = f"Authorization: Bearer {TOKEN}\r\nContent-Length: 1000\r\n\r\n{{"
-SLOW = {  # what a client sends before it stops, the limit that it meets, and how the answer begins ("": none)
-    "nothing": ("", {"keepalive_timeout": 2}, ""),
-    "half a head": ("Author", {"keepalive_timeout": 2}, ""),
-    "half a body": (BODY_AFTER_ITS_HEAD, {"body_seconds": 0.5}, "HTTP/1.1 408"),
+SLOW = {  # what a client sends before it stops, and how the answer begins ("": none)
+    "nothing": ("", ""),
+    "half a head": ("Author", ""),
+    "half a body": (BODY_AFTER_ITS_HEAD, "HTTP/1.1 408"),
 }
 
 
@@ -227,8 +233,9 @@ async def rest_of(reader) -> bytes:
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_a_hundred_slow_clients_delay_no_other_and_are_disconnected(pool, name):
-    sent, limit, answered = SLOW[name]
+def test_a_hundred_slow_clients_delay_no_other_and_are_disconnected(pool, name, monkeypatch):
+    sent, answered = SLOW[name]
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.5)
 
     async def work(url):
         slow = []
@@ -246,7 +253,7 @@ def test_a_hundred_slow_clients_delay_no_other_and_are_disconnected(pool, name):
             writer.close()
         return said
 
-    said = while_served(pool, work, lingering_time=0.1, **limit)
+    said = while_served(pool, work, lingering_time=0.1, keepalive_timeout=2)
     assert [answer[:12] for answer in said] == [answered] * 100
     assert all(("within 0.5 s" in answer) == bool(answered) for answer in said)
     assert len(pool.asked) == 1
