@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+COOL_DOWN, LONGEST = 5.0, 60.0  # the first and the longest [s]
+
 
 class Breaker:
     """Circuit breaker around something that may be down. Safe for threads and coroutines.
@@ -21,26 +23,15 @@ class Breaker:
     A call admitted before the breaker opened may still close it by an answer. Its failure is ignored.
     """
 
-    def __init__(
-        self, failures: int, cool_down: float = 5.0, most: float = 60.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, failures: int, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
             failures: failures in a row, without an answer in between, that open the breaker.
-            cool_down, most: the first and the longest cool-down [s].
             clock: seconds from any origin.
-
-        Raises:
-            ValueError: failures is below 1, or the cool-downs are not positive and in order.
         """
-        if failures < 1 or not 0 < cool_down <= most:
-            raise ValueError(
-                "a breaker needs failures >= 1 and 0 < cool_down <= most: "
-                f"got {failures}, {cool_down}, {most}; use e.g. 10, 5, 60"
-            )
-        self._most_failures, self._first_cool_down, self._longest = failures, cool_down, most
+        self._most_failures = failures
         self._clock, self._lock = clock, threading.Lock()
-        self._cool_down = cool_down
+        self._cool_down = COOL_DOWN
         self._failures = 0  # in a row
         self._opened = 0  # openings so far: the ticket of each call until the next opening
         self._until: float | None = None  # time of the next trial; None while closed
@@ -60,13 +51,13 @@ class Breaker:
         with self._lock:
             if answered:
                 self._until, self._on_trial = None, False
-                self._failures, self._cool_down = 0, self._first_cool_down
+                self._failures, self._cool_down = 0, COOL_DOWN
             elif ticket != self._opened:
                 return
             elif self._until is not None:  # the trial
                 self._on_trial = False
                 if answered is False:
-                    self._cool_down = min(2 * self._cool_down, self._longest)
+                    self._cool_down = min(2 * self._cool_down, LONGEST)
                     self._until = self._clock() + self._cool_down
             elif answered is False:
                 self._failures += 1

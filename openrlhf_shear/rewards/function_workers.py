@@ -26,7 +26,7 @@ from openrlhf_shear.rewards.crew import ClosedError, Crew
 from openrlhf_shear.rewards.files import here
 from openrlhf_shear.rewards.jail.inside import wire
 from openrlhf_shear.rewards.jobs import CalledOffError, called_off
-from openrlhf_shear.rewards.signature import problem_of, reward_function
+from openrlhf_shear.rewards.signature import reward_function
 from openrlhf_shear.rewards.verdict import Failure, Verdict, as_answer, read_reward
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -266,11 +266,12 @@ def main(path: str, descriptor: int) -> None:
     except Exception as error:
         answer(0, f"{path}{_line(error, path)}: {type(error).__name__}: {error}")
         return
-    problem = problem_of(module)
-    answer(0, problem and f"{path} {problem}")
-    if problem:
+    try:
+        function = reward_function(module)
+    except ValueError as error:
+        answer(0, f"{path} {error}")
         return
-    function = reward_function(module)
+    answer(0, None)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             number, query, prompt, label = pipe.recv()

@@ -13,21 +13,39 @@ from types import ModuleType
 from openrlhf_shear.rewards.responses import answer_of
 
 NEEDED = "reward_func(queries, prompts, labels)"
-# Parameters that only a framework's reward functions have, by framework.
-_FOREIGN = {"verl": {"data_source", "solution_str", "solution_strs"}}
+_OF_VERL = {"data_source", "solution_str", "solution_strs"}  # parameters that only verl's reward functions have
 _OF_TRL = {"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}  # that only TRL's trainer has
 
 
-def reward_function(module: ModuleType) -> Callable | None:
-    """Return what to call as `reward_func(queries, prompts, labels)`; None if there is no such function."""
+def reward_function(module: ModuleType) -> Callable:
+    """Return what to call as `reward_func(queries, prompts, labels)`.
+
+    Raises ValueError: the file has no such function; the message says what it has, and what to do.
+    """
     function = _found(module)
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        return None
+    if function is None:
+        own = ", ".join(f"{name}{sign}" for name, sign in _functions(module).items()) or "no function at all"
+        raise ValueError(f"defines no {NEEDED}, but {own}{_hint(module)}")
+    if not callable(function):
+        raise ValueError(f"has a reward_func that is no function but {type(function).__name__}; {NEEDED} is needed")
+    name = "reward_func" if hasattr(module, "reward_func") else function.__name__
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"has a {name} that is async; use def {NEEDED}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a builtin without a signature: the call will tell
         return function
-    return _as_openrlhf(function, signature) if _is_trl(signature) else function
+    if _is_trl(signature):
+        if lacking := ", ".join(column for column in _columns(signature) if column in _OF_TRL):
+            problem = f"has a {name} that needs {lacking}, which only TRL's trainer has; use completions, or **kwargs"
+            raise ValueError(problem)
+        return _as_openrlhf(function, signature)
+    try:
+        signature.bind([""], [""], [""])
+    except TypeError as error:
+        problem = f"has reward_func{signature}, which cannot be called as {NEEDED}: {error}{_hint(module)}"
+        raise ValueError(problem) from error
+    return function
 
 
 def _found(module: ModuleType) -> object:
@@ -69,32 +87,6 @@ def _columns(signature: inspect.Signature) -> list[str]:
     return [each.name for each in needed if each.default is each.empty and each.name not in ("prompts", "completions")]
 
 
-def problem_of(module: ModuleType) -> str | None:
-    """Return what is wrong with a reward file's function, and what to do; None if it can be called."""
-    function = _found(module)
-    if function is None:
-        own = ", ".join(f"{name}{sign}" for name, sign in _functions(module).items()) or "no function at all"
-        return f"defines no {NEEDED}, but {own}{_hint(module)}"
-    if not callable(function):
-        return f"has a reward_func that is no function but {type(function).__name__}; {NEEDED} is needed"
-    name = "reward_func" if hasattr(module, "reward_func") else function.__name__
-    if inspect.iscoroutinefunction(function):
-        return f"has a {name} that is async; use def {NEEDED}"
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin without a signature: the call will tell
-        return None
-    if _is_trl(signature):
-        lacking = ", ".join(name for name in _columns(signature) if name in _OF_TRL)
-        problem = f"has a {name} that needs {lacking}, which only TRL's trainer has; use completions, or **kwargs"
-        return problem if lacking else None
-    try:
-        signature.bind([""], [""], [""])
-    except TypeError as error:
-        return f"has reward_func{signature}, which cannot be called as {NEEDED}: {error}{_hint(module)}"
-    return None
-
-
 def _functions(module: ModuleType) -> dict[str, inspect.Signature]:
     """Return the signatures of the functions that the file itself defines."""
     own = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
@@ -102,8 +94,6 @@ def _functions(module: ModuleType) -> dict[str, inspect.Signature]:
 
 
 def _hint(module: ModuleType) -> str:
-    names = {name for signature in _functions(module).values() for name in signature.parameters}
-    for framework, known in _FOREIGN.items():
-        if names & known:
-            return f"; this is {framework}'s interface, OpenRLHF's is {NEEDED}, which returns a dict with rewards"
+    if any(name in _OF_VERL for signature in _functions(module).values() for name in signature.parameters):
+        return f"; this is verl's interface, OpenRLHF's is {NEEDED}, which returns a dict with rewards"
     return "; OpenRLHF calls it with three lists of one item each, and it returns a dict with rewards"

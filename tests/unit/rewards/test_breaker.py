@@ -14,9 +14,9 @@ class Clock:
         return self.now
 
 
-def opened(failures: int = 3, **options) -> tuple[Breaker, Clock]:
+def opened(failures: int = 3) -> tuple[Breaker, Clock]:
     clock = Clock()
-    breaker = Breaker(failures, cool_down=5.0, most=12.0, clock=clock, **options)
+    breaker = Breaker(failures, clock)
     for _ in range(failures):
         breaker.settle(breaker.admit(), False)
     return breaker, clock
@@ -56,11 +56,11 @@ def test_after_the_cool_down_one_trial_is_admitted_and_its_answer_closes():
 
 def test_a_trial_that_fails_doubles_the_cool_down_up_to_the_limit_and_closing_resets_it():
     breaker, clock = opened()
-    for wait in (5.0, 10.0, 12.0, 12.0):
+    for wait in (5.0, 10.0, 20.0, 40.0, 60.0, 60.0):
         assert breaker.seconds_left == wait
         clock.now += wait
         breaker.settle(breaker.admit(), False)
-    clock.now += 12.0
+    clock.now += 60.0
     breaker.settle(breaker.admit(), True)
     for _ in range(3):
         breaker.settle(breaker.admit(), False)
@@ -107,9 +107,3 @@ def test_many_threads_get_one_trial():
     for thread in threads:
         thread.join()
     assert len(tickets) == 16 and sum(ticket is not None for ticket in tickets) == 1
-
-
-def test_numbers_that_make_no_sense_are_refused():
-    for options in ({"failures": 0}, {"failures": 1, "cool_down": 0}, {"failures": 1, "cool_down": 9.0, "most": 8.0}):
-        with pytest.raises(ValueError, match="a breaker needs"):
-            Breaker(**options)
