@@ -1,34 +1,96 @@
-"""Attacks by reward files, reward servers and responses on the rewards of others: the rows of docs/security.md."""
+"""Responses that attack the rewards of others: texts that take long to read, strings for maths, outputs for checkers.
 
-import attacks
+`test_function_workers.py`, `test_reward_client.py` and `test_reward_answers.py` have the attacks of files and servers.
+"""
+
+import json
+
 import pytest
 
-from openrlhf_shear.rewards.verdict import Verdict, of_numbers
+from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.rewards.code import grade_code
+from openrlhf_shear.rewards.code.text import code_block, readable
+from openrlhf_shear.rewards.last_number import final_number
+from openrlhf_shear.rewards.maths import grade_math
+from openrlhf_shear.rewards.maths.answers import ANSWER_FORMATS, final_answer
+from openrlhf_shear.rewards.responses import answer_of
+
+SECONDS, HONEST_SECONDS = 3.0, 20.0  # limits of a grade
+# Wrong responses to a question whose answer is x^2-1.
+OF_MATHS = {
+    "a call": r"\boxed{__import__('os')._exit(0)}",
+    "an attribute": r"\boxed{x.__class__}",
+    "a tower": r"\boxed{9^{9^{9^{9}}}x}",
+    "a power of a sum": r"\boxed{(x+1)^{9999999}}",
+    "a factorial": r"\boxed{99999999!x}",
+    "a sum of many": r"\boxed{\sum_{n=1}^{1000000000} x^n}",
+    "deep brackets": rf"\boxed{{{'(' * 900}x{')' * 900}}}",
+    "deep fractions": r"\boxed{" + r"\frac{1}{" * 150 + "x" + "}" * 151,
+    "a division by zero": r"\boxed{\frac{x^2-1}{0}}",
+    "many answers": r"\boxed{x, x^2, x^2-1, x^3}",
+    "a box without an end": r"\boxed{x^2-1",
+    "an equation": r"\boxed{x^2-1=0}",
+    "boxes in boxes": r"\boxed{" * 500 + "x" + "}" * 500,
+}
+
+# Units of texts. A text of one unit, repeated, takes minutes to read if a search starts again at each position.
+OF_TEXTS = {
+    "texts without an end": "```\n\\'''\n",
+    "open fences": "```python\n'''\n",
+    "quotes": "'\"",
+    "backslashes": "\\",
+    "spaces": " ",
+    "brackets": "({[",
+    "dollars": "$$\\[",
+    "boxes": r"\boxed{",
+    "tags": "<answer>",
+    "signs": "-(",
+    "special tokens": " <|x",
+    "numbers": ",111.",
+    "addresses": "x:http://",
+}
+
+CALL = {"fn_name": "split", "inputs": [["ab"]], "outputs": [["a", "b"]]}
+CHECKS = "def check(input, expected, output):\n    return {0}(output) == {0}(expected)\n"
+# name: (a wrong program, its tests)
+OF_PROGRAMS = {
+    "an output that is endless to sort": (
+        "def split(text): return range(10**15)",
+        CALL | {"checker": CHECKS.format("sorted")},
+    ),
+    "an output of equal hashes": (
+        "def split(text): return [n * (2**61 - 1) for n in range(120_000)]",
+        CALL | {"checker": CHECKS.format("set")},
+    ),
+    **{
+        name: (f"def split(text):\n    raise {name}", {"test_list": ["assert all(map(split, ['ab']))"]})
+        for name in ("StopIteration", "StopAsyncIteration", "GeneratorExit")
+    },
+}
 
 
-def test_no_attack_works(needs_jail):
-    rows = [*attacks.try_attacks()]
-    assert [row for row in rows if not row[2].startswith("refused")] == []
-    assert len({name for name, _, _ in rows}) == attacks.COUNT > 50
+@pytest.mark.usefixtures("needs_jail")
+def test_an_answer_that_attacks_is_wrong_and_the_next_grade_is_right():
+    for name, response in OF_MATHS.items():
+        assert grade_math(response, "x^2-1", timeout=SECONDS).correct is False, name
+        assert grade_math(r"\boxed{-1+x^2}", "x^2-1", timeout=HONEST_SECONDS).correct, name
 
 
-@pytest.mark.parametrize(
-    ("verdict", "honest", "wrong", "own"),
-    [
-        (Verdict(False, "error"), True, "refused: error", "WORKED: a reward of 0"),
-        (Verdict(True), True, "WORKED: it counts as correct", "WORKED: a reward of 1"),
-        (Verdict(None, failure="timeout"), True, "WORKED: timeout", "refused: timeout"),
-        (of_numbers(7.0, 0.0), True, "refused: wrong", "refused: its own reward, and no other"),
-        (Verdict(False, "error"), False, "WORKED: the honest grade", "WORKED: the honest grade"),
-    ],
-)
-def test_what_counts_as_refused(verdict, honest, wrong, own):
-    assert attacks.outcome_of_response(verdict, Verdict(honest)).startswith(wrong)
-    assert attacks.outcome_of_reward(verdict, 7.0, honest).startswith(own)
+@pytest.mark.usefixtures("needs_jail")
+def test_a_program_that_attacks_is_wrong_and_the_next_grade_is_right():
+    for name, (program, tests) in OF_PROGRAMS.items():
+        assert grade_code(program, tests, timeout=SECONDS, extract=False).correct is False, name
+        honest = "def split(text): return list(text)"
+        assert grade_code(honest, json.dumps(CALL), timeout=HONEST_SECONDS, extract=False).correct, name
 
 
-def test_a_text_that_is_not_read_is_told():
-    assert attacks.outcomes_of_texts(["quotes"], 0.01) == {"quotes": "WORKED: it is not read in 0.01 s"}
-    outcomes = attacks.outcomes_of_texts(["quotes", "none of them", "spaces"])
-    assert outcomes["quotes"].startswith("refused")
-    assert "KeyError" in outcomes["none of them"] == outcomes["spaces"]
+@pytest.mark.parametrize("name", OF_TEXTS)
+def test_everything_that_reads_a_text_before_a_limit_reads_it_in_linear_time(name):
+    """A second or two; a slow search would take hours, and be ended by the time limit of tests."""
+    unit = OF_TEXTS[name]
+    text = unit * (100_000 // len(unit))
+    for response in (text, f"'''\n{text}", f"```python\n{text}", rf"\boxed{{{text}"):
+        readable((code_block(response) or "") + "\u00a0")
+        for answer_format in ANSWER_FORMATS:
+            final_answer(response, (answer_format,))
+        answer_of(response, ""), final_number(response), hidden(response)

@@ -16,7 +16,6 @@ from openrlhf_shear.rewards.code.hosts import Grade
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.jail import find_jail
-from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
@@ -252,11 +251,6 @@ def test_a_test_finds_nothing_of_the_one_before(workers: CodeWorkers):
     assert grade(program, twice, workers).correct
 
 
-def test_a_program_sees_no_scripts_of_the_maths(workers: CodeWorkers):
-    tests = {"inputs": [""], "outputs": ["['code', 'jail']"]}
-    assert grade("import os\nprint(sorted(os.listdir('/rewards')))", tests, workers).correct
-
-
 def test_no_word_of_a_grade_stays_in_the_memory_of_the_host(workers: CodeWorkers):
     """The next grade is forked from the host, which must keep no program, input or output."""
     words = {name: f"{name}-{SECRET}" for name in ("program", "input", "output", "value")}
@@ -346,17 +340,3 @@ def test_a_response_to_asserts_keeps_the_pipes_to_the_judge_alone(workers: CodeW
     )
     kinds = f"[{stat.S_IFCHR}] * 3 + [{stat.S_IFIFO}] * 2"
     assert grade(looks, {"test_list": [f"assert f() == {kinds}"]}, workers).correct
-
-
-def test_a_pool_has_its_own_jails_and_ends_them():
-    before = descendants()
-    pool = RewardPool(RewardSettings("code", cores=1))
-    try:
-        for _ in range(2):
-            (verdict,) = pool.grade_all([("```python\nprint(input())\n```", "", ECHO)])
-            assert verdict.correct
-            jails_of_it = descendants() - before
-        assert jails_of_it
-    finally:
-        pool.close()
-    assert wait_until(lambda: not jails_of_it & stats().keys())

@@ -15,9 +15,7 @@ from openrlhf_shear.rewards.code import grade as grading
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.jail import JailError
 
-SECRET = "expected-result-48151623"
 DOUBLE = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}
-SECRETS = {"inputs": ["3\n"], "outputs": [SECRET]}
 DOUBLE_CALLS = {"fn_name": "double", "inputs": [[3], [-4]], "outputs": [6, -8]}
 DOUBLE_ASSERTS = {"test_list": ["assert double(3) == 6", "assert double(-4) == -8"]}
 RIGHT = {
@@ -26,24 +24,6 @@ RIGHT = {
     "assert": ("def double(x):\n    return 2 * x", DOUBLE_ASSERTS),
 }
 
-_SEARCH = """
-import gc, sys
-def search():
-    frame, found = sys._getframe(), []
-    while frame:
-        found += [value for value in frame.f_locals.values()]
-        frame = frame.f_back
-    found += gc.get_objects()
-    for value in found:
-        try:
-            text = value if isinstance(value, str) else repr(value)
-        except BaseException:
-            continue
-        at = text.find("tluser-detcepxe"[::-1])
-        if at >= 0:
-            return text[at : at + 24]
-    return "nothing"
-"""
 CASES = tomllib.loads((Path(__file__).parents[2] / "data" / "code_cases.toml").read_text(encoding="utf-8"))
 CHEATS = {case["name"]: case["program"] for case in CASES["cheats"]} | {  # the grader can parse none of these three
     "deep source": "x = " + "-" * 200_000 + "1",
@@ -222,13 +202,6 @@ def test_programs_and_functions_that_cheat(name: str, monkeypatch):
     for kind in ("assert", "function" if "def double" in CHEATS[name] else "stdin"):
         verdict = grade(CHEATS[name], RIGHT[kind][1], timeout=0.5 if name in ENDLESS else 20.0, memory_mb=256)
         assert verdict.correct is False and (name in ENDLESS) >= (verdict.outcomes[0] == "timeout"), (kind, verdict)
-
-
-def test_expected_outputs_are_not_in_the_jail():
-    assert "nothing" in grade(_SEARCH + "print(search())", SECRETS).detail
-    asserts = {"test_list": [f"assert f(1) == {SECRET!r}"]}
-    assert grade(_SEARCH + "def f(x): return search()", asserts).reason == "wrong_answer"
-    assert grade(f"def f(x): return {SECRET!r}", asserts).correct
 
 
 def test_good_responses_pass_after_bad_ones_and_nothing_is_left():

@@ -76,37 +76,6 @@ def test_blocks_of_everyday_length_are_read_as_if_there_was_no_limit():
     assert found > 3000
 
 
-HOSTILE = ("```\n\\'''\n", "```\n'''\n", "```python\n\\'''\n", "```\n'", '~~~\n"""\\', " ```\n'''", "```\n#'''\n")
-
-
-@pytest.mark.parametrize("unit", HOSTILE)
-def test_no_response_makes_the_search_for_its_code_quadratic(unit, monkeypatch):
-    """Each search reads from its start to its match, or to the end of the text; the sum must stay linear."""
-    read = 0
-
-    class Counted:
-        def __init__(self, pattern):
-            self._pattern = pattern
-
-        def search(self, text, at=0):
-            nonlocal read
-            found = self._pattern.search(text, at)
-            read += (found.end() if found else len(text)) - at
-            return found
-
-        def finditer(self, text, start, end):
-            nonlocal read
-            read += end - start
-            return self._pattern.finditer(text, start, end)
-
-    for name in ("_FENCES", "_IN_CODE"):
-        monkeypatch.setattr(module, name, Counted(getattr(module, name)))
-    for quotes in ("'''\n", '"""\n', ""):
-        response, read = quotes + unit * (64_000 // len(unit)), 0
-        code_block(response)
-        assert read < 64 * len(response)
-
-
 def test_code_is_freed_of_characters_of_web_pages():
     assert code_block("\ufeff```python\none\n```") == "one\n"
     assert code_block("\u00a0\u00a0```python\n\u00a0\u00a0one\n\u00a0\u00a0```") == "one\n"

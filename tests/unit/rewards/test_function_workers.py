@@ -4,13 +4,31 @@ import os
 import signal
 
 import pytest
-from attacks import REWARD_FILE
 
 from openrlhf_shear.rewards import function_workers
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.files import FILES, here
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 
+REWARD_FILE = """
+import json, multiprocessing, os, stat, struct, sys, threading, time
+
+sys.stderr = open(os.devnull, "w")
+PIPE = next(
+    int(name)
+    for name in os.listdir("/proc/self/fd")
+    if os.path.exists(f"/proc/self/fd/{name}") and stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode)
+)
+
+def frame(number):
+    body = json.dumps([number, {"rewards": -1.0}]).encode()
+    return struct.pack(">I", len(body)) + body
+
+def reward_func(queries, prompts, labels):
+    asked, output = os.getpid(), {"rewards": float(labels[0])}
+    exec(queries[0])
+    return output if os.getpid() == asked else {"rewards": -1.0}
+"""
 FORKS = (
     "os.fork()",
     "os.fork() or time.sleep(0.3)",
@@ -22,13 +40,17 @@ FORKS = (
 )
 LATE = "threading.Timer(0.1, os.write, (PIPE, frame(99))).start()"
 LARGE = "#" + "x" * (8 << 20)  # more than the socket holds
-SPOILT = (
+SPOILT = (  # too many answers, no answer, no number
     "os.write(PIPE, b'noise')",
     "os.write(PIPE, struct.pack('>I', 100))",
     "os.write(PIPE, frame(99))",
     "os.write(PIPE, frame(99) * 2)",
     "output['extra_logs'] = {'x' * (2 << 20): 1.0}",
     "os.close(PIPE)",
+    "time.sleep(3600)",
+    "sys.exit(3)",
+    "os.abort()",
+    *(f"output['rewards'] = {none}" for none in ("float('nan')", "10**400", "[1.0, 1.0]", "[]", "'1'")),
 )
 
 
@@ -48,11 +70,11 @@ def test_nor_do_copies_that_it_forks_while_it_is_imported(tmp_path):
         assert [asked.grade("", "", str(n)).reward for n in range(20)] == [*range(20)]
 
 
-def test_bytes_that_a_file_writes_into_the_pipe_are_no_reward(tmp_path):
+def test_what_is_no_single_number_is_no_reward_and_the_next_rollout_has_its_own(tmp_path):
     with workers(tmp_path, seconds=3.0) as asked:
         for n, how in enumerate(SPOILT, 1):
             spoilt, next_one = asked.grade(how, "", str(n)), asked.grade("", "", str(-n))
-            assert spoilt.reward is None and spoilt.failure in ("answered out of turn", "timeout", "worker died"), how
+            assert spoilt.reward is None and spoilt.failure, how
             assert next_one.reward == -n, how
         for n in range(203):  # the late answers of the first three come at any time
             verdict = asked.grade(LATE if n < 3 else "", "", str(n))

@@ -165,12 +165,6 @@ def test_a_jail_reads_the_common_scripts_and_the_folder_of_its_own(jail: Jail, t
     assert {"/rewards/jail/inside/runner.py", "/rewards/jail/inside/wire.py"} <= seen.keys()
 
 
-def test_packages_only_where_asked(jail: Jail, tmp_path: Path):
-    looks = "import importlib.util\nprint(importlib.util.find_spec('numpy') is not None)"
-    assert run(jail, tmp_path / "looks.py", looks, packages=True) == b"True\n"
-    assert run(jail, tmp_path / "looks.py", looks) == b"False\n"
-
-
 @pytest.mark.usefixtures("probed_anew")
 def test_no_bubblewrap_and_no_libseccomp_are_refusals_with_the_remedy(monkeypatch):
     with (

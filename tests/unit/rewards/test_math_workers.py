@@ -156,20 +156,6 @@ def ran(code: str, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_a_host_dies_with_its_process(stand_in):
-    code = """
-        import os, pathlib, signal, sys
-        from openrlhf_shear.rewards.maths import workers as math_workers
-        math_workers.SCRIPT = pathlib.Path(sys.argv[1])
-        workers = math_workers.MathWorkers(1)
-        assert workers.compare("a", "a", 30.0)[0]
-        print(*(worker.pid for worker in workers.workers), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    pid = int(ran(code, str(stand_in)).stdout)
-    assert wait_until(lambda: stats().get(pid, ["Z"])[0] == "Z")
-
-
 def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
     def none(allow_unsandboxed=False):
         raise jail.JailError("no jail for untrusted code works on this machine: none was built")

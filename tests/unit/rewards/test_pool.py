@@ -143,13 +143,6 @@ def test_a_file_that_dies_is_left_alone_and_one_that_raises_or_answers_in_betwee
     assert mixed == ["worker died", "worker died", "raised ValueError"] * 5
 
 
-def test_more_cores_take_more_calls_to_give_up(function_file):
-    for count, failures in ((1, 4), (3, 6)):
-        with FunctionWorkers(function_file, 60.0, count) as workers:
-            told = [workers.grade("exit", "", "").failure for _ in range(failures + 1)]
-        assert told == ["worker died"] * failures + ["reward file dies"]
-
-
 def test_a_file_is_tried_again_after_the_cool_down(function_file):
     now = 0.0
     with FunctionWorkers(function_file, 60.0, 1, Breaker(2, clock=lambda: now)) as workers:

@@ -33,6 +33,14 @@ def test_a_surplus_answer_is_no_reward():
         assert asyncio.run(work(later)) == [*range(8)]
 
 
+def test_a_length_that_lies_is_late():
+    async def work():
+        async with answering(lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{") as url:
+            return await asked_of(url, timeout=0.5, retries=0)
+
+    assert asyncio.run(work())[0].failure == "reward server timed out"
+
+
 def test_an_answer_is_read_up_to_a_limit():
     taken = []
 

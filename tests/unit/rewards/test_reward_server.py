@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gzip
 import json
 from functools import partial
 
@@ -199,16 +198,6 @@ def test_a_body_that_cannot_be_decompressed_is_a_bad_request_without_a_traceback
     if token == TOKEN:
         assert json.loads(said.rpartition(b"\r\n")[2])["error"].startswith("the body cannot be decoded")
     assert "Traceback" not in caplog.text and pool.asked == []
-
-
-def test_a_compressed_body_is_read(pool):
-    async def send(url):
-        sent = {"data": gzip.compress(json.dumps(body("it is 42")).encode())}
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Encoding": "gzip"}
-        async with aiohttp.ClientSession() as session, session.post(url, headers=headers, **sent) as response:
-            return (await response.json())["rewards"]
-
-    assert while_served(pool, send) == 1.0
 
 
 def test_a_body_over_the_limit_is_too_large_and_says_so(pool):
