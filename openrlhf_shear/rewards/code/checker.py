@@ -11,6 +11,7 @@ from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
 
 GRACE_SECONDS = 10.0
+TESTS_MB = 256  # MiB beyond a program's, for the processes that handle its values
 _SAID = {"true": True, "false": False}  # the answers that a child writes
 _MOST_CHARACTERS = 500  # of an error
 
@@ -32,19 +33,24 @@ class NoAnswerError(RuntimeError):
 
 
 class Checker:
-    """Checker of some tests, in a process of a jail on the tests' side. Each call runs in a child of that process."""
+    """Checker of some tests, in a process of a jail on the tests' side: a function that a child calls for each test."""
 
-    def __init__(self, process: Grade, tests: StdinTests | FunctionTests, timeout: float, memory_mb: int) -> None:
+    def __init__(self, process: Grade, tests: StdinTests | FunctionTests, timeout: float, program: dict) -> None:
+        """
+        Args:
+            timeout: limit of a call of the control [s].
+            program: the job of the response.
+        """
         self._process, self._tests, self._timeout = process, tests, timeout
-        values = isinstance(tests, FunctionTests)
-        job = {"kind": "check", "checker": tests.checker, "values": values, "memory_mb": memory_mb}
+        job = program | {"kind": "function", "sources": [tests.checker], "prelude": False}
+        job["memory_mb"] += TESTS_MB
         process.tell(job, time.monotonic() + GRACE_SECONDS)
 
     def check(self, at: int, output: object, timeout: float) -> bool:
         """Return whether an output is right for test `at`.
 
         Args:
-            output: text; of a function, the encoded value (see `inside.plain`).
+            output: the encoded text, or value of a function (see `inside.plain`).
             timeout: the rest of the program's time [s].
 
         Raises:
@@ -59,22 +65,20 @@ class Checker:
 
     def _control(self, at: int, error: NoAnswerError) -> None:
         """Check the expected output as a control. Raises CheckerError: there is no answer for it either."""
-        _, expected = self._of_test(at)
-        output = plain.encode(expected) if isinstance(self._tests, FunctionTests) else expected
         try:
-            self._answer(at, output, self._timeout)
+            self._answer(at, self._of_test(at)[1], self._timeout)
         except NoAnswerError:
             raise CheckerError(f"the label's checker gave no answer for test {at}: {error.detail}") from None
 
     def _of_test(self, at: int) -> tuple[object, object]:
+        """Return the encoded input and expected output of a test."""
         if isinstance(self._tests, StdinTests):
             return self._tests.inputs[at], self._tests.outputs[at]
-        return self._tests.arguments[at], self._tests.expected(at)
+        return plain.encode([*self._tests.arguments[at]]), plain.encode(self._tests.expected(at))
 
     def _answer(self, at: int, output: object, timeout: float) -> bool:
-        value, expected = self._of_test(at)
         deadline = time.monotonic() + timeout + GRACE_SECONDS
-        task = {"input": value, "expected": expected, "output": output, "timeout": timeout}
+        task = {"call": "check", "arguments": [*self._of_test(at), output], "timeout": timeout}
         try:
             self._process.tell(task, deadline)
             ended = self._process.hear(deadline)
@@ -83,6 +87,7 @@ class Checker:
         raise_if_killed(ended, timeout, "the label's checker")
         answer = _SAID.get(ended["answer"])
         if ended["how"] != "ended" or ended["code"] != 0 or answer is None:
-            last = [ended["how"], *ended["stderr"].strip().splitlines()][-1]
+            said = [f"check must return True or False: got {ended['answer']}"] if ended["answer"] else []
+            last = [ended["how"], *said, *ended["stderr"].strip().splitlines()][-1]
             raise NoAnswerError(ended["how"] == "timeout", last[:_MOST_CHARACTERS])
         return answer

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from openrlhf_shear.rewards.code.checker import Checker, CheckerError, NoAnswerError
+from openrlhf_shear.rewards.code.checker import TESTS_MB, Checker, CheckerError, NoAnswerError
 from openrlhf_shear.rewards.code.hosts import DiedError, Grade, raise_if_killed
 from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
@@ -30,7 +30,6 @@ MAX_VALUE = 4 << 20  # characters of JSON of a returned value
 GRACE_SECONDS = 10.0
 LEAST_CHECK = 1.0  # seconds of a checker, even if a task's tests have used up their time
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # limit of all tests together: at least so many seconds, and so many timeouts
-_TESTS_MB = 256  # MiB beyond a program's, for the processes that handle its values
 _UNPARSED = ("SyntaxError", "IndentationError", "TabError")  # Python's words for a text that is no program
 _JUDGE_MB = 1280  # MiB of a judge, at least
 
@@ -48,7 +47,6 @@ def grade_code(
     timeout: float = 10.0,
     total: float | None = None,
     memory_mb: int = 1024,
-    stop_at_failure: bool = True,
     extract: bool = True,
     allow_unsandboxed: bool = False,
     workers: CodeWorkers | None = None,
@@ -61,13 +59,13 @@ def grade_code(
         total: limit of all tests together [s]. Tests that it leaves no time for count as timed out. None for six
             timeouts, at least 30 s.
         memory_mb: address space of the response's process [MiB].
-        stop_at_failure: report the tests after the first failure as NOT_RUN.
         extract: take the last fenced block of the response (all of it without a fence); else all of the response is
             code.
         workers: workers whose jails to use; default: this process's, made on first use.
 
-    The verdict has `outcomes`. Its reason is the first outcome that is not passed, or NO_CODE, or TOO_LONG. It is a
-    failure if a process was killed from outside twice in a row, or if the label's checker is broken.
+    The verdict has `outcomes`; tests after the first that does not pass are NOT_RUN. Its reason is the outcome of that
+    test, or NO_CODE, or TOO_LONG. It is a failure if a process was killed from outside twice in a row, or if the
+    label's checker is broken.
 
     Raises:
         ValueError: the tests, timeout, total or memory_mb are malformed; no response raises.
@@ -92,17 +90,16 @@ def grade_code(
         return Verdict(False, reason, outcomes=(Outcome.NOT_RUN,) * len(tests), seconds=time.monotonic() - began)
     grade = _Grade(jail, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb)
     try:
-        outcomes = grade.outcomes(stop_at_failure)
+        outcomes = grade.outcomes()
     except (DiedError, CheckerError) as error:
         failure = Failure.JAIL_DIED if isinstance(error, DiedError) else Failure.CHECKER_FAILED
         return Verdict(None, failure=failure, detail=str(error)[:500], seconds=time.monotonic() - began)
-    outcomes += [(Outcome.NOT_RUN, "")] * (len(tests) - len(outcomes))
-    first, detail = next((tested for tested in outcomes if tested[0] != Outcome.PASSED), (None, ""))
-    reason = first and Reason(first)
+    last, detail = outcomes[-1]
+    reason = None if last == Outcome.PASSED else Reason(last)
     if fenced is None and reason == Reason.ERROR and detail.startswith(_UNPARSED):
         reason = Reason.NO_CODE  # prose
-    names, seconds = tuple(name for name, _ in outcomes), time.monotonic() - began
-    return Verdict(reason is None, reason, detail=detail, outcomes=names, seconds=seconds)
+    names = (*(name for name, _ in outcomes), *[Outcome.NOT_RUN] * (len(tests) - len(outcomes)))
+    return Verdict(reason is None, reason, detail=detail[:500], outcomes=names, seconds=time.monotonic() - began)
 
 
 class _Grade:
@@ -135,37 +132,28 @@ class _Grade:
         }
         self.started = time.monotonic()
 
-    def outcomes(self, stop_at_failure: bool) -> list[Tested]:
-        """Return the outcomes of the tests, up to the first failure if asked. Raises DiedError, CheckerError."""
+    def outcomes(self) -> list[Tested]:
+        """Return the outcomes of the tests, up to the first that does not pass. Raises DiedError, CheckerError."""
         try:
-            return self._outcomes(stop_at_failure)
+            return self._outcomes()
         except DiedError:
             self._workers.renew()
-            return self._outcomes(stop_at_failure)
+            return self._outcomes()
 
-    def _outcomes(self, stop_at_failure: bool) -> list[Tested]:
-        outcomes = []
-        with ExitStack() as stack:
-            for outcome in self._run(stack):
-                outcomes.append(outcome)
-                if outcome[0] != Outcome.PASSED and stop_at_failure:
-                    break
+    def _outcomes(self) -> list[Tested]:
+        outcomes: list[Tested] = []
+        with ExitStack() as stack:  # ends the processes
+            try:
+                for outcome in (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack):
+                    outcomes.append(outcome)
+                    if outcome[0] != Outcome.PASSED:
+                        break
+            except TimeoutError:
+                late = f"test {len(outcomes)}: the jail was ended from outside, after {self._timeout:g} s"
+                outcomes.append((Outcome.TIMEOUT, late))
+            except _OverError as error:
+                outcomes.append((Outcome.ERROR, f"test {len(outcomes)}: {error}"))
         return outcomes
-
-    def _run(self, stack: ExitStack) -> Iterator[Tested]:
-        """Yield each test's outcome, in processes that end with `stack`. After a late test, all others are late."""
-        outcomes = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
-        over: Tested | None = None
-        for at in range(len(self._tests)):
-            if over is None:
-                try:
-                    outcome = next(outcomes)
-                except TimeoutError:
-                    over = (Outcome.TIMEOUT, f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
-                except _OverError as error:
-                    over = (Outcome.ERROR, f"test {at}: {error}")
-            name, detail = over or outcome
-            yield name, detail[:500]
 
     def _one_by_one(self, stack: ExitStack) -> Iterator[Tested]:
         """Yield the outcomes of stdin or function tests. Raises TimeoutError: the process in the jail is late."""
@@ -174,13 +162,13 @@ class _Grade:
         checker = None
         if tests.checker:
             process = self._start(stack, "tests", needs_packages(tests.checker))
-            checker = Checker(process, tests, self._timeout, self._job["memory_mb"] + _TESTS_MB)
+            checker = Checker(process, tests, self._timeout, self._job)
         last = self.started + self._total
         for at in range(len(tests)):
             timeout = min(self._timeout, last - time.monotonic())
             if timeout <= 0:
                 yield Outcome.TIMEOUT, f"test {at}: the tests took {self._total:g} s together"
-                continue
+                return
             if isinstance(tests, StdinTests):
                 test = {"stdin": tests.inputs[at]}
             else:
@@ -216,9 +204,9 @@ class _Grade:
             judge = self._start(stack, "tests", packages, calls_out, replies_in)
         deadline = self.started + min(self._timeout, self._total)
         solver.tell(self._job, deadline)
-        memory_mb = max(self._job["memory_mb"] + _TESTS_MB, _JUDGE_MB)
+        memory_mb = max(self._job["memory_mb"] + TESTS_MB, _JUDGE_MB)
         judge.tell(vars(tests) | {"kind": "judge", "memory_mb": memory_mb}, deadline)
-        while True:
+        for _ in tests.tests:
             report = _heard(judge, deadline)
             if report["gone"]:
                 ended = solver.end(gone=True)

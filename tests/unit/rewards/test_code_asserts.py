@@ -18,7 +18,7 @@ def total(items):
 
 def grade(code: str, *tests: str, setup: str = "", **options) -> Verdict:
     label = {"test_list": [*tests], "test_setup_code": setup}
-    return grade_code(code, label, timeout=20.0, extract=False, stop_at_failure=False, **options)
+    return grade_code(code, label, timeout=20.0, extract=False, **options)
 
 
 # --- arguments ---

@@ -68,8 +68,8 @@ def test_a_checker_may_use_packages():
     ("body", "said"),
     [
         ("raise ValueError('no such thing')", "ValueError: no such thing"),
-        ("return 1", "must return True or False: got int"),
-        ("pass", "must return True or False: got NoneType"),
+        ("return 1", "must return True or False: got 1"),
+        ("pass", "must return True or False: got null"),
         ("import sys; sys.exit(0)", "ended"),
         ("import os; os._exit(3)", "ended"),
         ("while True: pass", "timeout"),
@@ -109,11 +109,10 @@ def test_an_output_that_breaks_its_checker_is_wrong_and_no_failure(name: str):
 
 
 def test_a_checker_has_the_rest_of_the_total_and_at_least_a_second():
-    """Every output takes all of the checker's time; all tests together take no longer than one."""
     slow = "import time\ndef check(input, expected, output):\n    time.sleep(0 if output == expected else 600)\n"
     tests = {"inputs": [""] * 40, "outputs": ["x"] * 40, "checker": slow + "    return True"}
-    verdict = grade("print('y')", tests, timeout=600.0, total=1.0, stop_at_failure=False)
-    assert {*verdict.outcomes} == {"timeout"} and verdict.failure is None
+    verdict = grade("print('y')", tests, timeout=600.0, total=1.0)
+    assert (verdict.outcomes[0], verdict.failure) == ("timeout", None)
     assert "took 1 s together" not in verdict.detail
 
 
@@ -160,19 +159,15 @@ def test_a_checker_that_is_killed_is_no_broken_label(monkeypatch):
 SLOW = {"inputs": [""] * 40, "outputs": ["x"] * 40}
 
 
-@pytest.mark.parametrize("stop_at_failure", [True, False])
-def test_all_tests_of_a_task_share_a_total(stop_at_failure: bool):
-    program = "import time\nif input() != '0':\n    time.sleep(600)\nprint('x')"
-    tests = SLOW | {"inputs": [*map(str, range(40))]}
-    verdict = grade(program, tests, total=3.0, stop_at_failure=stop_at_failure)
-    assert verdict.reason == "timeout"
-    assert verdict.outcomes[0] == "passed" and verdict.outcomes.count("passed") == 1
-    assert verdict.outcomes[-1] == ("not_run" if stop_at_failure else "timeout")
+def test_all_tests_of_a_task_share_a_total():
+    program = "import time\ntime.sleep(0.5)\nprint('x')"
+    verdict = grade(program, SLOW, total=3.0)
+    assert verdict.reason == "timeout" and verdict.outcomes[-1] == "not_run"
+    assert 1 <= verdict.outcomes.count("passed") <= 6
 
 
 def test_a_test_that_hangs_ends_with_the_total():
-    verdict = grade("while True: pass", SLOW, timeout=600.0, total=0.5, stop_at_failure=False)
-    assert set(verdict.outcomes) == {"timeout"}
+    assert grade("while True: pass", SLOW, timeout=600.0, total=0.5).reason == "timeout"
     asserts = {"test_list": ["assert f() == 1"]}
     assert grade("def f():\n    while True: pass", asserts, timeout=600.0, total=0.5).reason == "timeout"
 

@@ -19,7 +19,6 @@ from collections.abc import Callable
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 sys.path.insert(1, os.path.join(sys.path[0], "..", "..", "jail", "inside"))  # here and in a jail
 
-import checker
 import judge
 import prelude  # noqa: F401 (imported here once, instead of in each grade)
 import runner
@@ -34,7 +33,6 @@ _KINDS = {
     "function": solver.test,
     "serve": solver.serve,
     "judge": judge.main,
-    "check": checker.main,
 }
 _MOST_PIPES = 4
 _END_SECONDS = 2.0  # for the kernel to end the processes that are left
