@@ -5,7 +5,7 @@ from pathlib import Path
 
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.sources import SOURCES
-from openrlhf_shear.data.training_file import NothingKept, Options, RowReport, write_training_file
+from openrlhf_shear.data.training_file import EmptyResult, Options, RowReport, write_training_file
 from openrlhf_shear.line import frame
 from openrlhf_shear.report.tables import Table, print_tables
 
@@ -42,7 +42,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", help="folder or hub id of the tokenizer that counts prompt tokens")
     add("--exclude", nargs="+", metavar="FILE", help="drop the problems of these benchmark files (default: none)")
     add("--check", action="store_true", help="drop rows whose gold answer is not graded as correct, or is doubtful")
-    add("--keep-doubtful", action="store_true", help="keep doubtful gold answers, such as 'The answer is 34'")
     add("--levels", metavar="FROM-TO", help="keep only these levels of MATH, e.g. 3-5, or 5 (default: all)")
     add("--limit", type=int, help="keep at most this many rows (default: all)")
     add("--seed", type=int, help="shuffle the rows with this seed (default: keep their order)")
@@ -51,13 +50,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
     options = Options(**vars(args))
-
-    def read(rows):  # with a limit the number of rows to read is unknown
-        return frame.progress(rows.rows, "reading", rows.total if args.limit is None else None)
-
     try:
-        report = write_training_file(options, read)
-    except NothingKept as error:
+        report = write_training_file(options)
+    except EmptyResult as error:
         _print(error.report)
         raise frame.Shortfall(error) from error
     _print(report)
@@ -69,9 +64,6 @@ def _print(report: RowReport) -> None:
     for name, reason in report.as_json()["dropped"].items():
         detail = " ".join(reason["detail"].split())[:120]
         rows.append((f"dropped: {name}", reason["rows"], f"row {reason['row']}: {detail}"))
-    for name, reason in report.as_json()["doubtful"].items():
-        detail = " ".join(reason["detail"].split())[:120]
-        rows.append((f"kept, but {name}", reason["rows"], f"row {reason['row']}: {detail}"))
     print_tables([Table("", ("", "rows", "first example"), rows, left=("first example",))])
 
 

@@ -102,11 +102,11 @@ def short(tokenizer: Any, most: int, system: str | None) -> RowCheck:
 
 
 def gold_graded(problem: ReadProblem) -> None:
-    """Drop, as "gold_not_graded", a gold answer that would not be graded correct itself.
+    """Drop a gold answer that would not be graded correct itself, or is unlikely to be an answer alone (`doubt`).
 
-    Raises JailError: no jail works.
+    The reasons are "gold_not_graded" and "doubtful_...". Raises JailError: no jail works.
     """
-    from openrlhf_shear.rewards.labels import golds_of
+    from openrlhf_shear.rewards.labels import doubt, golds_of
     from openrlhf_shear.rewards.maths import grade_math
 
     if problem.kind != "answer":
@@ -119,15 +119,5 @@ def gold_graded(problem: ReadProblem) -> None:
             raise Dropped("gold_not_graded", f"{gold}: {error}") from error
         if not verdict.correct:
             raise Dropped("gold_not_graded", f"{gold}: {verdict.why}")
-
-
-def plain_gold(problem: ReadProblem) -> None:
-    """Drop, as "doubtful_...", a gold answer that equals itself but is unlikely to be an answer alone (`doubt`)."""
-    from openrlhf_shear.rewards.labels import doubt, golds_of
-
-    if problem.kind != "answer":
-        return
-    golds = golds_of(problem.label)
-    for gold in [golds] if isinstance(golds, str) else golds:
         if kind := doubt(gold):
             raise Dropped(f"doubtful_{kind}", gold)

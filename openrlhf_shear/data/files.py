@@ -1,13 +1,11 @@
 """Rows of a data set, as dicts. Plain files are read without `datasets`, which would give every column one type."""
 
 import codecs
-import contextlib
 import csv
 import gzip
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,19 +95,17 @@ def _parquet(path: str) -> tuple[Iterator[dict], int]:
 
 
 def json_rows(path: str) -> Iterator[tuple[str, dict]]:
-    """Yield (place, row) of a JSON list, or of objects on one line or several lines each.
+    """Yield (place, row) of a JSON list, or of one object a line.
 
     Raises DataError: the file cannot be read; the message names the place.
     """
     try:
         with _opened(path) as file:
-            for at, row in _json_values(file):
+            for at, row in _json_values(path, file):
                 if not isinstance(row, dict):
                     got = type(row).__name__
                     raise DataError(f"{path}: {at} must be an object: got {got}; use {{...}} for each row")
                 yield at, row
-    except _NoJsonError as error:
-        raise DataError(f"{path}: {error}; use {error.remedy}") from error
     except (OSError, EOFError) as error:  # e.g. a broken gzip file
         raise DataError(f"{path} cannot be read: {error}") from error
 
@@ -150,69 +146,32 @@ def _opened(path: str) -> BinaryIO:
     return (gzip.open if path.endswith(".gz") else open)(path, "rb")
 
 
-class _NoJsonError(ValueError):
-    remedy = "a list, or one object a line"
+def _json_values(path: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
+    texts = (line.removeprefix(codecs.BOM_UTF8) for line in file)
+    lines = ((number, line) for number, line in enumerate(texts, 1) if line.strip())
+    for number, line in lines:
+        if line.lstrip().startswith(b"[") and path.removesuffix(".gz").endswith("json"):
+            yield from ((f"row {at}", row) for at, row in enumerate(_parsed(path, line + file.read(), number), 1))
+        else:
+            yield f"line {number}", _parsed(path, line, number)
 
 
-class _NoUtf8Error(_NoJsonError):
-    remedy = _TO_UTF8
-
-
-def _json_values(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    lines = ((number, line) for number, line in enumerate(file, 1) if line.removeprefix(codecs.BOM_UTF8).strip())
-    number, line = next(lines, (0, b""))
-    line = line.removeprefix(codecs.BOM_UTF8)
-    if line.lstrip().startswith(b"["):
-        yield from ((f"row {at}", row) for at, row in enumerate(_parsed(line + file.read(), number), 1))
-    elif line:
-        try:
-            yield f"line {number}", _parsed(line, number)
-        except _NoJsonError:
-            more = line + file.read()
-            if _is_json(more.partition(b"\n")[2].partition(b"\n")[0]):  # then rows are lines, and this line is broken
-                raise
-            yield from ((f"object {at}", value) for at, value in enumerate(_several(more, number), 1))
-        yield from ((f"line {at}", _parsed(text, at)) for at, text in lines)
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _parsed(text: bytes, line: int) -> Any:
+def _parsed(path: str, text: bytes, line: int) -> Any:
     """Parse a text that begins on line `line`."""
-    with _placed(text, line):
-        return json.loads(text.rstrip())
-
-
-def _several(text: bytes, line: int) -> Iterator[Any]:
-    """Parse the values of a text, one after the other."""
-    with _placed(text, line):
-        decoded = text.decode()
-        start = len(decoded) - len(decoded.lstrip())
-        while start < len(decoded):
-            value, end = json.JSONDecoder().raw_decode(decoded, start)
-            yield value
-            start = re.compile(r"\s*").match(decoded, end).end()
-
-
-@contextlib.contextmanager
-def _placed(text: bytes, line: int) -> Iterator[None]:
     try:
-        yield
-    except json.JSONDecodeError as error:
-        place = f"line {line + error.lineno - 1} is not JSON"
-        problem = "a comma too many" if error.doc[error.pos : error.pos + 1] == "," else error.msg
-        raise _NoJsonError(f"{place}: {problem} at column {error.colno}") from error
+        return json.loads(text.rstrip())
     except UnicodeDecodeError as error:
         at = line + text.count(b"\n", 0, error.start)
-        raise _NoUtf8Error(f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}") from error
+        problem = f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}"
+        raise DataError(f"{path}: {problem}; use {_TO_UTF8}") from error
+    except json.JSONDecodeError as error:
+        problem = "a comma too many" if error.doc[error.pos : error.pos + 1] == "," else error.msg
+        problem = f"line {line + error.lineno - 1} is not JSON: {problem} at column {error.colno}"
+        raise DataError(f"{path}: {problem}; use a list, or one object a line") from error
     except RecursionError as error:
-        raise _NoJsonError(f"line {line} is not JSON: it nests too deep") from error
+        raise DataError(
+            f"{path}: line {line} is not JSON: it nests too deep; use a list, or one object a line"
+        ) from error
 
 
 def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dict], int]:

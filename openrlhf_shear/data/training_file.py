@@ -4,12 +4,14 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from openrlhf_shear.data.checks import RowCheck, gold_graded, not_in, plain_gold, short, unique, usable
-from openrlhf_shear.data.files import OpenRows, one_line, open_rows
+from tqdm import tqdm
+
+from openrlhf_shear.data.checks import RowCheck, gold_graded, not_in, short, unique, usable
+from openrlhf_shear.data.files import one_line, open_rows
 from openrlhf_shear.data.sources import SOURCES, Dropped, ReadProblem, Source, messages
 from openrlhf_shear.data.writing import replacing, write_text
 
@@ -31,7 +33,6 @@ class Options:
     tokenizer: str | None
     exclude: Sequence[str] | None
     check: bool
-    keep_doubtful: bool  # keep labels that `check` doubts
     limit: int | None  # without a seed, reading stops there; with a seed, further problems are dropped as "over_limit"
     levels: str | None  # "3-5" or "4", for a source with levels; None for all
     seed: int | None  # shuffles the problems, which are all held in memory; None keeps the order of the rows
@@ -55,8 +56,6 @@ class Options:
                 raise ValueError(f"--levels is of --source math: got {self.source}, which has none; leave it out")
             if not self.level_range:
                 raise ValueError(f"--levels must be a level or two of 1 to 5: got {self.levels}; use e.g. 3-5")
-        if self.keep_doubtful and not self.check:
-            raise ValueError("--keep-doubtful needs --check, which finds such labels: got it alone; use both")
         for flag, value in (("max-prompt-tokens", self.max_prompt_tokens), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"--{flag} must be at least 1: got {value}; use e.g. 1024")
@@ -82,13 +81,9 @@ class RowReport:
     kept: int = 0
     kinds: Counter[str] = field(default_factory=Counter)  # of the kept problems
     dropped: dict[str, dict] = field(default_factory=dict)  # by reason: count of `rows`, first `row` (from 1), `detail`
-    doubtful: dict[str, dict] = field(default_factory=dict)  # kept rows with a doubtful label, likewise
 
     def drop(self, reason: str, row: int, detail: str) -> None:
-        _count(self.dropped, reason, row, detail)
-
-    def doubt(self, reason: str, row: int, detail: str) -> None:
-        _count(self.doubtful, reason, row, detail)
+        self.dropped.setdefault(reason, {"rows": 0, "row": row, "detail": detail[:300]})["rows"] += 1
 
     def as_json(self) -> dict:
         """Return the report as strict JSON, the most frequent reason first."""
@@ -96,11 +91,7 @@ class RowReport:
         return asdict(self) | {"kinds": dict(sorted(self.kinds.items())), "dropped": dropped}
 
 
-def _count(reasons: dict[str, dict], reason: str, row: int, detail: str) -> None:
-    reasons.setdefault(reason, {"rows": 0, "row": row, "detail": detail[:300]})["rows"] += 1
-
-
-class NothingKept(Exception):
+class EmptyResult(Exception):
     """All rows were dropped, for the reasons in `report`."""
 
     def __init__(self, report: RowReport):
@@ -108,51 +99,50 @@ class NothingKept(Exception):
         self.report = report
 
 
-def write_training_file(options: Options, shown: Callable[[OpenRows], Iterable[dict]]) -> RowReport:
-    """Read and check the rows, and write the file and its report.
-
-    `shown` passes the rows on, and may show the progress.
+def write_training_file(options: Options) -> RowReport:
+    """Read and check the rows, with a progress bar, and write the file and its report.
 
     Raises:
-        NothingKept: no row is left; nothing was written.
+        EmptyResult: no row is left; nothing was written.
         ValueError: the input or an excluded file cannot be used.
     """
-    known = SOURCES[options.source]
+    preset = SOURCES[options.source]
     source = replace(
-        known,
-        prompt_key=options.prompt_key or known.prompt_key,
-        label_key=options.label_key or known.label_key,
-        system=known.system if options.system is None else options.system,
+        preset,
+        prompt_key=options.prompt_key or preset.prompt_key,
+        label_key=options.label_key or preset.label_key,
+        system=preset.system if options.system is None else options.system,
         levels=options.level_range,
     )
     name = options.input or source.hub
-    rows = open_rows(name, options.split, options.config or source.configs.get(name, ()))
-    missing = [column for column in source.columns if not {column, column.partition(".")[0]} & set(rows.columns)]
+    data = open_rows(name, options.split, options.config or source.configs.get(name, ()))
+    missing = [column for column in source.columns if not {column, column.partition(".")[0]} & set(data.columns)]
     if missing:
         raise ValueError(
-            f"{name} has no column {', '.join(missing)}: got {', '.join(rows.columns)}; "
+            f"{name} has no column {', '.join(missing)}: got {', '.join(data.columns)}; "
             "use another --source, or --prompt-key and --label-key"
         )
-    checks = _checks(options, source.system)
+    checks, report = _checks(options, source.system), RowReport()
     datasource = Path(name).name.split(".")[0] if options.source == "columns" else options.source
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    report = RowReport()
+    total = data.total if options.limit is None else None  # with a limit it is not known how many are read
+    rows = tqdm(data.rows, "reading", total, disable=None, leave=False)
     with replacing(options.output) as file:
-        for problem in _kept(shown(rows), source, checks, options, report):
+        for problem in _passing(rows, source, checks, options, report):
             row = {"prompt": messages(problem, source.system), "label": problem.label, "datasource": datasource}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         if not report.kept:
-            raise NothingKept(report)
+            raise EmptyResult(report)
     values = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     write_text(options.report_path, json.dumps(report.as_json() | {"options": values}, indent=2))
     return report
 
 
-def _kept(
+def _passing(
     rows: Iterable[Mapping], source: Source, checks: Sequence[RowCheck], options: Options, report: RowReport
 ) -> Iterator[ReadProblem]:
     """Yield the problems that pass the checks; a dropped problem counts under the first check that fails."""
-    problems, once = _problems(rows, source, report), unique()
+    problems = _problems(rows, source, report)
     if options.seed is not None:
         shuffled = list(problems)
         random.Random(options.seed).shuffle(shuffled)
@@ -161,13 +151,9 @@ def _kept(
         try:
             for check in checks:
                 check(problem)
-            doubt = _doubt(problem, options) if options.check else None
-            once(problem)  # last: a dropped row does not make a later one a duplicate
         except Dropped as drop:
             report.drop(drop.reason, number, drop.detail)
             continue
-        if doubt:
-            report.doubt(doubt.reason, number, doubt.detail)
         yield problem
         report.kept += 1
         report.kinds[problem.kind] += 1
@@ -176,18 +162,6 @@ def _kept(
     if options.seed is not None:
         for number, problem in problems:
             report.drop("over_limit", number, problem.prompt)
-
-
-def _doubt(problem: ReadProblem, options: Options) -> Dropped | None:
-    """RowCheck the gold answer, and return the doubt about one that is kept all the same."""
-    gold_graded(problem)
-    try:
-        plain_gold(problem)
-    except Dropped as drop:
-        if not options.keep_doubtful:
-            raise
-        return drop
-    return None
 
 
 def _problems(rows: Iterable[Mapping], source: Source, report: RowReport) -> Iterator[tuple[int, ReadProblem]]:
@@ -200,13 +174,15 @@ def _problems(rows: Iterable[Mapping], source: Source, report: RowReport) -> Ite
 
 
 def _checks(options: Options, system: str | None) -> list[RowCheck]:
-    """Return the checks in the order in which they run: the most expensive last."""
+    """Return the checks in the order in which they run."""
     checks: list[RowCheck] = [usable]
     if options.exclude:
         checks.append(not_in(options.exclude))
     if options.tokenizer is not None:
         checks.append(short(_tokenizer(options.tokenizer), options.max_prompt_tokens, system))
-    return checks
+    if options.check:
+        checks.append(gold_graded)
+    return [*checks, unique()]  # last: a dropped row does not make a later one a duplicate
 
 
 def _tokenizer(name: str):

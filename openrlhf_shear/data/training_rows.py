@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator
-from importlib import metadata
 
 from openrlhf_shear.data.columns import label_at, value_at
 from openrlhf_shear.data.files import DataError, csv_rows, json_rows, looks_local, near_path, one_line
@@ -41,9 +40,9 @@ def training_rows(
     name, _, data_dir = (part.strip() for part in spec.partition("@"))
     data_dir = data_dir.split("@")[0].strip() or None
     kind = os.path.splitext(name)[-1]
-    script = os.path.join(name, f"{os.path.basename(name)}.py")
-    if kind == ".py" or os.path.exists(script):
-        _refuse_script(name if kind == ".py" else script)
+    if kind == ".py" or os.path.exists(os.path.join(name, f"{os.path.basename(name)}.py")):
+        files = f"use one of {', '.join(FILE_KINDS)}, or a folder"
+        raise DataError(f"{name} is a loading script, which `datasets` no longer runs; {files}")
     if kind in FILE_KINDS:
         _require_split(name, split, ("train",))
     elif not os.path.isdir(name):
@@ -54,17 +53,6 @@ def training_rows(
         if use_modelscope:
             return None
     return _in_one_line(name, _rows(name, kind, data_dir, split, hub))
-
-
-def _refuse_script(path: str) -> None:
-    if not os.path.isfile(path):
-        raise DataError(f"{path} does not exist; use the path of a data set")
-    version = metadata.version("datasets")
-    if int(version.split(".")[0]) >= 4:
-        raise DataError(
-            f"{path} is a loading script, which datasets {version} no longer runs; "
-            f"use one of {', '.join(FILE_KINDS)}, or a folder"
-        )
 
 
 def _require_split(name: str, split: str, known: Iterable[str]) -> None:

@@ -54,20 +54,11 @@ def test_labels_that_are_no_answer_alone_are_named():
 
 
 @pytest.mark.usefixtures("needs_jail")
-def test_check_drops_doubtful_labels_or_keeps_and_counts_them(tmp_path):
+def test_check_drops_doubtful_labels(tmp_path):
     labels = ["34", "nan", "null", "34 apples", "The answer is 34", "['34', '68/2']", '["1", "nan"]']
     found = [{"q": f"Why {i}?", "a": label} for i, label in enumerate(labels)]
     words = ("--prompt-key", "q", "--label-key", "a", "--check")
     rows, report = prepare(tmp_path, found, *words, source="columns")
     expected = {"doubtful_null": 3, "doubtful_words": 1, "doubtful_sentence": 1, "doubtful_list": 1}
     assert [row["label"] for row in rows] == ["34"] and counts(report) == expected
-    rows, report = prepare(tmp_path, found, *words, "--keep-doubtful", "--overwrite", source="columns")
-    assert len(rows) == 7 and counts(report) == {}
-    assert {name: kind["rows"] for name, kind in report["doubtful"].items()} == expected
-    assert report["doubtful"]["doubtful_words"] == {"rows": 1, "row": 4, "detail": "34 apples"}
-
-
-def test_keeping_doubtful_labels_needs_the_check(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        prepare(tmp_path, MATHS, "--keep-doubtful")
-    assert "--keep-doubtful needs --check" in capsys.readouterr().err
+    assert report["dropped"]["doubtful_words"] == {"rows": 1, "row": 4, "detail": "34 apples"}
