@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from openrlhf_shear.config.refusal import did_you_mean
 
 _TO_UTF8 = "`iconv -f latin1 -t utf-8` to convert it, or its encoding in place of latin1"
+_FORM = "use a list, or one object a line"
 _HEAD = 1000  # rows that are read to know the columns
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
@@ -149,11 +150,11 @@ def _opened(path: str) -> BinaryIO:
 def _json_values(path: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
     texts = (line.removeprefix(codecs.BOM_UTF8) for line in file)
     lines = ((number, line) for number, line in enumerate(texts, 1) if line.strip())
-    for number, line in lines:
-        if line.lstrip().startswith(b"[") and path.removesuffix(".gz").endswith("json"):
-            yield from ((f"row {at}", row) for at, row in enumerate(_parsed(path, line + file.read(), number), 1))
-        else:
-            yield f"line {number}", _parsed(path, line, number)
+    number, line = next(lines, (0, b""))
+    if line.lstrip().startswith(b"["):
+        yield from ((f"row {at}", row) for at, row in enumerate(_parsed(path, line + file.read(), number), 1))
+    elif line:
+        yield from ((f"line {at}", _parsed(path, text, at)) for at, text in chain([(number, line)], lines))
 
 
 def _parsed(path: str, text: bytes, line: int) -> Any:
@@ -167,11 +168,9 @@ def _parsed(path: str, text: bytes, line: int) -> Any:
     except json.JSONDecodeError as error:
         problem = "a comma too many" if error.doc[error.pos : error.pos + 1] == "," else error.msg
         problem = f"line {line + error.lineno - 1} is not JSON: {problem} at column {error.colno}"
-        raise DataError(f"{path}: {problem}; use a list, or one object a line") from error
+        raise DataError(f"{path}: {problem}; {_FORM}") from error
     except RecursionError as error:
-        raise DataError(
-            f"{path}: line {line} is not JSON: it nests too deep; use a list, or one object a line"
-        ) from error
+        raise DataError(f"{path}: line {line} is not JSON: it nests too deep; {_FORM}") from error
 
 
 def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dict], int]:

@@ -8,7 +8,7 @@ import pandas
 from tqdm import tqdm
 
 from openrlhf_shear.diagnosis import pictures
-from openrlhf_shear.diagnosis.analyses.every import makers
+from openrlhf_shear.diagnosis.analyses import every
 from openrlhf_shear.diagnosis.heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.text import TextControl
 from openrlhf_shear.diagnosis.verdict import verdict
@@ -62,15 +62,8 @@ def find(
     if missing:
         raise ValueError(f"the prefixes' settings must have {', '.join(_NEEDED)}: {', '.join(missing)} is missing")
     usable = prefixes[np.isfinite(prefixes["distance"]) & (prefixes["completions"] > 0)].reset_index(drop=True)
-    analyses = {}
-    with tqdm(
-        makers(usable, rollouts, settings, Bootstrap(resamples, seed), text).items(),
-        desc="analyses",
-        disable=None,
-    ) as bar:
-        for name, make in bar:
-            bar.set_postfix_str(name)
-            analyses[name] = make()
+    found = every.analyses(usable, rollouts, settings, Bootstrap(resamples, seed), text)
+    analyses = dict(tqdm(found, desc="analyses", disable=None))
     numbers, beside = _numbers(analyses), _numbers(analyses["text"] or {})
     shared = [what for what in numbers if what in beside]
     both = {what: (numbers[what], beside[what], difference(numbers[what], beside[what])) for what in shared}

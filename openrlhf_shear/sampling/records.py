@@ -21,7 +21,7 @@ class Question:
     prefix: list[int] | None = None
 
     def to_json(self) -> dict:
-        return _without_none(asdict(self), "prefix")
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,7 @@ class Completion:
         return self.benchmark, self.question, self.sample
 
     def to_json(self) -> dict:
-        row = asdict(self)
-        if self.verdict is not None:
-            row["verdict"] = _row(self.verdict)
-        return _without_none(row, "token_ids")
+        return asdict(self) | {"verdict": self.verdict and _row(self.verdict)}
 
     @classmethod
     def from_json(cls, row: dict) -> Self:
@@ -63,8 +60,3 @@ def _row(verdict: Verdict) -> dict:
     failed = verdict.failure is not None
     texts = {"reason": None if failed else verdict.why, "failure": verdict.why if failed else None}
     return {"correct": verdict.correct, **texts, "answer": verdict.answer, "lenient": verdict.lenient}
-
-
-def _without_none(row: dict, name: str) -> dict:
-    """Return the row, without the field `name` if it is None, as it is in most rows."""
-    return row if row[name] is not None else {key: value for key, value in row.items() if key != name}

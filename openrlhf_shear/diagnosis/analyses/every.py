@@ -1,6 +1,6 @@
 """Which analyses a diagnosis makes: of the distance, of its controls, and of the text in place of hidden states."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -31,53 +31,44 @@ from openrlhf_shear.rollouts.record import Rollout
 DISTANCES = {"opposing": "distance", **{name: f"{name}_distance" for name in CONTROL_COLUMNS}}  # of prefixes
 
 
-def makers(
+def analyses(
     usable: pandas.DataFrame,
     rollouts: Sequence[Rollout],
     settings: Mapping,
     bootstrap: Bootstrap,
     text: TextControl | None,
-) -> dict[str, Callable[[], Analysis | None]]:
-    """Return the functions that make the analyses, by name, in the order of results.json; for arguments see `find`.
+) -> Iterator[tuple[str, Analysis | None]]:
+    """Yield each analysis with its name, in the order of results.json; for arguments see `find`.
 
     Args:
         usable: the prefixes with a finite distance and a verdict.
     """
-    per_prompt, problems, window = settings["samples_per_prompt"], settings.get("problems"), settings["window"]
-    of_distance = _of_distance(usable, rollouts, settings, bootstrap)
     measured = usable[np.isfinite(usable[list(DISTANCES.values())]).all(axis=1)]
     largest = max((r.largest_norm for r in rollouts if r.largest_norm and np.isfinite(r.largest_norm)), default=1.0)
-    with_controls = {
-        "noise": lambda: noise_floor(measured, _errors(rollouts), window, largest, bootstrap),
-        "controls": lambda: _controls(measured, rollouts, settings, bootstrap),
-    }
-    return {
-        "groups": lambda: group_accuracies(rollouts, per_prompt, bootstrap, problems),
-        **{name: make for name, make in of_distance.items() if name not in ("lags", "first_errors")},
-        "truncation": lambda: truncation(usable, bootstrap),
-        **{name: of_distance[name] for name in ("first_errors", "lags")},
-        **{name: make if len(measured) else lambda: None for name, make in with_controls.items()},
-        "text": lambda: None if text is None else _text(text, usable, measured.index, rollouts, settings, bootstrap),
-    }
+    yield "groups", group_accuracies(rollouts, settings["samples_per_prompt"], bootstrap, settings.get("problems"))
+    yield from _of_distance(usable, rollouts, settings, bootstrap)
+    yield "truncation", truncation(usable, bootstrap)
+    noise = partial(noise_floor, measured, _errors(rollouts), settings["window"], largest, bootstrap)
+    yield "noise", noise() if len(measured) else None
+    yield "controls", _controls(measured, rollouts, settings, bootstrap) if len(measured) else None
+    yield "text", _text(text, usable, measured.index, rollouts, settings, bootstrap) if text else None
 
 
 def _of_distance(
     usable: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
-) -> dict[str, Callable[[], Analysis | None]]:
-    """Return, by name, the analyses that depend on the distance."""
+) -> Iterator[tuple[str, Analysis | None]]:
+    """Yield the analyses that depend on the distance."""
     completions, window, stride = settings["completions"], settings["window"], settings["stride"]
-    errors = _errors(rollouts)
-    return {
-        "trend": lambda: aggregate_trend(usable, bootstrap),
-        "quartiles": lambda: quartiles(usable, bootstrap),
-        "contrast": lambda: contrast(traces_of(rollouts), bootstrap),
-        "changes": lambda: stride_changes(usable, completions, stride, bootstrap),
-        "separation": lambda: separation(usable, completions, bootstrap),
-        "positions": lambda: position_control(usable, bootstrap),
-        "within": lambda: within_problems(usable, opposing_rollouts(usable, rollouts), bootstrap),
-        "lags": lambda: lagged_changes(usable, errors, window, stride, completions, bootstrap),
-        "first_errors": lambda: first_errors(traces_of(rollouts), window, bootstrap) if errors else None,
-    }
+    errors, traces = _errors(rollouts), traces_of(rollouts)
+    yield "trend", aggregate_trend(usable, bootstrap)
+    yield "quartiles", quartiles(usable, bootstrap)
+    yield "contrast", contrast(traces, bootstrap)
+    yield "changes", stride_changes(usable, completions, stride, bootstrap)
+    yield "separation", separation(usable, completions, bootstrap)
+    yield "positions", position_control(usable, bootstrap)
+    yield "within", within_problems(usable, opposing_rollouts(usable, rollouts), bootstrap)
+    yield "lags", lagged_changes(usable, errors, window, stride, completions, bootstrap)
+    yield "first_errors", first_errors(traces, window, bootstrap) if errors else None
 
 
 def _errors(rollouts: Sequence[Rollout]) -> dict[tuple[str, int], int]:
@@ -88,7 +79,7 @@ def _controls(
     measured: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
 ) -> Analysis:
     """Return the analyses of each distance by its name, all over the same prefixes and rollouts."""
-    columns, analyses = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
+    columns, found = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
 
     def has_all(rollout: Rollout) -> bool:
         return all(np.isfinite(getattr(rollout, column) or [np.nan]).all() for column in columns.values())
@@ -99,9 +90,8 @@ def _controls(
             replace(r, weights=_weights(r, getattr(r, columns[kind]), settings) if measurable else None)
             for r, measurable in zip(rollouts, known, strict=True)
         ]
-        makers = _of_distance(measured.assign(distance=measured[column]), weighed, settings, bootstrap)
-        analyses[kind] = Analysis({name: make() for name, make in makers.items()})
-    return analyses
+        found[kind] = Analysis(_of_distance(measured.assign(distance=measured[column]), weighed, settings, bootstrap))
+    return found
 
 
 def _text(
@@ -121,10 +111,10 @@ def _text(
         same_distance=[(spans.same_distances or {k: np.nan})[k] for spans, k in ours],
     )
     weighed = [replace(r, weights=text.spans[r.group, r.sample].weights) if r.weights else r for r in rollouts]
-    analyses = Analysis({name: make() for name, make in _of_distance(prefixes, weighed, settings, bootstrap).items()})
+    found = Analysis(_of_distance(prefixes, weighed, settings, bootstrap))
     noise = partial(noise_floor, prefixes.loc[measured], _errors(rollouts), settings["window"], 1.0, bootstrap)
-    analyses["noise"] = noise() if len(measured) else None
-    return analyses
+    found["noise"] = noise() if len(measured) else None
+    return found
 
 
 def _weights(rollout: Rollout, distances: Sequence[float], settings: Mapping) -> list[float]:

@@ -36,10 +36,10 @@ ENTRIES = {  # of results.json, which readers of older ones know
     "separation": "bins rise rise_position rise_problem auc distance_auc spans_correct spans_incorrect levels",
     "positions": "groups rho rho_fixed rho_fixed_correct rho_fixed_incorrect",
     "within": "rho rho_correct rho_incorrect opposing opposing_correct opposing_incorrect",
-    "truncation": "every first last difference",
+    "lags": "lags errors",
     "first_errors": "window auc auc_random auc_lead auc_control hit hit_chance hit_window hit_window_chance auc_pooled "
     "auc_matched profile rollouts truncated",
-    "lags": "lags errors",
+    "truncation": "every first last difference",
 }
 
 
