@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
     # Imported late, so that --help and errors in the flags are quick.
     from openrlhf_shear.rollouts.page import make_page
-    from openrlhf_shear.rollouts.steps import read_steps
+    from openrlhf_shear.rollouts.record import read_steps
 
     run = read_steps(args.run)
     if not run.rollouts:

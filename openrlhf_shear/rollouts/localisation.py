@@ -64,15 +64,13 @@ def random_split_auc(weights: Sequence[float]) -> float:
     (1.0, 0.5, 0.75)
     """
     weights = np.asarray(weights, dtype=float)
-    total = len(weights)
-    if total < 2:
+    splits = np.arange(1, len(weights))
+    if not len(splits):
         return np.nan
-    won, aucs = 0.0, []
-    for split in range(1, total):  # token split - 1 moves from after to before
-        moved = weights[split - 1]
-        won += _over(weights[split:], moved) - (split - 1 - _over(weights[: split - 1], moved))
-        aucs.append(won / (split * (total - split)))
-    return float(np.mean(aucs))
+    over = (weights > weights[:, None]) + 0.5 * (weights == weights[:, None])  # [i, j]: whether j is larger than i
+    before = over.cumsum(axis=0)
+    won = np.array([before[split - 1, split:].sum() for split in splits])
+    return float(np.mean(won / (splits * (len(weights) - splits))))
 
 
 def largest_near(weights: Sequence[float], index: int, radius: int) -> tuple[float, float]:
@@ -88,11 +86,6 @@ def largest_near(weights: Sequence[float], index: int, radius: int) -> tuple[flo
     if not len(weights):
         return np.nan, np.nan
     return float(near[weights == weights.max()].mean()), float(near.mean())
-
-
-def _over(others: np.ndarray, value: float) -> float:
-    """Return how many of the others are larger, ties half."""
-    return float(np.sum(others > value) + 0.5 * np.sum(others == value))
 
 
 def traces_of(rollouts: Iterable[Rollout]) -> list[Trace]:

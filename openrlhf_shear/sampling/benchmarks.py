@@ -41,7 +41,7 @@ def _tests(*names: str) -> Callable[[Row], tuple[str, str]]:
     return lambda row: tests({name: row.get(name) for name in names})
 
 
-_humaneval, _mbpp = _tests("test", "entry_point", "prompt"), _tests("test_list", "test_imports", "test_setup_code")
+_humaneval, _mbpp = _tests("test", "entry_point", "prompt"), _tests("test_list", "test_imports")
 
 
 def _humaneval_plus(row: Row) -> tuple[str, str]:
@@ -56,12 +56,12 @@ def _mbpp_plus(row: Row) -> tuple[str, str]:
     return _tests("test_list", "test_imports", "test")(row)
 
 
+_MBPP = "mbppplus/MbppPlus-OriginFmt.jsonl.gz"
 _maths = partial(Benchmark, task="math", k=1, prompt=prompts.maths, label=_answer, system=STEP_BY_STEP)
 _code = partial(Benchmark, task="code", k=4)
 _humanevals = partial(_code, columns=("task_id", "prompt", "entry_point", "test"), prompt=prompts.humaneval, size=164)
-_mbpps = partial(_code, hub="evalplus/mbppplus", prompt=prompts.mbpp, size=378)
+_mbpps = partial(_code, hub="evalplus/mbppplus", files=(_MBPP,), prompt=prompts.mbpp, size=378)
 _EVALPLUS = "EvalPlus's prompt without the beginning of an answer that EvalPlus gives the model."
-_MBPP = "mbppplus/MbppPlus-OriginFmt.jsonl.gz"
 _PROBLEM, _ANSWER = "problem|question", "answer|solution"
 
 _ALL = (
@@ -96,15 +96,12 @@ _ALL = (
     ),
     _mbpps(
         *("mbpp", "MBPP"),
-        files=(_MBPP, "mbpp/mbpp.jsonl"),
-        columns=("task_id", "prompt|text", "test_list"),
+        columns=("task_id", "prompt", "test_list"),
         label=_mbpp,
-        notes="The 378 tasks of EvalPlus with their base tests. A copy at mbpp/mbpp.jsonl has all 974 tasks of "
-        f"Google's file instead, training splits too; its scores do not compare with others. {_EVALPLUS}",
+        notes=f"The 378 tasks of EvalPlus with their base tests. {_EVALPLUS}",
     ),
     _mbpps(
         *("mbpp+", "MBPP+"),
-        files=(_MBPP,),
         columns=("task_id", "prompt", "test_list", "test"),
         label=_mbpp_plus,
         notes=f"378 tasks, base and plus tests, without five inputs of task 255 that fill memory. {_EVALPLUS}",

@@ -53,13 +53,8 @@ inputs, runs the algorithm and writes output to STDOUT.
 _LINK = re.compile(r"https?://\S+")
 
 
-def value(row: Mapping[str, Any], names: str) -> Any:
-    """Return a row's value in the first of its columns `names`, e.g. "problem|question", that is not null."""
-    return next((row[name] for name in names.split("|") if row.get(name) is not None), None)
-
-
 def maths(row: Mapping[str, Any]) -> str:
-    return prompt_text(value(row, "problem|question"))
+    return prompt_text(row["question"] if row.get("problem") is None else row["problem"])
 
 
 def humaneval(row: Mapping[str, Any]) -> str:
@@ -68,7 +63,7 @@ def humaneval(row: Mapping[str, Any]) -> str:
 
 def mbpp(row: Mapping[str, Any]) -> str:
     """Prompt as EvalPlus does, by a docstring: the task, without the links of some tasks, and its first base test."""
-    task = _LINK.sub("", prompt_text(value(row, "prompt|text")))
+    task = _LINK.sub("", prompt_text(row["prompt"]))
     first = tests_of({"test_list": row["test_list"]}).tests[0]
     return EVALPLUS.format(prompt=f'"""\n{task}\n{first}\n"""')
 

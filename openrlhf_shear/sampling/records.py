@@ -20,9 +20,6 @@ class Question:
     # tokens that the answer begins with; a completion's response includes them, its `tokens` do not
     prefix: list[int] | None = None
 
-    def to_json(self) -> dict:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Completion:

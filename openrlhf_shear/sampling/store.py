@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from openrlhf_shear.data.writing import write_text
@@ -59,7 +60,7 @@ class Store:
         Raises:
             ValueError: the folder's run had other settings or questions; the message names them.
         """
-        rows = [question.to_json() for question in questions]
+        rows = [asdict(question) for question in questions]
         settings = json.loads(json.dumps(dict(settings)))
         sampled = any((path := self.folder / name).exists() and path.stat().st_size for name in _SAMPLED)
         if sampled and (self.folder / "settings.json").exists():

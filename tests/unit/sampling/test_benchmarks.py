@@ -54,17 +54,6 @@ def test_prompts_are_the_protocols_text(tmp_path, name, row, text):
     assert question.benchmark == name
 
 
-def test_a_task_of_googles_file_is_asked_as_the_others(tmp_path):
-    (tmp_path / "mbpp").mkdir()
-    google = without(MBPP, "prompt", "test_imports", "test")
-    google |= {"text": MBPP["prompt"], "test_setup_code": "import math"}
-    (tmp_path / "mbpp" / "mbpp.jsonl").write_text(json.dumps(google))
-    (question,) = load_questions(BENCHMARKS["mbpp"], tmp_path)
-    assert golden(question.messages) == (PROMPTS / "mbpp.txt").read_text()
-    assert read_tests(question.label).setup.strip() == "import math"
-    assert "974" in BENCHMARKS["mbpp"].notes
-
-
 @pytest.mark.parametrize(
     ("name", "row", "label"),
     [
@@ -172,7 +161,7 @@ def test_a_row_that_does_not_fit_is_an_error(tmp_path, name, rows, message):
 def test_a_missing_file_names_the_tried_paths(tmp_path):
     with pytest.raises(DataError) as error:
         load_questions(BENCHMARKS["mbpp"], tmp_path)
-    for text in ("mbppplus/MbppPlus-OriginFmt.jsonl.gz", "mbpp/mbpp.jsonl", "evalplus/mbppplus on the hub"):
+    for text in ("mbppplus/MbppPlus-OriginFmt.jsonl.gz", "evalplus/mbppplus on the hub"):
         assert text in str(error.value)
 
 
@@ -269,13 +258,6 @@ def test_downloaded_files_are_read_whole(name):
         assert all(len(read_tests(question.label)) for question in found)
     if name == "olympiadbench":
         assert [(question.label, question.tolerance) for question in found if question.tolerance] == [("4.2", 0.1)]
-
-
-@needs_data
-def test_googles_mbpp_is_read_where_there_is_no_other(tmp_path):
-    (tmp_path / "mbpp").symlink_to(DATA / "mbpp")
-    found = load_questions(BENCHMARKS["mbpp"], tmp_path)
-    assert len(found) == 974 and all(len(read_tests(question.label)) for question in found)
 
 
 @needs_data
