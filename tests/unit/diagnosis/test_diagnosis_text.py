@@ -105,33 +105,39 @@ def found(prefixes, text, resamples=60):
     return find(prefixes, spans_of(prefixes), SETTINGS, resamples, text=text_of(text))
 
 
-def test_where_the_text_tells_everything_the_verdict_says_so(tables):
+def test_the_verdict_says_which_of_the_two_tells_more(tables):
     telling, blind = tables
-    lines = found(blind, telling).verdict
-    assert lines[0][45:54] == "not shown"
-    assert lines[7] == "States or text? Hidden states minus 3-grams of the text, paired over problems:"
-    assert [line[45:54].strip() for line in lines[8:10]] == ["text", "text"]
-    assert lines[12].startswith("The text tells more: states more in 0 of 4 signs, 3-grams in ")
-    assert max(map(len, lines)) <= 80
-
-
-def test_where_the_states_tell_more_the_verdict_says_so(tables):
-    telling, blind = tables
-    lines = found(telling, blind).verdict
-    assert [line[45:54].strip() for line in (*lines[:2], *lines[8:10])] == ["yes", "yes", "states", "states"]
-    assert lines[12].startswith("The states tell more: states more in ") and "3-grams in 0," in lines[12]
-
-
-def test_where_both_tell_the_same_the_text_does_as_well(tables):
-    telling = tables[0]
-    made = found(telling, telling)
-    assert [line[45:].strip() for line in made.verdict[8:10]] == ["as well    0.00 (0.00 to 0.00)"] * 2
-    assert made.verdict[12].startswith("The text does as well: states more in 0 of 4 signs, 3-grams in 0, alike in ")
-    assert all(row["difference"]["value"] in (0, None) for row in made.results["text_numbers"])
-    nothing = found(*[tables[1]] * 2).verdict[12]
-    assert nothing == "Not shown: states more in 0 of 4 signs, 3-grams in 0, alike in 0"
+    wrong = ~telling["correct"].to_numpy()
+    halves = [
+        of.assign(distance=np.where(wrong, of["distance"], other["distance"]))
+        for of, other in ((telling, blind), (blind, telling))
+    ]
     few = telling[telling["problem"] < "p005"]
-    assert found(few, few, 20).verdict[12].startswith("Too few: ")
+    for states, text, signs, words, total in (
+        (blind, telling, ["not shown"] * 2, ["text", "text"], "The text tells more: states more in 0 of 4 signs, "),
+        (telling, blind, ["yes"] * 2, ["states", "states"], "The states tell more: states more in "),
+        (
+            telling,
+            telling,
+            ["yes"] * 2,
+            ["as well"] * 2,
+            "The text does as well: states more in 0 of 4 signs, 3-grams in 0",
+        ),
+        (*halves, ["yes", "not shown"], ["states", "text"], "Mixed: "),
+        (
+            blind,
+            blind,
+            ["not shown"] * 2,
+            ["not shown"] * 2,
+            "Not shown: states more in 0 of 4 signs, 3-grams in 0, ali",
+        ),
+        (few, few, None, None, "Too few: "),
+    ):
+        lines = found(states, text).verdict
+        assert lines[7] == "States or text? Hidden states minus 3-grams of the text, paired over problems:"
+        assert lines[12].startswith(total) and max(map(len, lines)) <= 80
+        shown = [[line[45:54].strip() for line in part] for part in (lines[:2], lines[8:10])]
+        assert signs is None or shown == [signs, words], total
 
 
 YES, NONE, FALLS, RISES = (-0.4, -0.2), (-0.1, 0.1), (-0.3, -0.1), (0.1, 0.3)  # intervals
@@ -156,16 +162,6 @@ def test_a_word_needs_the_sign_and_the_difference(states, text, less, word):
     assert compared(*made, -1) == word
     mirrored = [Estimate(0.0, *(None if end is None else -end for end in (e.high, e.low)), 20, 99) for e in made]
     assert compared(*mirrored, 1) == word
-
-
-def test_states_and_text_can_each_tell_more_in_a_sign(tables):
-    telling, blind = tables
-    wrong = ~telling["correct"].to_numpy()
-    states, text = (of.assign(distance=np.where(wrong, of["distance"], other["distance"]))
-                    for of, other in ((telling, blind), (blind, telling)))  # fmt: skip
-    lines = found(states, text).verdict
-    assert [line[45:54].strip() for line in lines[8:10]] == ["states", "text"]
-    assert lines[12].startswith("Mixed: ")
 
 
 def test_the_results_have_each_number_of_the_text_and_its_difference(tables):
