@@ -12,7 +12,7 @@ from command_lines import refusal
 from openrlhf_shear.cli import prepare_data as cli
 from openrlhf_shear.data.checks import normalized
 from openrlhf_shear.data.files import DataError, open_rows
-from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, label, prompt_text
+from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, label, prompt_text
 
 MATHS = [
     {"problem": "What is 1 + 1?", "solution": r"First \boxed{3}, no: it is $\boxed{\frac{4}{2}}$."},
@@ -68,11 +68,6 @@ def test_levels_of_math_are_taken(tmp_path, levels, kept):
     found = [{"problem": name, "solution": r"\boxed{1}", "level": f"Level {n}"} for name, n in numbers.items()]
     rows, report = prepare(tmp_path, found, "--levels", levels)
     assert questions(rows) == kept and counts(report) == {"other_level": 6 - len(kept)}
-
-
-def test_a_data_set_without_levels_is_refused(tmp_path):
-    with pytest.raises(SystemExit):
-        prepare(tmp_path, MATHS, "--levels", "3-5")
 
 
 def test_gsm8k_takes_the_text_after_the_hashes(tmp_path):
@@ -196,19 +191,15 @@ def test_excluded_problems_are_found_alone_and_within_a_longer_prompt(tmp_path):
     assert report["dropped"]["in_excluded"]["detail"].startswith(first)
 
 
-def test_problems_beside_a_number_and_in_a_chat_with_its_answer_are_excluded(tmp_path):
+def test_problems_beside_a_number_and_in_a_chat_with_its_answer_are_excluded(tmp_path, capsys):
     chat = [{"role": "user", "content": "What is 2 + 2?"}, ASSISTANT]
     numbered = write(tmp_path / "numbered.jsonl", [{"problem": 1, "question": "What is 1 + 1?"}])
     answered = write(tmp_path / "answered.jsonl", [{"prompt": chat}])
-    found = [*MATHS, {"problem": "Go?", "solution": r"\boxed{1}"}]
-    rows, report = prepare(tmp_path, found, "--exclude", numbered, answered)
-    assert questions(rows) == ["Go?"] and counts(report) == {"in_excluded": 2}
-
-
-def test_an_excluded_file_without_a_problem_is_refused(tmp_path, capsys):
+    rows, report = prepare(tmp_path, [*MATHS, *many(1)], "--exclude", numbered, answered)
+    assert questions(rows) == ["What is 0?"] and counts(report) == {"in_excluded": 2}
     file = write(tmp_path / "empty.jsonl", [{"problem": None}, {"problem": 7}])
     with pytest.raises(SystemExit):
-        prepare(tmp_path, MATHS, "--exclude", file)
+        prepare(tmp_path, MATHS, "--exclude", file, "--overwrite")
     assert "has no row with a problem in problem, question" in capsys.readouterr().err
 
 
@@ -270,8 +261,6 @@ def test_a_key_with_dots_names_a_field_of_a_column(tmp_path):
     rows, report = prepare(tmp_path, found, *words, source="columns")
     assert questions(rows) == ["Why?", "How?"] and [row["label"] for row in rows] == ["34", '["1/2", "0.5"]']
     assert counts(report) == {"no_answer": 2}
-    with pytest.raises(SystemExit):
-        prepare(tmp_path, found, "--prompt-key", "q.text", "--label-key", "model.x", "--overwrite", source="columns")
 
 
 def many(n: int) -> list[dict]:
@@ -389,8 +378,3 @@ def test_the_real_sets_lose_these_rows_and_no_others(tmp_path, source, file, mor
     cli.main(["--source", source, "--input", str(DATA / file), "--output", str(tmp_path / "d.jsonl"), *more.split()])
     report = json.loads((tmp_path / "d.jsonl.report.json").read_text())
     assert report["kinds"] == kinds and counts(report) == dropped
-
-
-def test_every_source_names_its_columns():
-    for name, source in SOURCES.items():
-        assert (None in source.columns) == (name == "columns")

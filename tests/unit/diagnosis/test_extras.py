@@ -73,7 +73,7 @@ def test_the_tools_analyse_a_diagnosis_and_report_a_run(tmp_path):
     write_rollouts(tmp_path / "diagnosis/rollouts.parquet", drawn_rollouts(rng, groups=14), SETTINGS)
     write_log(tmp_path / "tb", CURVES)
     lines = (
-        "diagnose --analyse diagnosis --resamples 10",
+        "diagnose --analyse diagnosis --resamples 10 --ngram 0",
         "report tb --output report",
         "summarize tb",
         "rollout_page diagnosis/rollouts.parquet --output page.html",

@@ -115,12 +115,9 @@ LIVECODEBENCH_CASES = [
     (STDIN | {"contest_date": "soon"}, "contest_date must be a date: got 'soon'"),
     (STDIN | {"contest_date": "2025-06-01T00:00:00"}, "no row that LiveCodeBench v6 asks: The pr"),
     (STDIN | {"metadata": "{"}, "metadata must be JSON"),
-    (STDIN | {"metadata": "[]"}, "metadata must be a JSON dict"),
     (STDIN | {"private_test_cases": None}, "private_test_cases must be a JSON list"),
     (STDIN | {"metadata": FUNCTION["metadata"]}, "must be a functional one"),
-    (FUNCTION | {"metadata": "{}"}, "must be a stdin one"),
     (STDIN | {"public_test_cases": "[]", "private_test_cases": "[]"}, "at least one test"),
-    (STDIN | {"question_content": ""}, "empty_prompt"),
     (FUNCTION | {"public_test_cases": FUNCTION["public_test_cases"].replace("[1, 2]", "1 2")}, "a test must be JSON"),
 ]
 MATH500 = ROWS["math500"]
@@ -136,18 +133,11 @@ MATH500 = ROWS["math500"]
         ("math500", [MATH500, MATH500], "row 2 of .*: unique_id 'test/a/1.json' is there twice"),
         ("math500", [MATH500 | {"problem": " "}], "row 1 of .* cannot be used: empty_prompt"),
         ("math500", [MATH500 | {"answer": ""}], "row 1 of .* cannot be used: no_answer"),
-        ("math500", [MATH500 | {"answer": {"inputs": [], "outputs": []}}], "bad_tests"),
         ("math500", [MATH500 | {"answer": without(MBPP, "test")}], "label is tests, and the task math needs an a"),
-        ("aime24", [{"id": 3, "problem": "?", "solution": "204"}], "no_answer: the solution ends with '204'"),
-        ("gsm8k", [ROWS["gsm8k"] | {"answer": "1002"}], "no_answer: the solution ends with '1002'"),
         ("olympiadbench", [OLYMPIAD | {"final_answer": "1"}], "final_answer must be a list of texts: got '1'"),
-        ("olympiadbench", [OLYMPIAD | {"final_answer": []}], "no_answer"),
         ("olympiadbench", [OLYMPIAD | {"error": "some"}], "cannot be used: could not convert"),
-        ("olympiadbench", [OLYMPIAD | {"error": [1]}], "cannot be used: float"),
         ("olympiadbench", [OLYMPIAD | {"error": "-1"}], "error must be a distance of at least 0: got '-1'"),
-        ("humaneval", [HUMANEVAL | {"test": None}], "bad_tests"),
         ("humaneval+", [HUMANEVAL | {"test": "def check(candidate): ..."}], "no list of inputs: use HumanEvalPlus-Ori"),
-        ("mbpp", [MBPP | {"test_list": "[]"}], "at least one test"),
         ("mbpp+", [MBPP | {"test": ""}], "bad_tests: the test is empty"),
         ("mbpp+", [without(MBPP, "test")], "no column test, which MBPP. needs; its columns are task_id, prompt"),
         *(("livecodebench", [row], message) for row, message in LIVECODEBENCH_CASES),
@@ -224,17 +214,12 @@ def test_a_custom_file_of_programs(tmp_path):
     assert load_questions(custom(path, "reward.py", "prompt", "id", 1))[0].label == "a"
 
 
-@pytest.mark.parametrize(
-    ("task", "k", "message"),
-    [("maths", 1, r"task must be math, .* or a \.py file"), ("math", 0, "k must be at least 1")],
-)
-def test_a_custom_benchmarks_settings_are_checked(task, k, message):
-    with pytest.raises(ValueError, match=message):
-        custom("mine.jsonl", task, "prompt", "label", k)
-
-
 def test_a_custom_file_that_does_not_fit(tmp_path):
     path = tmp_path / "mine.jsonl"
+    with pytest.raises(ValueError, match=r"task must be math, .* or a \.py file"):
+        custom(path, "maths", "prompt", "label", 1)
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        custom(path, "math", "prompt", "label", 0)
     with pytest.raises(DataError, match="does not exist"):
         load_questions(custom(path, "math", "q", "a", 1))
     path.write_text('{"q": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], "a": 1}')
