@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
-from measure import best_times, clock
+from measure import clock
 
 from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
@@ -149,29 +149,3 @@ def physical_limits(group: Group, stages: dict[str, float], pruned: SpanSearch, 
         "kernel_gflops": gemm / stages["kernel"] / 1e9, "solves_gflops": in_solves / stages["solves"] / 1e9,
         "search_over_torch.mm": ours / product,
     }  # fmt: skip
-
-
-def cuda_limits(group: Group, args) -> dict:
-    """Time 1e6 problems of 50 iterations each: the Triton kernel, the torch solver, and the fp32 FMA roofline."""
-    device = torch.cuda.get_device_properties(0)
-    lanes = 64 if (device.major, device.minor) == (8, 0) else 128  # fp32 FMA a cycle and multiprocessor
-    peak = 2 * lanes * device.multi_processor_count * device.clock_rate * 1e3  # FLOP/s; the clock is in kHz
-    tile, areas = group.tile(), group.areas()
-    every = tile.all_pairs()
-    iterations = 50
-    found = {"gpu": device.name, "peak_fp32_tflops": peak / 1e12, "limits_of_the_note_ms": [30, 60, 120, 240]}
-    for name, problems in (("triton", args.problems), ("torch", min(args.problems, 20_000))):
-        pairs = every.repeat(-(-problems // len(every)), 1)[:problems]
-        solver = choose_backend(name, "cuda", args.window)(tile, group.epsilon)
-        solve = partial(solver.solve, pairs, tolerance=0.0, max_iterations=iterations)
-        spent = solve().iterations.double().mean().item()
-        seconds = best_times({name: solve}, args.rounds, "cuda")[0][name]
-        flop = 4 * iterations * float(areas[pairs.cpu().unbind(1)].sum())
-        found[name] = {
-            "problems": problems, "iterations": spent, "ms_per_1e6_problems": seconds * 1e9 / problems,
-            "fma_bound_ms_per_1e6": flop / peak * 1e9 / problems, "share_of_fma_roofline": flop / peak / seconds,
-        }  # fmt: skip
-    searches = {name: partial(group.search, backend=choose_backend(name, "cuda", args.window)) for name in
-                ("triton", "torch")}  # fmt: skip
-    found["search_s"] = best_times(searches, args.rounds, "cuda")[0]
-    return found

@@ -1,8 +1,7 @@
 """The speed of the span search, as ratios to other solvers, to itself unpruned, and to the machine's limits.
 
     python benchmarks/span_search.py --quick                                  # under a minute, on the tests' sample
-    python benchmarks/span_search.py --output span_search.json --plot span_search.png
-    python benchmarks/span_search.py --device cuda --output span_search_cuda.json
+    python benchmarks/span_search.py --output span_search.json
 
 One run measures everything, on one machine and on the same problems: real hidden states of SmolLM2 rollouts.
 (`hidden_states.py` samples a missing group.) Jobs take turns over --rounds rounds. A turn repeats a job for at least a
@@ -10,8 +9,8 @@ second, and a job's best time counts. Other solvers run on a random sample of th
 `peers.py` makes each as fast as the common accuracy allows. Our time includes the cost matrices, theirs does not: ours
 is the search of `shear_weights`, from packed sides to distances.
 
-Prints a table for each length: the time of each solver in times of our search, against its target. Then it prints where
-our time goes, the curve over the number of pairs, and on CUDA the kernel against its limits. --output keeps it all.
+Prints a table for each length: the time of each solver in times of our search, against its target; and where our time
+goes. --output keeps it all. `gpu_check.py` measures a GPU, and `long_responses.py` growth with the number of pairs.
 
 Legend: T tokens of the longest rollout, K spans of a side, P pairs, n/m tokens of a pair's spans, d hidden size.
 """
@@ -23,19 +22,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hidden_states import RUNS, ensure_group, group_path, load_group
-from measure import best_times, environment, pick_device, print_table, script_parser, write_json
+from hidden_states import RUNS, ensure_group, load_group
+from measure import best_times, environment, print_table, script_parser, write_json
 from peers import ACCURACY, PEERS, calibrate, fastest, oracle_minimum
-from search_stages import STAGES, Group, bare_product, counts, cuda_limits, physical_limits, profile
+from search_stages import STAGES, Group, bare_product, counts, physical_limits, profile
 from tqdm import tqdm
 
 from openrlhf_shear.transport import SinkhornPairs, SpanSearch
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 UNPRUNED_TARGET = 5
-CURVE_PAIRS = (250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 50000)
-CURVE_LENGTH = 1700  # tokens; this group has 50,000 pairs at a stride of 25
-BATCHES = {"cpu": (8, 64, 256), "cuda": (64, 1024, 8192)}
+BATCHES = (8, 64, 256)
 MOST_SAMPLED = 20_000
 OURS, UNPRUNED, REFERENCE = "ours", "ours, nothing pruned", "ours, nothing pruned, torch backend"
 PRODUCT = "torch.mm of the tokens"
@@ -136,53 +133,6 @@ def _accuracy(group: Group, pruned: SpanSearch, unpruned: SpanSearch, tried, ora
     }  # fmt: skip
 
 
-# --- the curve -----------------------------------------------------------------------------------------------------
-
-
-def curve(states: list[torch.Tensor], correct: list[bool], args) -> dict:
-    """Return pruned and unpruned times over the number of pairs: of cut rollouts, then of closer spans."""
-    longest, points = max(len(h) for h in states), []
-    cuts = range(args.window, longest + args.stride, args.stride)
-    sizes = {most: Group.of(states, correct, args, args.stride, most).pairs for most in cuts}
-    for target in tqdm([p for p in CURVE_PAIRS if p <= args.curve_pairs], desc="curve", leave=False):
-        most = next((most for most, pairs in sizes.items() if pairs >= target), longest)
-        stride = args.stride
-        while Group.of(states, correct, args, stride, most).pairs < target and stride > 1:
-            stride -= 1
-        group = Group.of(states, correct, args, stride, most)
-        jobs = {"pruned_s": group.search, "unpruned_s": partial(group.search, prune=False)}
-        seconds, _ = best_times(jobs, args.rounds, group.device, args.repeat_seconds, quiet=True)
-        solved = group.search().solved_fraction
-        points.append({"pairs": group.pairs, "stride": stride, "most_tokens": min(most, longest), **seconds,
-                       "ratio": seconds["unpruned_s"] / seconds["pruned_s"], "solved_share": solved})  # fmt: skip
-    exponents = {}
-    for name, chosen in (("all", points), (f"stride {args.stride}", [p for p in points if p["stride"] == args.stride])):
-        if len(chosen) > 1:
-            pairs = np.log([p["pairs"] for p in chosen])
-            exponents[name] = {
-                which: float(np.polyfit(pairs, np.log([p[f"{which}_s"] for p in chosen]), 1)[0])
-                for which in ("pruned", "unpruned")
-            }
-    return {"points": points, "exponents": exponents, "longest_rollout": longest}
-
-
-def plot(found: dict, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    fits = found["exponents"]["all"]
-    for which, marker in (("unpruned", "s"), ("pruned", "o")):
-        points = found["points"]
-        label = f"{which}, exponent {fits[which]:.2f}"
-        axes.loglog([p["pairs"] for p in points], [p[f"{which}_s"] for p in points], marker=marker, label=label)
-    axes.set(xlabel="span pairs", ylabel="seconds", title="Span search, real hidden states")
-    axes.grid(which="both", alpha=0.3), axes.legend()
-    figure.savefig(path, dpi=150)
-
-
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
@@ -215,13 +165,12 @@ def report(name: str, found: dict) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    args.device = pick_device(args.device)
-    args.batches = BATCHES[args.device]
+    args.device, args.batches = "cpu", BATCHES
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.quick:
         args.rounds, args.calibration, args.oracle_spans, args.torch_pairs, args.batches = 1, 8, 1, 64, (16,)
-        args.peer_seconds, args.repeat_seconds, args.curve_pairs, args.problems = 0.3, 0.1, 1000, 10_000
+        args.peer_seconds, args.repeat_seconds = 0.3, 0.1
         groups = {"sample": load_group(TESTS / "data" / "smollm2_states.safetensors")}
     else:
         groups = {f"T={length}": ensure_group(length, args.states) for length in args.lengths}
@@ -230,24 +179,6 @@ def main(argv: list[str] | None = None) -> None:
     for name, (states, correct) in groups.items():
         found["lengths"][name] = compare(Group.of(states, correct, args, args.stride), args)
         report(name, found["lengths"][name])
-    if args.curve_pairs:
-        states, correct = groups[list(groups)[-1]]
-        if not args.quick and group_path(CURVE_LENGTH, args.states).is_file():
-            states, correct = ensure_group(CURVE_LENGTH, args.states)
-        found["curve"] = curve(states, correct, args)
-        columns = {"pairs": "pairs", "stride": "stride", "most_tokens": "tokens", "pruned_s": "pruned, s"}
-        columns |= {"unpruned_s": "unpruned, s", "ratio": "ratio", "solved_share": "solved"}
-        print_table("time against the number of pairs", found["curve"]["points"], columns)
-        for which, fit in found["curve"]["exponents"].items():
-            print(f"time ~ pairs^p ({which}): p = {fit['pruned']:.2f} pruned, {fit['unpruned']:.2f} unpruned")
-        if args.plot:
-            plot(found["curve"], args.plot)
-    if args.device == "cuda":
-        states, correct = groups[list(groups)[-1]]
-        found["cuda"] = cuda_limits(Group.of(states, correct, args, args.stride), args)
-        flat = [{"backend": name, **found["cuda"][name]} for name in ("triton", "torch")]
-        print_table(found["cuda"]["gpu"], flat, {key: key.replace("_", " ") for key in flat[0]})
-        print(f"whole search, s: {found['cuda']['search_s']}")
     write_json(args.output, found)
 
 
@@ -259,7 +190,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--window", type=int, default=100, help="span length, in tokens (default 100)")
     add("--stride", type=int, default=25, help="tokens between the starts of spans (default 25)")
     add("--epsilon-rel", type=float, default=0.015, help="regularisation, in mean norms (default 0.015)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto is CUDA where available")
     add("--threads", type=int, default=0, metavar="N", help="torch threads, ours and the peers' (default all cores)")
     add("--rounds", type=int, default=3, help="turns of each job (default 3)")
     add("--repeat-seconds", type=float, default=1.0, metavar="S", help="shortest time of a job's turn (default 1)")
@@ -268,11 +198,6 @@ def _parser() -> argparse.ArgumentParser:
         help="pairs that choose the peers' stopping rules, a quarter of them nearest pairs (default 32)")  # fmt: skip
     add("--oracle-spans", type=int, default=2, metavar="K", help="spans whose minimum the oracle checks (default 2)")
     add("--torch-pairs", type=int, default=1000, metavar="P", help="sample for the torch backend (default 1000)")
-    add("--curve-pairs", type=int, default=50_000, metavar="P",
-        help=f"the curve's last point, 0 for no curve (default 50000). It uses the T={CURVE_LENGTH} group if it "
-        "exists, else the last of --lengths, and a smaller stride where the rollouts are too short")  # fmt: skip
-    add("--problems", type=int, default=200_000, metavar="P", help="CUDA: problems of the kernel (default 200000)")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the curve")
     add("--quick", action="store_true", help="smoke test: the tests' sample, few pairs, one round; ratios are rough")
     return parser
 

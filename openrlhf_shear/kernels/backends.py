@@ -47,12 +47,12 @@ def choose_backend(backend: str, device: str, window: int) -> type[SinkhornPairs
 
 @cache
 def warn_of_a_slow_triton() -> None:
-    """Warn, once in a process, of a Triton whose kernels take several times as long."""
+    """Warn, once in a process, of a Triton whose solves spill registers in every iteration."""
     found = importlib.import_module("triton").__version__
     if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _FAST_TRITON:
         logger.warning(
-            "span search backend: triton %s is slow. Its kernel takes 4 to 10 times as long as that of triton 3.7 "
-            "(modelled, not measured). Use torch 2.12 or later, which brings triton 3.7 or later",
+            "span search backend: triton %s is slow: its solves spill registers in every iteration. Use torch 2.12 or "
+            "later, which brings triton 3.7 or later",
             found,
         )
 

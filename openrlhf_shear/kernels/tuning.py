@@ -12,14 +12,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-# Chosen from the code that Triton 3.7.1 compiles for sm_90a, not measured (`benchmarks/kernel_resources.py
-# --all-launches`). Below are the cycles in which a multiprocessor issues a problem's iteration, and the warps it holds.
-# - 128 x 128, 4 warps a program, maxnreg 255: 653 cycles, 8 warps held.
-# - 128 x 128, 4 warps, maxnreg 168: 711 cycles, 12 held; a warp moves 51 spilled registers in each iteration.
-# - 128 x 128, 8 warps, maxnreg 128: 814 cycles, 16 held.
-# - 64 x 64, 2 warps, maxnreg 255: 229 cycles, 8 held.
-# - 64 x 64, 4 warps, maxnreg 128: 270 cycles, 16 held.
-# The others spill nothing in an iteration. Few warps hide latencies worse; how much worse, only gpu_check.py can say.
+# Chosen from the machine code of Triton 3.7.1 for sm_90a, not measured. A program of 128 x 128 with 168 registers moves
+# 51 spilled registers in each iteration; with 255 none, but then a multiprocessor holds 8 warps in place of 12.
 DEFAULT = {"rows_a_warp": 32, "maxnreg": 255}
 ROWS_A_WARP, MAXNREG = (8, 16, 32), (None, 128, 168, 255)  # the values to choose from
 

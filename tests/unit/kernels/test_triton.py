@@ -1,4 +1,4 @@
-"""The Triton backend's arithmetic without a GPU, in Triton's interpreter; test_kernel_resources.py compiles it.
+"""The Triton backend's arithmetic without a GPU, in Triton's interpreter; test_compiled_kernels.py compiles it.
 
 The interpreter has to be chosen before Triton is imported, for a whole process. So `test_in_the_interpreter` runs this
 file once more, and there, and only there, the tests marked `interpreted` are collected.
