@@ -90,20 +90,14 @@ def read_samples(body: object) -> list[tuple[str, str, object]]:
     Raises:
         BadRequest: a field is missing or no list, a query or prompt is no text, or the lists differ in length.
     """
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body must be an object with query, prompts and labels: got {type(body).__name__}")
-    for field in ("query", "prompts", "labels"):
-        if not isinstance(body.get(field), list):
-            got = type(body[field]).__name__ if field in body else "nothing"
-            raise BadRequest(f"{field} must be a list: got {got}")
-    lengths = [len(body[field]) for field in ("query", "prompts", "labels")]
-    if len(set(lengths)) > 1 or not lengths[0]:
-        raise BadRequest(f"query, prompts and labels must have one length, at least 1: got {lengths}")
-    for field in ("query", "prompts"):
-        for i, value in enumerate(body[field]):
-            if not isinstance(value, str):
-                raise BadRequest(f"{field}[{i}] must be a text: got {type(value).__name__}")
-    return list(zip(body["query"], body["prompts"], body["labels"], strict=True))
+    lists = [body.get(field) for field in ("query", "prompts", "labels")] if isinstance(body, dict) else []
+    fits = all(isinstance(each, list) for each in lists) and len(set(map(len, lists))) == 1
+    if not fits or not lists[0] or not all(isinstance(text, str) for text in (*lists[0], *lists[1])):
+        raise BadRequest(
+            "the body must be an object with query, prompts and labels: lists of one length, at least 1, and texts but "
+            f"for the labels; got {json.dumps(body)[:200]}"
+        )
+    return list(zip(*lists, strict=True))
 
 
 def answer(verdicts: Sequence[Verdict]) -> dict:

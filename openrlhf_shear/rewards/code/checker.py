@@ -6,11 +6,10 @@ checker answers for the expected output.
 
 import time
 
-from openrlhf_shear.rewards.code.hosts import Grade, raise_if_killed
+from openrlhf_shear.rewards.code.hosts import GRACE_SECONDS, Grade
 from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
 
-GRACE_SECONDS = 10.0
 TESTS_MB = 256  # MiB beyond a program's, for the processes that handle its values
 _SAID = {"true": True, "false": False}  # the answers that a child writes
 _MOST_CHARACTERS = 500  # of an error
@@ -77,14 +76,11 @@ class Checker:
         return plain.encode([*self._tests.arguments[at]]), plain.encode(self._tests.expected(at))
 
     def _answer(self, at: int, output: object, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout + GRACE_SECONDS
-        task = {"call": "check", "arguments": [*self._of_test(at), output], "timeout": timeout}
         try:
-            self._process.tell(task, deadline)
-            ended = self._process.hear(deadline)
+            task = {"call": "check", "arguments": [*self._of_test(at), output]}
+            ended = self._process.run(task, timeout, "the label's checker")
         except TimeoutError as error:
             raise CheckerError(f"the label's checker is late for test {at}") from error
-        raise_if_killed(ended, timeout, "the label's checker")
         answer = _SAID.get(ended["answer"])
         if ended["how"] != "ended" or ended["code"] != 0 or answer is None:
             said = [f"check must return True or False: got {ended['answer']}"] if ended["answer"] else []

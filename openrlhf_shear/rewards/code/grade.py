@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from openrlhf_shear.rewards.code.checker import TESTS_MB, Checker, CheckerError, NoAnswerError
-from openrlhf_shear.rewards.code.hosts import DiedError, Grade, raise_if_killed
+from openrlhf_shear.rewards.code.hosts import GRACE_SECONDS, DiedError, Grade, raise_if_killed
 from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
@@ -27,7 +27,6 @@ from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
-GRACE_SECONDS = 10.0
 LEAST_CHECK = 1.0  # seconds of a checker, even if a task's tests have used up their time
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # limit of all tests together: at least so many seconds, and so many timeouts
 _UNPARSED = ("SyntaxError", "IndentationError", "TabError")  # Python's words for a text that is no program
@@ -159,6 +158,7 @@ class _Grade:
         """Yield the outcomes of stdin or function tests. Raises TimeoutError: the process in the jail is late."""
         tests = self._tests
         runner = self._start(stack, "responses", self._packages)
+        runner.tell(self._job, time.monotonic() + GRACE_SECONDS)
         checker = None
         if tests.checker:
             process = self._start(stack, "tests", needs_packages(tests.checker))
@@ -173,18 +173,12 @@ class _Grade:
                 test = {"stdin": tests.inputs[at]}
             else:
                 test = {"call": tests.name, "arguments": [plain.encode(argument) for argument in tests.arguments[at]]}
-            deadline = time.monotonic() + timeout + GRACE_SECONDS
             try:
-                if at == 0:
-                    runner.tell(self._job, deadline)
-                runner.tell(test | {"timeout": timeout}, deadline)
-                ended = runner.hear(deadline)
+                ended = runner.run(test, timeout, "the program")
             except DiedError:
                 if runner.end(gone=True)["overfull"]:
                     raise _OverError("the program made too many files") from None
                 raise
-            if ended["how"] == "ended":
-                raise_if_killed(ended, timeout, "the program")
             check = checker and (lambda output, at=at: checker.check(at, output, self._left(last)))
             yield _judged(tests, at, ended, check)
 

@@ -15,6 +15,7 @@ from openrlhf_shear.rewards.jail.inside import wire
 
 _SCRIPT = Path(__file__).parent / "inside" / "host.py"
 _LIMITS = Limits(memory_mb=1 << 20, cpu_seconds=24 * 3600)  # of the host; the processes it runs lower their own
+GRACE_SECONDS = 10.0  # beyond a time limit, for a jail to answer
 _END_SECONDS = 5.0  # for a host to check that nothing of a grade is left
 
 
@@ -76,6 +77,20 @@ class Grade:
             return wire.receive(self._hears, deadline)
         except EOFError as error:
             raise DiedError("a process of a jail is gone") from error
+
+    def run(self, test: dict, timeout: float, what: str) -> dict:
+        """Run a test in a child, `what`, and return how that ended (`inside.runner`).
+
+        Raises:
+            TimeoutError: the process is late.
+            DiedError: it is gone, or its child was killed from outside.
+        """
+        deadline = time.monotonic() + timeout + GRACE_SECONDS
+        self.tell(test | {"timeout": timeout}, deadline)
+        ended = self.hear(deadline)
+        if ended["how"] == "ended":
+            raise_if_killed(ended, timeout, what)
+        return ended
 
     def end(self, gone: bool = False) -> dict:
         """End the process with all that it started. May be called again.

@@ -34,17 +34,13 @@ def read(tmp_path):
     return agreement.read_cases([responses], agreement.read_golds([golds]))
 
 
-def test_golds_are_found_by_the_text_of_the_problem(read):
+def test_golds_are_found_by_the_text_of_the_problem_and_disagreements_counted(read):
     cases, missing = read
     assert missing == 1
     assert [(case.id, case.gold, case.tolerance, case.right) for case in cases] == [
         *(("a", "2", None, True), ("b", "2", None, False), ("c", "x^2+x", None, True)),
         *(("some-3", "4.2", 0.1, True), ("some-4", "4.2", 0.1, True)),
     ]
-
-
-def test_the_counts_and_the_cases_to_read(read):
-    cases, _ = read
     ours = agreement.graded(cases, 1, ("boxed",))
     assert [(correct, reason) for correct, reason, _ in ours] == [
         *((True, None), (True, None), (False, "wrong"), (True, None), (False, "no_answer"))
@@ -62,14 +58,3 @@ def test_the_counts_and_the_cases_to_read(read):
     ]
     read_again = [case.id for case in agreement.disagreements(cases, ours, theirs)]
     assert read_again == ["b", "c", "some-3"]
-
-
-def test_math_verify_answers_in_a_process(read):
-    cases, _ = read
-    assert agreement.by_math_verify(cases[:2]) == [True, True]
-
-
-def test_a_row_without_a_label_is_refused(tmp_path):
-    path = write(tmp_path / "rows.jsonl", {"problem": "p", "response": "r"})
-    with pytest.raises(ValueError, match="a row must have one of final_answer_correct, is_correct, correct"):
-        agreement.read_cases([path], {"p": ("1", None)})

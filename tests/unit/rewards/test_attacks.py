@@ -43,10 +43,17 @@ OF_TEXTS = {
     "brackets": "({[",
     "dollars": "$$\\[",
     "boxes": r"\boxed{",
+    "boxes without a brace": r"\boxed",
+    "fractions": r"\frac{",
+    "words": r"\text{",
+    "marks": "#### answer is ",
     "tags": "<answer>",
     "signs": "-(",
     "special tokens": " <|x",
     "numbers": ",111.",
+    "prices": "$-",
+    "digits": "9",
+    "points": ".1",
     "addresses": "x:http://",
 }
 

@@ -11,7 +11,7 @@ import pytest
 from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
-from openrlhf_shear.rewards.code import grade as grading
+from openrlhf_shear.rewards.code import hosts
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.jail import JailError
 
@@ -197,7 +197,7 @@ def test_humaneval_completes_or_repeats_its_prompt():
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_programs_and_functions_that_cheat(name: str, monkeypatch):
-    monkeypatch.setattr(grading, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(hosts, "GRACE_SECONDS", 0.5)
     for kind in ("assert", "function" if "def double" in CHEATS[name] else "stdin"):
         verdict = grade(CHEATS[name], RIGHT[kind][1], timeout=0.5 if name in ENDLESS else 20.0, memory_mb=256)
         assert verdict.correct is False and (name in ENDLESS) >= (verdict.outcomes[0] == "timeout"), (kind, verdict)

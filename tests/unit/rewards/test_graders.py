@@ -1,13 +1,10 @@
 """The table of graders, and multiple choice: a grader that is its file and an entry, and that every room knows."""
 
-import ast
 import json
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-import openrlhf_shear
 from openrlhf_shear.cli import sampling_flags, serve_reward, train_ppo_ray
 from openrlhf_shear.evaluation.run import results
 from openrlhf_shear.rewards.choice import CHOICE, chosen
@@ -104,16 +101,3 @@ def test_every_command_names_every_grader(capsys):
     parser = sampling_flags.argparse.ArgumentParser()
     sampling_flags.add_own_file(parser)
     assert "choice" in parser.format_help()
-
-
-def test_no_other_file_of_the_package_names_multiple_choice():
-    """So a grader is its file and its entry in the table."""
-    package = Path(openrlhf_shear.__file__).parent
-    naming = set()
-    texts = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
-    for path, text in texts.items():
-        for node in ast.walk(ast.parse(text)) if "choice" in text else ():
-            words = (getattr(node, name, None) for name in ("value", "module"))
-            if {"choice", "openrlhf_shear.rewards.choice"} & {word for word in words if isinstance(word, str)}:
-                naming.add(str(path.relative_to(package)))
-    assert naming == {"rewards/choice.py", "rewards/graders.py"}

@@ -154,17 +154,17 @@ def test_a_token_that_is_missing_or_hard_to_carry_in_a_url_is_refused():
 
 
 def test_a_malformed_request_is_unprocessable_and_says_why(pool):
-    for sent, says in (
-        ({**body("a", "b"), "labels": ["1"]}, "one length"),
-        (body(), "at least 1"),
-        ({"query": ["a"], "prompts": ["p"]}, "labels must be a list: got nothing"),
-        ({**body("a"), "query": "a"}, "query must be a list: got str"),
-        ({**body("a"), "query": [["a"]]}, "query[0] must be a text: got list"),
-        ({**body("a"), "prompts": [None]}, "prompts[0] must be a text: got NoneType"),
-        (["a"], "must be an object with query, prompts and labels: got list"),
+    for sent in (
+        {**body("a", "b"), "labels": ["1"]},
+        body(),
+        {"query": ["a"], "prompts": ["p"]},
+        {**body("a"), "query": "a"},
+        {**body("a"), "query": [["a"]]},
+        {**body("a"), "prompts": [None]},
+        ["a"],
     ):
         status, got = ask_with_token(pool, sent)
-        assert status == 422 and says in got["error"]
+        assert status == 422 and "lists of one length" in got["error"] and json.dumps(sent) in got["error"]
 
 
 def test_a_body_that_is_not_json_is_a_bad_request(pool):

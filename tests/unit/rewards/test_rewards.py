@@ -94,17 +94,3 @@ def test_the_response_is_what_follows_the_prompt():
     assert response_of(prompt[5:] + " 12", prompt) == " 12"  # truncated from the left
     assert response_of("something else", prompt) == "something else"
     assert response_of("12", "") == "12"
-
-
-@pytest.mark.parametrize(
-    ("unit", "times"),
-    [
-        *((",111", 150_000), ("9", 600_000), ("\\boxed{", 150_000), ("{", 600_000), ("<|", 300_000), ("####", 150_000)),
-        *(("$-", 300_000), ("9**9**9**9", 1), ("__import__('os').system('x')", 1), ("10" + "0" * 5000, 1)),
-        *(("\x00\ud800", 1), ("1e999999999", 1), ("NaN Infinity", 1), (".1", 299_999)),
-    ],
-)
-def test_no_response_makes_the_last_number_reward_raise_or_hang(unit, times):
-    # Linear in the text: under 0.2 s each. Anything quadratic takes longer than a test may.
-    for text in (unit * times, unit * times + "1"):
-        assert last_number.reward_func(["Q" + text], ["Q"], ["7"])["rewards"] == 0.0
