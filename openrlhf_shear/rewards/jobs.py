@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 
 class CalledOffError(RuntimeError):
@@ -13,8 +13,8 @@ class Job:
     """A call of a function in a thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kills: list[Callable[[], None]] = []
+        self.lock = threading.Lock()  # guards the fields below
+        self.kills: list[Callable[[], None]] = []
         self.called_off = False
 
     def run(self, function: Callable, *arguments):
@@ -26,22 +26,10 @@ class Job:
 
     def call_off(self) -> None:
         """Kill the processes of this job. Call it once, from any thread."""
-        with self._lock:
+        with self.lock:
             self.called_off = True
-            for kill in self._kills:
+            for kill in self.kills:
                 kill()
-
-    @contextmanager
-    def _with(self, kill: Callable[[], None]) -> Iterator[None]:
-        with self._lock:
-            if self.called_off:
-                raise CalledOffError("the grade was called off")
-            self._kills.append(kill)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._kills.remove(kill)
 
 
 class _Here(threading.local):
@@ -56,8 +44,16 @@ _here = _Here()
 @contextmanager
 def killable(kill: Callable[[], None]) -> Iterator[None]:
     """Call `kill` if this thread's job is called off within. Raises CalledOffError: it has been called off already."""
-    with nullcontext() if _here.job is None else _here.job._with(kill):
+    job = _here.job or Job()
+    with job.lock:
+        if job.called_off:
+            raise CalledOffError("the grade was called off")
+        job.kills.append(kill)
+    try:
         yield
+    finally:
+        with job.lock:
+            job.kills.remove(kill)
 
 
 def called_off() -> bool:
