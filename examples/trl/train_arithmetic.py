@@ -13,8 +13,9 @@ from trl import GRPOConfig
 
 from openrlhf_shear.integrations.trl import ShearGRPOTrainer
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems, parse_problem
-from openrlhf_shear.tasks.arithmetic.sampling import sampled_accuracy
+from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_checks
 from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
+from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 
 GROUP = 8  # rollouts a problem
 
@@ -58,7 +59,8 @@ def main() -> None:
 
     def accuracy() -> float:
         model = trainer.accelerator.unwrap_model(trainer.model).eval()
-        return sampled_accuracy(model, trainer.processing_class, heldout, args.seed, MAX_RESPONSE_TOKENS).correct
+        checks = sampled_checks(model, trainer.processing_class, ArithmeticTask(), heldout, args.seed)
+        return Accuracy.of(checks).correct
 
     before = accuracy()
     trainer.train()

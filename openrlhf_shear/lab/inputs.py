@@ -82,7 +82,7 @@ def continuations(
         prompts = [rows[i][: starts[i] + t].tolist() for i, t in unfinished for _ in range(n)]
         room = [models.task.budget - t for _, t in unfinished for _ in range(n)]
         own = seed + ((unfinished[0][0] + 1) << 32) if unfinished else seed
-        ends = iter(continue_ids(models.policy, rollouts.tokenizer, prompts, room, own))
+        ends = iter(continue_ids(models.policy.model, rollouts.tokenizer, prompts, room, own))
         known = {}
         for i, t in unfinished:
             problem, begun = problems[i // rollouts.group_size], rows[i][starts[i] :][:t]

@@ -18,8 +18,7 @@ from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 from openrlhf_shear.lab.tasks import Task, task_of
-from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks, generate_long
-from openrlhf_shear.tasks.arithmetic.policy import load_policy, save
+from openrlhf_shear.tasks.arithmetic.policy import fused_attention, load_policy, save
 
 BETAS = (0.9, 0.95)  # as in OpenRLHF
 WEIGHTS = "model.safetensors"
@@ -65,7 +64,8 @@ class Policy:
             mask: (B, A) bool, the response tokens.
             states, source_states: whether to return the hidden states, and those from which tokens were drawn.
         """
-        with captured_lm_head_input(self.model) as captured, self._attending():
+        attention = fused_attention(self.model) if self._long else contextlib.nullcontext()
+        with captured_lm_head_input(self.model) as captured, attention:
             logits = self.model(input_ids=sequences, use_cache=False).logits[:, :-1].float()
         log_all = logits.log_softmax(-1)
         with torch.no_grad():
@@ -85,17 +85,6 @@ class Policy:
     @property
     def lm_head(self) -> LMHead:
         return LMHead(self.model.get_output_embeddings().weight.detach())
-
-    def _attending(self) -> contextlib.AbstractContextManager:
-        if not self._long:
-            return contextlib.nullcontext()
-        return attending_in_blocks(self.model)
-
-    def generate(self, **options: object) -> torch.Tensor:
-        """Generate as the model does, (B, S + T) int64; torch's random state decides the draws."""
-        if not self._long:
-            return self.model.generate(**options)
-        return generate_long(self.model, **options)
 
     def update(self, loss: torch.Tensor) -> float:
         """Take one optimiser step on the loss; return the norm of its gradient before clipping."""

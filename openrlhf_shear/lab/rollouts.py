@@ -70,7 +70,7 @@ def sample(
             f"{task.about}"
         )
     options = {"max_new_tokens": task.budget, "temperature": temperature}
-    responses = sample_ids(policy, policy.tokenizer, prompts, seed, **options)
+    responses = sample_ids(policy.model, policy.tokenizer, prompts, seed, **options)
     return graded(task, policy.tokenizer, repeated, responses, group_size)
 
 

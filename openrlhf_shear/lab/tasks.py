@@ -34,7 +34,7 @@ class Task(Protocol):
     about: str
     warm_up_command: str  # a module
     budget: int  # most tokens of a response
-    long_responses: bool  # whether other attention is faster (`arithmetic.attention`)
+    long_responses: bool  # whether fused attention is faster (`arithmetic.policy.fused_attention`)
 
     def problems(self, n: int, seed: int, split: str = "train") -> Sequence[Problem]:
         """Return `n` different problems; the same arguments give the same problems."""

@@ -68,7 +68,7 @@ def prefix_values(
     A shared value's continuations start in turn from each rollout that has it, where the rollout first has it.
 
     Args:
-        policy: has `generate`, as `lab.policy.Policy` does.
+        policy: a `lab.policy.Policy`.
         problems: one for each group.
         log_probs: (N, S - 1), the policy's `Reading.log_probs` of the rollouts, which it sampled at temperature 1.
         continuations: n; a sampled value has a standard error of at most 1 / (2 sqrt(n)).
@@ -104,7 +104,7 @@ def prefix_values(
     room, ends = [task.budget - t for _, _, t in wanted], []
     for at in tqdm(range(0, len(rows), BATCH), "continuations", unit="batch", leave=False, disable=None):
         batch = slice(at, at + BATCH)
-        ends += continue_ids(policy, policy.tokenizer, rows[batch], room[batch], seed * 1_000_003 + at // BATCH)
+        ends += continue_ids(policy.model, policy.tokenizer, rows[batch], room[batch], seed * 1_000_003 + at // BATCH)
     right = Counter()
     for (label, i, t), end in zip(wanted, ends, strict=True):
         right[label] += task.check(policy.tokenizer, repeated[i], torch.cat([responses[i][:t], end])).correct

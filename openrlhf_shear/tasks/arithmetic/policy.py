@@ -1,6 +1,8 @@
 """Small policy of the arithmetic task: an ordinary Hugging Face folder of a 0.64M-parameter Qwen2 model."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -89,9 +91,19 @@ def save(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, out: str | Path) -> 
 def load_policy(folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model (float32 weights, evaluation mode) and the tokenizer of a policy's folder."""
     logging.disable_progress_bar()  # otherwise each loaded policy shows a bar
-    # Eager attention is faster than fused attention for a hundred short sequences in bfloat16 on a CPU.
+    # In sampling, and for short sequences, eager attention is faster than fused attention in bfloat16 on a CPU.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     # AutoTokenizer loads Qwen2's tokenizer for every Qwen2 model, even if the folder names another.
     named = json.loads(Path(folder, "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
     kind = AutoTokenizer if named == "Qwen2Tokenizer" else PreTrainedTokenizerFast
     return model.eval(), kind.from_pretrained(folder)
+
+
+@contextmanager
+def fused_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Attend with torch's fused kernel, which is faster in passes over whole sequences of some hundred tokens."""
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("eager")

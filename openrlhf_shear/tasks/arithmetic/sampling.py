@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from openrlhf_shear.tasks.arithmetic.problems import ChainProblem
-from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
+from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
@@ -97,10 +96,7 @@ def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) 
     return "".join("\N{REPLACEMENT CHARACTER}" if i in special else t for i, t in zip(ids, tokens, strict=True))
 
 
-def sampled_accuracy(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[ChainProblem], seed: int, max_new_tokens: int
-) -> Accuracy:
-    """Sample one response a problem and return their accuracy."""
-    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=max_new_tokens)
-    responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return Accuracy.of([check(problem, response) for problem, response in zip(problems, responses, strict=True)])
+def sampled_checks(model, tokenizer, task, problems: Sequence, seed: int) -> list:
+    """Sample one response a problem of a task of the lab (`lab.tasks`), and return the task's checks."""
+    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=task.budget)
+    return [task.check(tokenizer, problem, row) for problem, row in zip(problems, ids, strict=True)]

@@ -3,22 +3,23 @@
 Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
 """
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, Range, knob
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
-from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer
-from openrlhf_shear.tasks.arithmetic.problems import FEWEST_OPERATIONS, LETTERS, STEPS, ChainProblem, make_problems
-from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_accuracy
-from openrlhf_shear.tasks.arithmetic.solutions import max_response_tokens, write_solution
+from openrlhf_shear.tasks.arithmetic.policy import build_model, build_tokenizer, fused_attention
+from openrlhf_shear.tasks.arithmetic.problems import FEWEST_OPERATIONS, LETTERS, STEPS
+from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_checks
+from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 
 # of knobs that every warm-up has
 SEED = "Seed of initial weights and training problems."
@@ -65,14 +66,15 @@ class WarmUpResult:
 
 
 def encode_batch(
-    tokenizer: Qwen2Tokenizer, prompts: list[str], responses: list[str]
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], responses: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `input_ids` and `labels`, `(B, L)` int64, padded on the right; labels on the response and `<eos>` only."""
     inputs, labels = [], []
     for prompt, response in zip(prompts, responses, strict=True):
         ids = torch.tensor([*tokenizer.encode(prompt + response, add_special_tokens=False), tokenizer.eos_token_id])
+        start = len(tokenizer.encode(prompt, add_special_tokens=False))
         inputs.append(ids)
-        labels.append(torch.cat([torch.full((len(prompt),), IGNORED), ids[len(prompt) :]]))
+        labels.append(torch.cat([torch.full((start,), IGNORED), ids[start:]]))
     return (
         pad_sequence(inputs, batch_first=True, padding_value=tokenizer.pad_token_id),
         pad_sequence(labels, batch_first=True, padding_value=IGNORED),
@@ -85,13 +87,13 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
     The same settings and the same number of threads give the same weights on one machine.
     """
     multiply_in_float32()
-    operations, budget = settings.operations, max_response_tokens(settings.operations)
-    tokenizer = build_tokenizer(operations)
+    task = ArithmeticTask(settings.operations)
+    tokenizer = build_tokenizer(settings.operations)
     model = build_model(tokenizer, settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    problems = iter(make_problems(settings.max_steps * settings.batch_size, settings.seed, operations=operations))
-    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1, operations=operations)
-    final_problems = make_problems(settings.final_problems, settings.seed, "heldout", operations)
+    problems = iter(task.problems(settings.max_steps * settings.batch_size, settings.seed))
+    stop_problems = task.problems(settings.evaluation_problems, settings.seed + 1)
+    final_problems = task.problems(settings.final_problems, settings.seed, "heldout")
     rng = random.Random(settings.seed)
     started = time.perf_counter()
     reached, rising, step = False, False, 0
@@ -101,30 +103,32 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
             step += 1
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, step / 50)
-            loss = train_step(model, tokenizer, optimizer, batch, rng)
+            loss = train_step(model, tokenizer, optimizer, task, batch, rng)
             bar.update()
             bar.set_postfix(loss=f"{loss:.3f}")
             every = settings.evaluate_every // 4 if rising else settings.evaluate_every  # it rises steeply
             if step % every == 0 and loss < MAYBE_RIGHT:
-                accuracy = sampled_accuracy(model, tokenizer, stop_problems, settings.seed, budget)
+                accuracy = Accuracy.of(sampled_checks(model, tokenizer, task, stop_problems, settings.seed))
                 report(f"step {step}: loss {loss:.3f}, sampled accuracy {accuracy.correct:.3f}")
                 reached = accuracy.correct >= settings.target_accuracy
                 rising = rising or accuracy.correct >= settings.target_accuracy / 8
     seconds = time.perf_counter() - started
     model = model.to(torch.bfloat16).eval()
-    final = sampled_accuracy(model, tokenizer, final_problems, settings.seed + 1, budget)
+    final = Accuracy.of(sampled_checks(model, tokenizer, task, final_problems, settings.seed + 1))
     return WarmUpResult(model, tokenizer, final, step, seconds, reached)
 
 
-def train_step(model, tokenizer, optimizer, problems: list[ChainProblem], rng: random.Random) -> float:
-    responses = [write_solution(problem, rng) for problem in problems]
+def train_step(model, tokenizer, optimizer, task, problems: Sequence, rng: random.Random) -> float:
+    """Take one optimizer step on written responses to a task's problems; return the loss in nats a token.
+
+    Long responses are read in bfloat16.
+    """
+    responses = [task.written(problem, rng) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
-    # Padding is on the right, so with causal attention no token that has a label sees it.
-    return learn(model(input_ids=input_ids, labels=labels).loss, model, optimizer)
-
-
-def learn(loss: torch.Tensor, model, optimizer) -> float:
-    """Take one optimizer step on the loss, and return its value."""
+    attention = fused_attention(model) if task.long_responses else contextlib.nullcontext()
+    with attention, torch.autocast("cpu", torch.bfloat16, enabled=task.long_responses):
+        # Padding is on the right, so with causal attention no token that has a label sees it.
+        loss = model(input_ids=input_ids, labels=labels).loss
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -5,8 +5,6 @@ misconceptions, and hardly ever slips.
 
 Stories begin with one transfer, and grow by a transfer whenever the loss is low. A policy learns from single transfers
 within a minute that words can be copied from the story; from stories of eight transfers this takes an hour.
-
-Legend: B stories a batch, L tokens of the prompt, the response and <eos>.
 """
 
 import math
@@ -18,19 +16,18 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast
 
 from openrlhf_shear.config.knobs import COUNT, POSITIVE, Knobs, knob
 from openrlhf_shear.config.refusal import Refusal
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
-from openrlhf_shear.tasks.arithmetic.attention import attending_in_blocks
 from openrlhf_shear.tasks.arithmetic.policy import load_policy
-from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sample_ids
-from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, MOST_STEPS, OPEN_SHARE, SEED, TARGET, WarmUpResult, learn
-from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, response_words, write_entries
-from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PLAIN, Form
+from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, sampled_checks
+from openrlhf_shear.tasks.arithmetic.warm_up import MOST_STEPS, OPEN_SHARE, SEED, TARGET, WarmUpResult, train_step
+from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck
+from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PLAIN
 from openrlhf_shear.tasks.bookkeeping.policy import SIZES, build_model, build_tokenizer, take_over
-from openrlhf_shear.tasks.bookkeeping.stories import ACCOUNTS, StoryProblem, make_problems
+from openrlhf_shear.tasks.bookkeeping.stories import ACCOUNTS, make_problems
+from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
 
 RISE = 50  # steps over which the learning rate rises
 LEAST_RATE = 0.03  # fraction of the learning rate at the end of its decay
@@ -82,28 +79,6 @@ class BookkeepingResult(WarmUpResult):
     slips: float = 0.0  # fraction of the first errors that are not misconceptions
 
 
-def encode_batch(
-    tokenizer: PreTrainedTokenizerFast, prompts: list[str], responses: list[str]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `input_ids` and `labels`, (B, L) int64, of stories of equal length.
-
-    Only the response and `<eos>` have labels.
-    """
-    prompt_ids, response_ids = (
-        torch.tensor([tokenizer.encode(text) for text in texts]) for texts in (prompts, responses)
-    )
-    ids = torch.cat([prompt_ids, response_ids, torch.full((len(prompt_ids), 1), tokenizer.eos_token_id)], 1)
-    labels = ids.clone()
-    labels[:, : prompt_ids.shape[1]] = IGNORED
-    return ids, labels
-
-
-def sampled_checks(model, tokenizer, problems: list[StoryProblem], seed: int, form: Form) -> list[EntryCheck]:
-    """Sample one response a problem, and check the responses."""
-    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=form.budget)
-    return [check(problem, response_words(tokenizer, row), form) for problem, row in zip(problems, ids, strict=True)]
-
-
 def warm_up(
     settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write, state: Path | None = None
 ) -> BookkeepingResult:
@@ -113,12 +88,13 @@ def warm_up(
     """
     multiply_in_float32()
     form = FORMS[settings.form]
+    task = BookkeepingTask(form)
     tokenizer = build_tokenizer(form)
     model = build_model(tokenizer, settings.seed, settings.size)
     if settings.start:
         take_over(model, tokenizer, *load_policy(Path(settings.start)), form)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1, transfers=form.transfers)
+    stop_problems = task.problems(settings.evaluation_problems, settings.seed + 1)
     grows = GROWS + form.choice_nats - PLAIN.choice_nats
     rng, began, before = random.Random(settings.seed), time.perf_counter(), 0.0
     reached, step, smooth = False, 0, 1.0
@@ -136,7 +112,7 @@ def warm_up(
             transfers = longest if longest == form.transfers or rng.random() < 0.5 else rng.randint(1, longest)
             full, each = (form.story_tokens(ACCOUNTS, length) for length in (form.transfers, transfers))
             problems = make_problems(settings.batch_size * full // each, rng.getrandbits(60), transfers=transfers)
-            smooth += (train_step(model, tokenizer, optimizer, problems, rng, form) - smooth) / MEMORY
+            smooth += (train_step(model, tokenizer, optimizer, task, problems, rng) - smooth) / MEMORY
             if smooth < grows and longest < form.transfers:
                 longest, smooth = longest + 1, 2 * grows  # so that stories do not grow again for some steps
                 grown = step if longest == form.transfers else grown
@@ -151,13 +127,13 @@ def warm_up(
                     state.with_suffix(".partial").replace(state)
                 report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
                 if step - grown >= settings.decay_steps:
-                    accuracy, slips = _measured(sampled_checks(model, tokenizer, stop_problems, settings.seed, form))
+                    accuracy, slips = _measured(sampled_checks(model, tokenizer, task, stop_problems, settings.seed))
                     report(f"step {step}: sampled accuracy {accuracy.correct:.3f}, {slips:.0%} of the errors are slips")
                     reached = accuracy.correct >= settings.target_accuracy
     seconds = before + time.perf_counter() - began
     model = model.to(torch.bfloat16).eval()
-    heldout = make_problems(settings.final_problems, settings.seed, "heldout", form.transfers)
-    accuracy, slips = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1, form))
+    heldout = task.problems(settings.final_problems, settings.seed, "heldout")
+    accuracy, slips = _measured(sampled_checks(model, tokenizer, task, heldout, settings.seed + 1))
     return BookkeepingResult(model, tokenizer, accuracy, step, seconds, reached, slips)
 
 
@@ -171,15 +147,3 @@ def _measured(checks: list[EntryCheck]) -> tuple[Accuracy, float]:
     errors = [result for result in checks if result.first_error is not None]
     slips = sum(not result.misconceived for result in errors)
     return Accuracy.of(checks), slips / max(len(errors), 1)
-
-
-def train_step(
-    model, tokenizer, optimizer, problems: list[StoryProblem], rng: random.Random, form: Form = PLAIN
-) -> float:
-    """Take one optimizer step on written entries; return the loss in nats a token."""
-    responses = [write_entries(problem, rng, Q, form) for problem in problems]
-    input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
-    with attending_in_blocks(model):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(input_ids=input_ids, labels=labels).loss
-        return learn(loss, model, optimizer)

@@ -26,6 +26,7 @@ class Tabular:
 
     table: callable  # response so far -> probabilities of EOS, A, B
     tokenizer = SimpleNamespace(pad_token_id=PAD, eos_token_id=EOS)
+    model = property(lambda self: self)
 
     def generate(self, input_ids, attention_mask, max_new_tokens, temperature, **_):
         assert temperature == 1.0

@@ -27,7 +27,8 @@ from openrlhf_shear.tasks.bookkeeping.stories import (
     Transfer,
     make_problems,
 )
-from openrlhf_shear.tasks.bookkeeping.warm_up import IGNORED, WarmUpSettings, encode_batch
+from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
+from openrlhf_shear.tasks.bookkeeping.warm_up import WarmUpSettings
 
 STORY = StoryProblem(
     (("ana", 20), ("ben", 17), ("cleo", 22)),
@@ -199,14 +200,6 @@ def test_policies_have_their_sizes(size, millions):
     assert build_model(build_tokenizer(), 0, size).num_parameters() == pytest.approx(millions * 1e6, rel=0.03)
 
 
-def test_labels_are_on_responses():
-    tokenizer = build_tokenizer()
-    ids, labels = encode_batch(tokenizer, ["ana 20 .", "ben 17 ."], ["may ana", "june ben"])
-    assert ids.shape == labels.shape == (2, 6)
-    assert (labels[:, :3] == IGNORED).all() and torch.equal(labels[:, 3:], ids[:, 3:])
-    assert (ids[:, -1] == tokenizer.eos_token_id).all()
-
-
 def test_settings_that_cannot_be_are_refused():
     for changes, said in (
         ({"size": "huge"}, "size is not known: got 'huge'; use one of small, large"),
@@ -233,7 +226,7 @@ def test_the_lab_is_given_outcomes_and_first_errors():
 def test_a_warm_up_grows_its_stories_and_measures_its_policy(monkeypatch):
     seen = []
 
-    def step(model, tokenizer, optimizer, problems, rng, form):
+    def step(model, tokenizer, optimizer, task, problems, rng):
         seen.append([len(problem.transfers) for problem in problems])
         return 0.0
 
@@ -262,7 +255,8 @@ def test_a_warm_up_step_learns_from_responses(form):
     model = build_model(tokenizer, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     problems = make_problems(4, 0, transfers=1)
-    losses = [warm_up.train_step(model, tokenizer, optimizer, problems, random.Random(0), form) for _ in range(4)]
+    task = BookkeepingTask(form)
+    losses = [warm_up.train_step(model, tokenizer, optimizer, task, problems, random.Random(0)) for _ in range(4)]
     assert losses[-1] < losses[0] < 7
 
 
@@ -305,29 +299,19 @@ def policy(tmp_path):
     return Policy(tmp_path / "policy", LabSettings(task="bookkeeping", precision="float32"))
 
 
-def test_the_lab_reads_the_ledger_block_by_block(policy, tmp_path, monkeypatch):
-    tokenizer = policy.tokenizer
-    assert policy.tokenizer.decode(policy.tokenizer.encode(STORY.prompt)) == STORY.prompt
-    asked = []
-    sequences = torch.randint(3, len(tokenizer), (2, 300))  # three blocks, the last one not full
+def test_the_lab_reads_the_ledger_with_fused_attention_and_samples_without(policy, tmp_path, monkeypatch):
+    attention = []
+    sequences = torch.randint(3, len(policy.tokenizer), (2, 300))
     mask = torch.ones(2, 299, dtype=torch.bool)
-    hook = policy.model.lm_head.register_forward_hook(lambda *_: asked.append(policy.model.config._attn_implementation))
-    blocked = policy.read(sequences, mask)
-    sample_ids(policy, tokenizer, [STORY.prompt], 0, max_new_tokens=1)
+    hook = policy.model.lm_head.register_forward_hook(
+        lambda *_: attention.append(policy.model.config._attn_implementation)
+    )
+    fused = policy.read(sequences, mask)
+    sample_ids(policy.model, policy.tokenizer, [STORY.prompt], 0, max_new_tokens=1)
     hook.remove()
-    assert asked == ["blocked_causal", "float32_cache"]
+    assert attention == ["sdpa", "eager"]
     settings = LabSettings(task="bookkeeping", precision="float32")
     monkeypatch.setattr(type(task_of(settings)), "long_responses", False)
     eager = Policy(tmp_path / "policy", settings).read(sequences, mask)
     # Float32 sums of at most 300 products in another order, log-probabilities around -5.
-    assert torch.allclose(blocked.log_probs, eager.log_probs, atol=1e-5, rtol=0)
-
-
-def test_the_lab_samples_long_responses_as_transformers_does():
-    # One that has learned to attend. Hardly a draw hangs on float32's rounding; in float64 transformers' own eager
-    # attention is NaN where a prompt is padded.
-    settings = LabSettings(task="bookkeeping", precision="float32")
-    policy = Policy(task_of(settings).shipped(), settings)
-    prompts = [STORY.prompt, " ".join(STORY.prompt.split()[:9])]  # one of them is padded on the left
-    ours, theirs = (sample_ids(who, policy.tokenizer, prompts, 5, max_new_tokens=90) for who in (policy, policy.model))
-    assert all(map(torch.equal, ours, theirs))
+    assert torch.allclose(fused.log_probs, eager.log_probs, atol=1e-5, rtol=0)

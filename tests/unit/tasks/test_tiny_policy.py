@@ -12,8 +12,14 @@ from openrlhf_shear.cli import warm_up_arithmetic
 from openrlhf_shear.tasks.arithmetic import warm_up as module
 from openrlhf_shear.tasks.arithmetic.policy import MAX_POSITIONS, build_tokenizer
 from openrlhf_shear.tasks.arithmetic.problems import LETTERS, POLICY_DIR, alphabet, make_problems
-from openrlhf_shear.tasks.arithmetic.sampling import response_text, sample_ids, sampled_accuracy
-from openrlhf_shear.tasks.arithmetic.solutions import MAX_RESPONSE_TOKENS, max_response_tokens, write_solution
+from openrlhf_shear.tasks.arithmetic.sampling import Accuracy, response_text, sample_ids, sampled_checks
+from openrlhf_shear.tasks.arithmetic.solutions import (
+    MAX_RESPONSE_TOKENS,
+    SolutionCheck,
+    max_response_tokens,
+    write_solution,
+)
+from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 from openrlhf_shear.tasks.arithmetic.warm_up import IGNORED, WarmUpSettings, encode_batch, warm_up
 from openrlhf_shear.tasks.smollm2 import word_problem
 
@@ -57,7 +63,8 @@ def test_shipped_policy_is_small_bfloat16_and_documented(policy):
 
 
 def test_shipped_policy_is_right_about_as_often_as_its_readme_says(policy):
-    accuracy = sampled_accuracy(*policy, make_problems(64, 21, "heldout"), seed=0, max_new_tokens=MAX_RESPONSE_TOKENS)
+    checks = sampled_checks(*policy, ArithmeticTask(), make_problems(64, 21, "heldout"), seed=0)
+    accuracy = Accuracy.of(checks)
     assert 0.2 <= accuracy.correct <= 0.65
     claimed = float(re.search(r"\*\*([0-9.]+)% right", (POLICY_DIR / "README.md").read_text())[1]) / 100
     # Four standard errors of 64 draws.
@@ -141,12 +148,12 @@ def test_warm_up_uses_its_operations_everywhere(operations, monkeypatch):
         seen.extend(zip(prompts, responses, strict=True))
         return encode(tokenizer, prompts, responses)
 
-    def sampled(model, tokenizer, problems, seed, max_new_tokens):
-        measured.append(({len(problem.operations) for problem in problems}, max_new_tokens))
-        return module.Accuracy(0.0, 0.0, len(problems))
+    def sampled(model, tokenizer, task, problems, seed):
+        measured.append(({len(problem.operations) for problem in problems}, task.budget))
+        return [SolutionCheck(False, 0)] * len(problems)
 
     monkeypatch.setattr(module, "encode_batch", recorded)
-    monkeypatch.setattr(module, "sampled_accuracy", sampled)
+    monkeypatch.setattr(module, "sampled_checks", sampled)
     monkeypatch.setattr(module, "MAYBE_RIGHT", 100.0)
     settings = WarmUpSettings(**{**TINY, "max_steps": 4}, evaluate_every=4, operations=operations)
     result = warm_up(settings)
