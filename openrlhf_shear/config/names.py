@@ -124,8 +124,8 @@ def titled(rules: Iterable[str]) -> list[str]:
     """
     rules = list(rules)
     short = {rule: _title(rule) for rule in rules}
-    called = list(short.values())
-    return [short[rule] if called.count(short[rule]) == 1 else rule for rule in rules]
+    titles = list(short.values())
+    return [short[rule] if titles.count(short[rule]) == 1 else rule for rule in rules]
 
 
 def _title(rule: str) -> str:
@@ -140,14 +140,14 @@ def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object
 
     Raises ValueError: a value has another type than its field, or is out of range.
     """
-    hints, given = get_type_hints(kind), {}
+    hints, arguments = get_type_hints(kind), dict(values)
     for name in (each.name for each in fields(kind) if each.name in knobs):
         value = literal(knobs[name])
         if problem := wrong_type(hints[name], value):
             raise ValueError(f"{name} must be {problem}: got {knobs[name]!r}")
-        given[name] = float(value) if hints[name] is float and type(value) is int else value
+        arguments[name] = float(value) if hints[name] is float and type(value) is int else value
     try:
-        return kind(**{**values, **given})
+        return kind(**arguments)
     except TypeError as error:
         raise ValueError(str(error)) from error
 

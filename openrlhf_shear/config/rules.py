@@ -126,14 +126,8 @@ class GtpoConfig(Knobs, section="gtpo"):
 class KtaeConfig(Knobs, section="ktae"):
     """Knobs of `ktae` (Sun et al. 2025, arXiv 2505.16826)."""
 
-    fisher: float = knob(1.0, "Weight of Fisher's exact test in a token's association with the outcome.", NOT_NEGATIVE)
-    gain: float = knob(1.0, "Weight of the information gain, beside fisher; one of the two is above 0.", NOT_NEGATIVE)
     frequency: float = knob(1.0, "Weight of term frequencies in the association's direction.", NOT_NEGATIVE)
     scale: float = knob(1.0, "Limit of what is added to a token's advantage.", POSITIVE)
-
-    def conflicts(self) -> Iterator[Refusal]:
-        if self.fisher == 0 and self.gain == 0:
-            yield self.refusal("gain", "must be above 0 where ktae.fisher is 0", "e.g. 1")
 
 
 describe(
@@ -235,11 +229,6 @@ class NthrConfig(Knobs, section="nthr"):
         "Factor of the blame above it. Unset: 2 |1/2 - p|, p the group's share of correct rollouts.",
         Range(0, 1, remedy="e.g. 0, or leave it out"),
     )
-    vocabulary: str = knob(
-        "responses",
-        "Entries of the prediction errors to compare: those of ids in the group's responses, or all, which costs more.",
-        ("responses", "all"),
-    )
 
 
 @described("more to tokens before those that the update makes likelier", needs="log_probs", kind="update", title="FIPO")
@@ -283,9 +272,6 @@ class RlsdConfig(Knobs, section="rlsd"):
 
     strength: float = knob(0.5, "Share of the reweighted advantage, beside the plain advantage.", SHARE)
     clip: float = knob(0.2, "Weights are 1 minus this to 1 plus this.", _BELOW_1)
-    decay_steps: int = knob(
-        0, "Training steps over which the strength falls to 0, in a line (0: it stays).", NOT_NEGATIVE
-    )
 
 
 @described(

@@ -42,8 +42,8 @@ def hidden(value, *known: str):
     if isinstance(value, Secret):
         return value.shown
     if isinstance(value, str):
-        held = [secret for name in VARIABLES if len(secret := os.environ.get(name, "")) >= _LEAST]
-        for secret in filter(None, (*known, *held)):
+        values = [secret for name in VARIABLES if len(secret := os.environ.get(name, "")) >= _LEAST]
+        for secret in filter(None, (*known, *values)):
             value = value.replace(secret, _HIDDEN)
         value = _QUERY.sub(_without_query, _WORD.sub(_without_user, value))
         return _QUOTED.sub(rf"\1\2{_HIDDEN}", value)
@@ -66,9 +66,9 @@ class Secret(str):
     shown: str
 
     def __new__(cls, text: str, shown: str = _HIDDEN):
-        made = super().__new__(cls, text)
-        made.shown = shown
-        return made
+        secret = super().__new__(cls, text)
+        secret.shown = shown
+        return secret
 
     def __repr__(self) -> str:
         return repr(self.shown)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
+from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def checked_advantages(
 
 
 def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-    """Return `rule.evidence(group, credit)`; refuse anything but evidence of these rollouts."""
+    """Return `rule.evidence(group, credit)`; refuse anything but evidence of as many rollouts."""
     where, group = _where(rule, f"group {group.number}"), without_nonfinite(group)
     evidence = _guarded(where, lambda: rule.evidence(group, credit), "evidence() raised")
     if evidence is None:
@@ -141,9 +141,6 @@ def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> G
         raise CreditRuleError(
             f"{where}: evidence() must have one entry a rollout, {len(group.lengths)}: got {len(evidence.rollouts)}"
         )
-    for i in range(len(evidence.rollouts)):
-        if problem := _problem(i, evidence.rollouts):
-            raise CreditRuleError(f"{where}: the evidence of rollout {i} {problem}")
     return evidence
 
 
@@ -174,32 +171,3 @@ def _check_tensors(where: str, name: str, tensors: Sequence[torch.Tensor], lengt
 
 def _shape(value: object) -> object:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-_TENSORS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans")
-
-
-def _problem(i: int, rollouts: Sequence[SpanEvidence]) -> str | None:
-    """Return what is wrong with the evidence of rollout i, if anything."""
-    evidence = rollouts[i]
-    tensors = {name: getattr(evidence, name) for name in _TENSORS}
-    tensors |= {f"heatmap {j}": values for j, values in evidence.heatmaps.items()}
-    for name, values in tensors.items():
-        if not isinstance(values, torch.Tensor) or values.is_cuda:
-            return f"has {name} that is no tensor on the CPU"
-    spans = len(evidence.span_starts)
-    for name in _TENSORS[1:4]:
-        if len(tensors[name]) != spans:
-            return f"has {spans} spans and {len(tensors[name])} {name}"
-    if not all(0 <= k < spans for k in evidence.heatmap_spans.tolist()):
-        return f"has {spans} spans and shows {evidence.heatmap_spans.tolist()}"
-    for j, k in zip(evidence.nearest_sample.tolist(), evidence.nearest_span.tolist(), strict=True):
-        if (j, k) != (-1, -1) and not (0 <= j < len(rollouts) and 0 <= k < len(rollouts[j].span_starts)):
-            return f"has a nearest span {k} of rollout {j}, which is not in the group"
-    for j, values in evidence.heatmaps.items():
-        if not i < j < len(rollouts):
-            return f"has a heatmap with rollout {j}; the rollout with the lower index has a pair's heatmap"
-        shape = len(evidence.heatmap_spans), len(rollouts[j].heatmap_spans)
-        if tuple(values.shape) != shape:
-            return f"has a heatmap {tuple(values.shape)} with rollout {j}; the shown spans are {shape}"
-    return None

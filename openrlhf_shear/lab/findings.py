@@ -67,7 +67,6 @@ def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
         *([MATCHED] if any({"matched", "shuffled"} & set(of) for of in means.values()) else []),
         f"Smallest effect: the true difference to {baseline} in mean accuracy, in percentage points, that as many "
         f"seeds with this spread would have shown with {POWER:.0%} power.",
-        *_verdicts(means, baseline),
     ]
 
     def rules(kind) -> str:
@@ -80,18 +79,6 @@ def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
     if still:
         notes.append(f"Warning: all pairs differ alike, so an interval says nothing: {still}.")
     return notes
-
-
-def _verdicts(means: dict[str, dict[str, Paired]], baseline: str) -> list[str]:
-    """Name the rules whose intervals of mean accuracy exclude 0, for each comparison."""
-    lines = []
-    for role, name in (("baseline", baseline), ("matched", "their matched controls"), ("shear", "shear")):
-        shown = {rule: of[role] for rule, of in means.items() if role in of and of[role].low is not None}
-        above = ", ".join(rule for rule, mean in shown.items() if mean.low > 0) or "none"
-        below = ", ".join(rule for rule, mean in shown.items() if mean.high < 0) or "none"
-        if shown:
-            lines.append(f"Mean accuracy over {name}, intervals above 0: {above}; below 0: {below}.")
-    return lines
 
 
 def _percent(accuracy: Stat) -> str:

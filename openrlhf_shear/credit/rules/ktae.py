@@ -1,7 +1,7 @@
 """KTAE (Sun et al. 2025, arXiv 2505.16826): GRPO plus the association of each token with right and wrong answers.
 
     A_it = A_i + scale (2 sigmoid(S D) - 1)                     A_i: GRPO's advantage of rollout i
-    S = (fisher F + gain IG) / (fisher + gain)                  strength of the association
+    S = (F + IG) / 2                                            strength of the association
     F = exp(-2 p), or 0 if p = 1                                p: Fisher's exact test, two-sided
     IG = H(Y) - H(Y | X)                                        information gain in bits
     D = asin sqrt(a / n) - asin sqrt(b / m) + frequency (f / (g + 1e-5) - g / (f + 1e-5))
@@ -16,7 +16,7 @@ rollouts, joined, and g in the incorrect ones, with k = 2 and b = 0.5:
 This is the authors' code (xiaolizh1/KTAE, `compute_key_tokens.py` and `core_algos.py`), which differs from the paper:
 
 - The paper prints the probability of the observed table for p, sigmoid - 1/2 (half our scale), and no division in S.
-- Its scripts set gain = 2, which the code does not read: it has 1 for all three. A reward above 0 is correct there.
+- Its scripts weigh IG twice, which the code does not read. A reward above 0 is correct there.
 - Its float32 misses p = 1 for many tables, and F is then exp(-2); equally probable tables can differ. We count exactly.
 - It gives Qwen2.5's token 151643 (end or padding) the value 0. A rule does not know special tokens, so all count.
 
@@ -83,7 +83,7 @@ class KtaeRule(CreditRule):
         )
         config = self.config
         fisher, gain = associations(n, m)[:, a, b]
-        strength = (config.fisher * fisher + config.gain * gain) / (config.fisher + config.gain)
+        strength = (fisher + gain) / 2
         direction = (a / n).double().sqrt().asin() - (b / m).double().sqrt().asin()
         direction += config.frequency * (f / (g + _TINY) - g / (f + _TINY))
         return list((config.scale * torch.tanh(strength * direction / 2))[number].split(lengths))

@@ -12,15 +12,13 @@ where it is large, blame of y_t makes them less likely. With M = sum_k g_k h_k^T
 
 These are section 5 of the paper, with beta and eta of its section 7.3. We found no code by the authors. Choices:
 
-- `vocabulary = responses` keeps the entries of g at ids that the group's responses contain, as the authors do to save
-  time (section 7.4). `all` keeps all entries, which is the definition of s.
+- g has only the entries at ids that the group's responses contain, as the authors do to save time (section 7.4).
 - The mean of s_t of a correct rollout includes its pairs with itself. The paper's words say "other" correct rollouts,
   of which there may be none; public restatements of its equation sum over all.
 - The authors' later THR (arXiv 2510.03669) also changes the credit of correct rollouts, and is another rule.
 
 Cost: the logits of correct rollouts twice, of incorrect ones once, 2 T V d operations each in the policy's dtype, plus
-4 T V' d in float32. V' is the number of these ids, some thousands, or V. For V = 152k and d = 3584, M takes 2.2 GB with
-`all`, and 16 x 8k tokens then take 2e14 to 3e14 float32 operations.
+4 T V' d in float32. V' is the number of these ids, some thousands.
 """
 
 from collections.abc import Iterator
@@ -57,9 +55,7 @@ class NthrRule(CreditRule):
 
     def scores(self, group: RolloutGroup, right: list[int], wrong: list[int]) -> tuple[dict[int, torch.Tensor], float]:
         """Return s of each token, by rollout (T_i,) float32 on the CPU, and tau."""
-        entries = torch.arange(len(group.lm_head.weight))
-        if self.config.vocabulary == "responses":
-            entries = torch.unique(torch.cat([group.token_ids[i] for i in (*right, *wrong)]))
+        entries = torch.unique(torch.cat([group.token_ids[i] for i in (*right, *wrong)]))
         states = group.source_states[right[0]]
         matrix = torch.zeros(len(entries), states.shape[1], device=states.device)  # M
         for g, h in (pair for i in right for pair in _gradients(group, i, entries)):

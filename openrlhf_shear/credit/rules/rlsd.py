@@ -2,14 +2,14 @@
 
     D_t  = log pi(y_t | hint) - log pi(y_t)
     w_t  = clip(exp(sign(A) D_t), 1 - clip, 1 + clip)
-    A'_t = A (1 - l + l w_t)                          l: strength, falling to 0 over decay_steps steps, if they are set
+    A'_t = A (1 - l + l w_t)                          l: strength
 
 The formulas are the paper's (equations 13 to 15) and those of ms-swift (`apply_rlsd_reweight`), whose defaults we have
-too: strength 0.5, clip 0.2, no decay. What differs here:
+too: strength 0.5, clip 0.2. What differs here:
 
 - The hint is another correct response to the same prompt, as in `sdpo`. The paper's is a reference solution, which the
   lab's tasks do not have. Rollouts without such a response keep the weight 1.
-- ms-swift can raise l over a warm-up first, and can leave rollouts with A >= 0 alone. The lab's control
+- ms-swift can raise l over a warm-up and let it decay, and can leave rollouts with A >= 0 alone. The lab's control
   `rlsd/on_incorrect` does the latter for any rule.
 
 Only the credit lab gives log-probs under a hint, so training refuses this rule.
@@ -35,14 +35,13 @@ class RlsdRule(CreditRule):
     def credit(self, group: RolloutGroup) -> Credit:
         gains = hint_gains(group)
         return Credit(
-            [self._weights(gain, group.step) for gain in gains],
-            negative_weights=[self._weights(-gain, group.step) for gain in gains],
+            [self._weights(gain) for gain in gains],
+            negative_weights=[self._weights(-gain) for gain in gains],
             metrics={"gain": mean_gain(gains)},
         )
 
-    def _weights(self, gain: torch.Tensor, step: int) -> torch.Tensor:
-        left = 1 - (step - 1) / self.config.decay_steps if self.config.decay_steps else 1.0
-        strength = self.config.strength * max(left, 0.0)
+    def _weights(self, gain: torch.Tensor) -> torch.Tensor:
+        strength = self.config.strength
         return 1 - strength + strength * gain.exp().clamp(1 - self.config.clip, 1 + self.config.clip)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from openrlhf_shear.config import RULES, PrmConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.knobs import Range
-from openrlhf_shear.config.rules import DeltaConfig, KtaeConfig
+from openrlhf_shear.config.rules import DeltaConfig
 from openrlhf_shear.config.shear import TextConfig
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.lab.settings import LabSettings
@@ -18,9 +18,9 @@ CONFIGS += [SearchConfig, OutcomeConfig, PrmConfig, LabSettings]
 KNOBS = {f"{config.section}.{knob.name}": (config, knob) for config in CONFIGS for knob in fields(config)}
 NUMBERS = {name: pair for name, pair in KNOBS.items() if isinstance(pair[1].metadata["within"], Range)}
 RANGES = {
-    "at least 0": "entropy_adv.alpha gtpo.alpha2 ktae.fisher ktae.gain ktae.frequency pure.verifiable_coef "
+    "at least 0": "entropy_adv.alpha gtpo.alpha2 ktae.frequency pure.verifiable_coef "
     "shear.max_spans text.max_spans error_odds.max_spans error_odds.surprisal error_odds.entropy error_odds.rise "
-    "delta.rounds nthr.beta fipo.clip_high rlsd.decay_steps credit.max_waiting_bytes lab.eval_every",
+    "delta.rounds nthr.beta fipo.clip_high credit.max_waiting_bytes lab.eval_every",
     "at least 1": "shear.window shear.stride text.window text.stride text.ngram error_odds.stride error_odds.reach "
     "pure.width vine.every vine.samples prm.num_nodes prm.num_gpus_per_node prm.micro_batch_size prm.max_len "
     "lab.prompts lab.steps lab.mini_batches lab.eval_problems lab.eval_samples lab.window lab.stride "
@@ -78,7 +78,6 @@ def test_a_word_that_is_not_known_is_refused_by_its_flag(name):
         (ShearConfig, {"epsilon": 1.0, "epsilon_spread": 1.0}, "shear.epsilon_spread cannot be set with shear.epsilon"),
         (TextConfig, {"distance": "mmd"}, "text.distance must depend on costs between opposing tokens alone"),
         (TextConfig, {"distance": "cosine"}, "text.distance must depend on costs between opposing tokens alone"),
-        (KtaeConfig, {"fisher": 0.0, "gain": 0.0}, "ktae.gain must be above 0 where ktae.fisher is 0: got 0.0; use e."),
         (DeltaConfig, {"high": 0.5}, "delta.high must be at least delta.low: got 0.5; use e.g. 1.2"),
         (PrmConfig, {"separator": ""}, "prm.separator must be ASCII text: got ''; use e.g. "),
         (PrmConfig, {"separator": "é"}, "prm.separator must be ASCII text"),

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from rule_groups import VOCABULARY, credit_of, grpo, probabilities, random_group, rows_of, value_of
+from rule_groups import credit_of, grpo, probabilities, random_group, rows_of, value_of
 from scipy.stats import fisher_exact
 
 from openrlhf_shear.config.names import parse_rule
@@ -70,7 +70,7 @@ def gtpo(group, alpha1=1.0, alpha2=0.1, normalize="together"):
     return advantages
 
 
-def ktae(group, fisher=1.0, gain=1.0, frequency=1.0, scale=1.0):
+def ktae(group, frequency=1.0, scale=1.0):
     ids = rows(group.token_ids)
     texts = [[ids[i] for i in side] for side in sides(group)]
     lengths = [sum(map(len, side)) for side in texts]
@@ -95,7 +95,7 @@ def ktae(group, fisher=1.0, gain=1.0, frequency=1.0, scale=1.0):
         )
         a, b = (math.asin(math.sqrt(held / len(side))) for held, side in zip(holders, texts, strict=True))
         direction = a - b + frequency * (f / (g + 1e-5) - g / (f + 1e-5))
-        strength = (fisher * association + gain * information) / (fisher + gain)
+        strength = (association + information) / 2
         return scale * math.tanh(strength * direction / 2)
 
     return [
@@ -212,11 +212,10 @@ def delta(group, low=0.8, high=1.2, rounds=1):
     return weights
 
 
-def nthr_scores(group, vocabulary="responses"):
+def nthr_scores(group):
     """s of each token of a rated rollout, pair by pair, and the smallest mean of a correct rollout."""
     right, wrong = sides(group)
-    ids = sorted({int(token) for i in rated(group) for token in group.token_ids[i]})
-    entries = list(range(VOCABULARY)) if vocabulary == "all" else ids
+    entries = sorted({int(token) for i in rated(group) for token in group.token_ids[i]})
     places = [(i, t) for i in (*right, *wrong) for t in range(group.lengths[i])]
     errors = {
         (i, t): np.array(
@@ -232,9 +231,9 @@ def nthr_scores(group, vocabulary="responses"):
     return scores, min(math.fsum(scores[i]) / len(scores[i]) for i in right if scores[i])
 
 
-def nthr(group, beta=1.0, eta=None, vocabulary="responses"):
+def nthr(group, beta=1.0, eta=None):
     """Weights of blame. No seed has a token whose score is as near to tau as rounding."""
-    (right, wrong), (scores, least) = sides(group), nthr_scores(group, vocabulary)
+    (right, wrong), (scores, least) = sides(group), nthr_scores(group)
     eta = 2 * abs(0.5 - len(right) / (len(right) + len(wrong))) if eta is None else eta
     largest = max(abs(s) for row in scores.values() for s in row)
     weights = [[1.0] * n for n in group.lengths]
@@ -296,12 +295,12 @@ ORACLES |= {each.__name__: each for each in (nthr, spro, rlsd, sdpo, vine)}
 RULES = [
     "uniform", "entropy_mask", "entropy_mask/fraction=0.5", "entropy_mask/fraction=0.01",
     "gtpo", "gtpo/alpha1=0.3/alpha2=0.7", "gtpo/alpha2=2.0/normalize=apart",
-    "ktae", "ktae/fisher=0.5/gain=2.0/frequency=0.0/scale=0.5", "ktae/fisher=0.0", "prm_reshape",
+    "ktae", "ktae/frequency=0.0/scale=0.5", "prm_reshape",
     "pure", "pure/width=64", "pure/width=7/temperature=1.0", "pure/verifiable_coef=0.3",
     "error_odds", "error_odds/surprisal=1.5/entropy=0.5/rise=3.0/reach=5/window=6/stride=2/epsilon_rel=0.1",
     "error_odds/surprisal=0.0/entropy=0.0", "error_odds/rise=0.0", "otb", "otb/tail=own",
     "delta", "delta/rounds=0", "delta/rounds=3", "delta/low=0.1/high=2.5/rounds=2",
-    "nthr", "nthr/vocabulary=all", "nthr/beta=0.0/eta=0.25", "nthr/beta=0.5/eta=0.0", "spro", "spro/beta=2.0",
+    "nthr", "nthr/beta=0.0/eta=0.25", "nthr/beta=0.5/eta=0.0", "spro", "spro/beta=2.0",
     "rlsd", "rlsd/strength=1.0/clip=0.5", "sdpo", "sdpo/share=0.3", "vine", "vine/every=2/samples=3",
     "vine/every=1/samples=1",
 ]  # fmt: skip
