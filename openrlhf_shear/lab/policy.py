@@ -17,7 +17,7 @@ from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, 
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
-from openrlhf_shear.lab.tasks import Task, task_of
+from openrlhf_shear.lab.tasks import Task, task_of, warm_up
 from openrlhf_shear.tasks.arithmetic.policy import fused_attention, load_policy, save
 
 BETAS = (0.9, 0.95)  # as in OpenRLHF
@@ -144,7 +144,7 @@ def _accuracy(text: str) -> float | None:
 
 def _warm_up(task: Task, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
     report(f"warming up a start policy to {accuracy:.0%} ({task.about}); minutes")
-    result = task.warm_up(accuracy, report)
+    result = warm_up(task, accuracy, report)
     if not result.reached_target:
         raise RuntimeError(f"lab.start: {result.steps} steps of warm-up did not reach {accuracy:.0%}; use a lower one")
     report(f"start policy: {result.accuracy.correct:.1%} right on {result.accuracy.problems} held-out problems")

@@ -8,9 +8,12 @@ from typing import Protocol
 import torch
 
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.tasks.arithmetic import warm_up as arithmetic
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
-from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED
-from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
+from openrlhf_shear.tasks.arithmetic.warm_up import WarmUpResult
+from openrlhf_shear.tasks.bookkeeping import warm_up as bookkeeping
+from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED, PLAIN
+from openrlhf_shear.tasks.bookkeeping.task import POLICY_DIR, BookkeepingTask
 from openrlhf_shear.tasks.situation import Situation
 
 
@@ -51,9 +54,6 @@ class Task(Protocol):
     def shipped(self) -> Path:
         """Return the folder of the shipped policy; ValueError where this task has none."""
 
-    def warm_up(self, accuracy: float, report: Callable[[str], None]):
-        """Return a policy of this accuracy: `model`, `tokenizer`, `reached_target`, `accuracy`, `steps`."""
-
 
 def task_of(settings: LabSettings) -> Task:
     match settings.task:
@@ -62,3 +62,12 @@ def task_of(settings: LabSettings) -> Task:
         case "bookkeeping-paraphrased":
             return BookkeepingTask(PARAPHRASED)
     return ArithmeticTask(settings.operations)
+
+
+def warm_up(task: Task, accuracy: float, report: Callable[[str], None]) -> WarmUpResult:
+    """Return a policy of this accuracy."""
+    if isinstance(task, BookkeepingTask):
+        start = None if task.form == PLAIN else str(POLICY_DIR)
+        settings = bookkeeping.WarmUpSettings(form=task.form.name, target_accuracy=accuracy, start=start)
+        return bookkeeping.warm_up(settings, report)
+    return arithmetic.warm_up(arithmetic.WarmUpSettings(target_accuracy=accuracy, operations=task.operations), report)

@@ -1,7 +1,6 @@
 """Chain arithmetic as a task of the lab (`lab.tasks`)."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +50,3 @@ class ArithmeticTask:
                 "another accuracy, to warm one up"
             )
         return POLICY_DIR
-
-    def warm_up(self, accuracy: float, report: Callable[[str], None]):
-        from openrlhf_shear.tasks.arithmetic.warm_up import WarmUpSettings, warm_up
-
-        return warm_up(WarmUpSettings(target_accuracy=accuracy, operations=self.operations), report)

@@ -1,7 +1,6 @@
 """The bookkeeping task for the lab (`lab.tasks`)."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +50,3 @@ class BookkeepingTask:
     def shipped(self) -> Path:
         """Return the folder of the shipped policy."""
         return _POLICIES[self.form.name]
-
-    def warm_up(self, accuracy: float, report: Callable[[str], None]):
-        from openrlhf_shear.tasks.bookkeeping.warm_up import WarmUpSettings, warm_up
-
-        start = None if self.form == PLAIN else str(POLICY_DIR)
-        return warm_up(WarmUpSettings(form=self.form.name, target_accuracy=accuracy, start=start), report)
