@@ -48,7 +48,7 @@ _EVERYWHERE = frozenset({"hidden_states", "log_probs", "entropies", "token_ids",
 GIVEN = {"TRL": _EVERYWHERE | {"source_states", "lm_head", "ref_log_probs"}, "verl": _EVERYWHERE}  # of the needs
 
 
-def made_rule(credit: str | Rule, where: str, trainer: str) -> Rule:
+def rule_of(credit: str | Rule, where: str, trainer: str) -> Rule:
     """Make a rule from its name and knobs (`config.names`); return a rule unchanged.
 
     Raises ValueError: no rule or knob has this name, or the rule needs something that this trainer, of `GIVEN`, lacks.
@@ -76,7 +76,7 @@ def outcomes(scores: Sequence[float], threshold: float) -> list[bool | None]:
     return [None if math.isnan(score) else score >= threshold for score in scores]
 
 
-def made_rows(
+def rows_of_process(
     first: int,
     groups: Iterable[Hashable],
     scores: Sequence[float],

@@ -31,10 +31,10 @@ from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
-    made_rows,
-    made_rule,
     of_responses,
     outcomes,
+    rows_of_process,
+    rule_of,
 )
 
 logger = get_logger(__name__)
@@ -64,10 +64,10 @@ class ShearGRPOTrainer(GRPOTrainer):
         Raises:
             ValueError: as TRL's; or no rule or knob has this name; or the rule needs an input that is missing here.
         """
-        self.rule = made_rule(credit, "credit", "TRL")
+        self.rule = rule_of(credit, "credit", "TRL")
         outcomes((), correct_threshold)
         self._correct_threshold = correct_threshold
-        self._told: set[str] = set()  # warnings that are given once
+        self._warned: set[str] = set()  # warnings that are given once
         self._scores: torch.Tensor | None = None  # scores of all processes' rows of the latest generation batch
         self._shaped: dict | None = None  # for an UpdateRule: the micro-batch whose loss is being computed
         super().__init__(*args, **kwargs)
@@ -98,7 +98,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(mask)
         scores = self._scores[first : first + len(mask)].tolist()
         prompts = [row // self.num_generations for row in range(first, first + len(mask))]
-        rows = made_rows(first, prompts, scores, self._correct_threshold, mask, self._read(batch, mask))
+        rows = rows_of_process(first, prompts, scores, self._correct_threshold, mask, self._read(batch, mask))
         shared = {"lm_head": self._lm_head()} if "lm_head" in self.rule.needs else {}
         groups, metrics = credited_groups(self.rule, rows, self.state.global_step + 1, gather_object, shared)
         base = {i.rollout: value.expand(i.length).cpu() for i, value in zip(rows, batch["advantages"], strict=True)}
@@ -107,7 +107,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         batch["advantages"][mask] = torch.cat([tokens[row.rollout].advantages for row in rows]).to(mask.device)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        for line in step_warnings(metrics, self._told):
+        for line in step_warnings(metrics, self._warned):
             logger.warning(line)
         return batch
 

@@ -43,10 +43,10 @@ from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
-    made_rows,
-    made_rule,
     of_responses,
     outcomes,
+    rows_of_process,
+    rule_of,
 )
 
 NAME = "shear"  # of the trainer and of the estimator
@@ -121,7 +121,7 @@ def credited(
     request: RuleRequest, data: TensorDict, output: TensorDict, states: dict[int, torch.Tensor], actor
 ) -> TensorDict:
     """Add the credit of its rows to `output`; parts of their groups may lie on other ranks."""
-    rule, masks = made_rule(request.credit, "algorithm.credit", "verl"), data["response_mask"]
+    rule, masks = rule_of(request.credit, "algorithm.credit", "verl"), data["response_mask"]
     mask = masks.to_padded_tensor(0).bool()
     needs, engine = rule.needs, actor.engine
     padded = {
@@ -137,11 +137,11 @@ def credited(
         {"hidden_states": [states[row] for row in range(len(data))]} if "hidden_states" in needs else {},
         **padded,
     )
-    gather = partial(_gathered, engine.get_data_parallel_group())
+    gather = partial(_gather, engine.get_data_parallel_group())
     counts = gather([len(data)])
     first = sum(counts[: engine.get_data_parallel_rank()])
     scores = [row.sum().item() for row in data["rm_scores"].unbind()]
-    rows = made_rows(first, tu.get(data, "uid"), scores, request.threshold, mask, tensors)
+    rows = rows_of_process(first, tu.get(data, "uid"), scores, request.threshold, mask, tensors)
     rows = [row for row in rows if row.length]  # verl pads batches with rows without response tokens
     groups, metrics = credited_groups(rule, rows, request.step, gather)
     for field, sign in zip(FIELDS, (1.0, -1.0), strict=False):
@@ -154,7 +154,7 @@ def credited(
     return output
 
 
-def _gathered(group: torch.distributed.ProcessGroup | None, values: list) -> list:
+def _gather(group: torch.distributed.ProcessGroup | None, values: list) -> list:
     """Join the lists of all ranks of the group."""
     if group is None or group.size() == 1:
         return list(values)
@@ -186,7 +186,7 @@ def credited_advantage(
         )
     positive, negative = (values.to(token_level_rewards.device) for values in credit)
     config = config if config is not None else {}
-    if made_rule(config.get("credit", NAME), "algorithm.credit", "verl").makes_advantages:
+    if rule_of(config.get("credit", NAME), "algorithm.credit", "verl").makes_advantages:
         advantages = positive * response_mask
     else:
         normed = config.get("norm_adv_by_std_in_grpo", True)
@@ -222,7 +222,7 @@ class ShearTrainer(PPOTrainerSync):
 
         Raises ValueError: as the constructor.
         """
-        self._told: set[str] = set()  # warnings that are given once
+        self._warned: set[str] = set()  # warnings that are given once
         self._credit = config.algorithm.get("credit", NAME)
         self._threshold = float(config.algorithm.get("correct_threshold", 0.5))
         refuse_unfit(config, self._credit)
@@ -245,7 +245,7 @@ class ShearTrainer(PPOTrainerSync):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
         shown = json.loads(tu.get(data, FIELDS[2])[0])
         metrics.update(shown)
-        for line in step_warnings(shown, self._told):
+        for line in step_warnings(shown, self._warned):
             print(line)
         with weighed(*(data[field].to_padded_tensor(0) for field in FIELDS[:2])):
             return super()._compute_advantage(batch, metrics)
@@ -253,7 +253,7 @@ class ShearTrainer(PPOTrainerSync):
 
 def refuse_unfit(config, credit: str) -> None:
     """Raise ValueError if a configuration cannot be used with the rule."""
-    rule = made_rule(credit, "algorithm.credit", "verl")
+    rule = rule_of(credit, "algorithm.credit", "verl")
     strategy = config.actor_rollout_ref.actor.strategy
     correction = config.algorithm.get("rollout_correction", None) or {}
     for wrong, problem, remedy in (

@@ -64,12 +64,9 @@ class Accounts:
         }
 
     @classmethod
-    def resumed(cls, state: dict, waiting: int) -> Self:
-        """Return a checkpoint's accounts, of whose waiting rollouts `waiting` are left: the others count as failed."""
-        accounts = cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
-        if state["waiting"] > waiting:
-            accounts.failed["lost by a resume"] += state["waiting"] - waiting
-        return accounts
+    def resumed(cls, state: dict) -> Self:
+        """Return a checkpoint's accounts."""
+        return cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
 
     def add(self, counts: Self) -> None:
         """Add the counts that were made elsewhere meanwhile."""

@@ -20,13 +20,6 @@ def test_what_a_command_leaves_in_a_session_of_its_own_is_ended(jobs):
     assert "exit code 3" in title and tail == done.log
 
 
-def test_a_command_ends_with_the_test_that_started_it(jobs):
-    jobs.start("bash", "-c", f"{ESCAPES}; wait")
-    wait_until(jobs.log(0).read_text, "it says what it started", pause=0.05)
-    jobs.stop()
-    assert not runs(jobs.log(0).read_text().strip())
-
-
 def test_a_command_ends_when_its_starter_is_killed():
     code = f"import subprocess; subprocess.run([{sys.executable!r}, {str(KEEPER)!r}, 'bash', '-c', '{ESCAPES}; wait'])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as starter:

@@ -52,13 +52,11 @@ def digests(files: Iterable[Path]) -> dict[Path, str]:
 
 def changed(files: Iterable[Path]) -> list[str]:
     """Return a line for each file of complete checkpoints whose bytes differ from the recorded digest."""
-    lines, listings = [], {}
+    lines = []
     for file in files:
         folder = next(folder for folder in file.parents if step_of(folder.name) >= 0)
         try:
-            if folder not in listings:
-                listings[folder] = listing(folder)
-            listed = listings[folder].get(str(file.relative_to(folder)))
+            listed = listing(folder).get(str(file.relative_to(folder)))
             if listed and digests([file])[file] != listed.digest:
                 lines.append(f"{file} does not have the bytes that were written (SHA-256)")
         except (OSError, ValueError) as error:

@@ -36,42 +36,33 @@ class NotSavedError(RuntimeError):
     """Error of a checkpoint that the disk refuses; the run can go on without it."""
 
 
-def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
-    """Lock the folder for the life of this process; return None if another run holds the lock.
-
-    Args:
-        folder: the folder, created if missing.
-        patience: seconds to wait, because the last processes of a killed attempt may still hold the lock.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK).open("w")
-    return file if locked(file, patience) else None
-
-
-def lock_own(ckpt: Namespace) -> TextIO:
-    """Lock --ckpt.path for this run.
+def lock_own(ckpt: Namespace, patience: float = 60.0) -> TextIO:
+    """Lock --ckpt.path for the life of this process.
 
     Args:
         ckpt: the flags `--ckpt.*`.
+        patience: seconds to wait, because the last processes of a killed attempt may still hold the lock.
 
     Raises:
         NotOursError: another run has the lock, or finished here since this run was checked; or there are no locks.
     """
     folder = Path(ckpt.path)
     try:
-        held = lock(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+        is_ours = locked(file, patience)
     except OSError as error:
         if error.errno in _NO_LOCKS:
             why = f"the file system of --ckpt.path has no locks ({error}), so two runs could write there"
             raise NotOursError(f"{why}; mount it with them (Lustre: -o flock), or use another path") from error
         raise NotOursError(f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes") from error
-    if held is None:
+    if not is_ours:
         raise NotOursError(f"another run writes to --ckpt.path {folder}; use another folder")
     there = names(folder / ACTOR)
     if there and ckpt.save_steps > 0 and not ckpt.load_enable:
         why = f"--ckpt.path {folder} has checkpoints of another run ({', '.join(there[:3])})"
         raise NotOursError(f"{why}; use --ckpt.load_enable to resume that run, or another folder")
-    return held
+    return file
 
 
 def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = True) -> None:

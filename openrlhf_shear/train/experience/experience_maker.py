@@ -69,7 +69,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         super().__init__(*args, **kwargs)
         self.rule, self.rule_name, self.makes_advantages = rule, rule.name, rule.makes_advantages
         self.credit_metrics: dict[str, float] = {}
-        self._told: set[str] = set()  # warnings that are given once
+        self._warned: set[str] = set()  # warnings that are given once
         self._step_scorer = step_scorer
         self._step: Step | None = None
 
@@ -104,7 +104,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
-        for line in step_warnings(self.credit_metrics, self._told):
+        for line in step_warnings(self.credit_metrics, self._warned):
             logger.warning(line)
         return experiences
 

@@ -33,13 +33,12 @@ def shared_out(
     rows = [row_of(experience, i) for experience in experiences for i in range(len(experience.sequences))]
     rows.sort(key=lambda row: row.index[0])
     shares = update_shares(len(rows), 1 if dynamic else ranks[0], batch)
+    filler = None
     if len(rows) % batch:
         for row in rows:
             row.info[FILLER] = torch.zeros(1)
         filler = _filler(rows[0])
-        shares = [[filler if i is None else rows[i] for i in share] for share in shares]
-    else:
-        shares = [[rows[i] for i in share] for share in shares]
+    shares = [[filler if i is None else rows[i] for i in share] for share in shares]
     pieces = [share[i : i + micro_batch] for share in shares for i in range(0, len(share), micro_batch)]
     return [Experience.concat_experiences(piece, pad_token) for piece in pieces]
 

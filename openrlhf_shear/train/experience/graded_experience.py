@@ -201,8 +201,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         lost = {i for indices in self.broken.values() for i in indices}
         if not lost:
             return experiences
-        rows = [row_of(e, k) for e in experiences for k, i in enumerate(e.index) if i not in lost]
-        return rows
+        return [row_of(e, k) for e in experiences for k, i in enumerate(e.index) if i not in lost]
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
@@ -233,19 +232,6 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         other.strategy = Namespace(args=Namespace(**vars(self.args) | {"reward": reward}))
         return other
 
-    @torch.no_grad()
-    def get_cumulative_returns(self, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float) -> torch.Tensor:
-        """Return upstream's (B, A) returns; without a discount, without its Python loop over the tokens.
-
-        The float32 sums and their order are upstream's.
-        """
-        if gamma != 1.0:
-            return super().get_cumulative_returns(rewards, action_mask, gamma)
-        masked = rewards if action_mask is None else action_mask * rewards
-        # np.add, because torch.cumsum sums in another order.
-        summed = np.add.accumulate(masked.float().flip(1).cpu().numpy(), axis=1)
-        return torch.from_numpy(summed).flip(1).to(rewards)
-
     def _with_group_baseline(self, experiences: list[Experience], order: torch.Tensor, failed: torch.Tensor) -> None:
         """Set advantages and returns as upstream: subtract the baseline, add any KL reward, sum from each token on.
 
@@ -262,7 +248,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
             rows = torch.tensor(experience.index)
             mask = experience.action_mask
             reward = token_rewards(self._baselined[rows], self.kl_ctl.value, experience.kl, mask)
-            experience.returns = self.get_cumulative_returns(reward, mask, 1.0)
+            experience.returns = sums_from_each_token(reward)
             experience.advantages = experience.returns.clone()
             experience.info |= {"group_reward_std": spread[rows], "return": reward.sum(-1)}
             experience.kl = None
@@ -289,3 +275,10 @@ def _by_prompt(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     sorted_values = torch.empty_like(values)
     sorted_values[order] = values
     return sorted_values
+
+
+def sums_from_each_token(rewards: torch.Tensor) -> torch.Tensor:
+    """Return the sums of (B, A) rewards from each token on, in upstream's order without its loop over tokens."""
+    # np.add, because torch.cumsum sums in another order.
+    sums = np.add.accumulate(rewards.float().flip(1).cpu().numpy(), axis=1)
+    return torch.from_numpy(sums).flip(1).to(rewards)

@@ -108,14 +108,53 @@ def join(gpus: int, patience: float = 0.0) -> None:
     Raises:
         RefusedError: the cluster has fewer than `gpus` after `patience` seconds; Ray would wait for ever.
     """
-    if not ray.is_initialized():
-        defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-        environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        if (address := _address()) == "local":
-            own_ray.start({"env_vars": environment, "worker_process_setup_hook": worker.WORKER_SETUP_HOOK})
-        else:
-            _join_a_users(address, {"env_vars": environment})
+    defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+    shared = {"env_vars": {name: os.environ.get(name, value) for name, value in defaults.items()}}
+    _join(shared, shared | {"worker_process_setup_hook": worker.WORKER_SETUP_HOOK})
     _await_gpus(gpus, patience, "use fewer")
+
+
+def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
+    """Join the cluster at RAY_ADDRESS, else start a private Ray with logical GPUs.
+
+    Args:
+        setup_hook: dotted name of the function that every worker calls at its start.
+        environment: environment variables of every worker.
+
+    Raises:
+        RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
+    """
+    runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
+    # A CPU per bundle, one for the trainer, one spare.
+    _join(runtime_env, runtime_env, num_gpus=gpus, num_cpus=max(os.cpu_count() or 1, gpus + 2))
+    _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
+
+
+def _join(shared: dict, private: dict, **resources: int) -> None:
+    """Join a user's Ray with the runtime environment `shared`, or start a private Ray with `private`.
+
+    A Ray found on this machine may belong to another run, and end with it, or to another user.
+
+    Raises:
+        RefusedError: as `named_cluster` or `enter`, or a private Ray could not create its sockets.
+    """
+    if ray.is_initialized():
+        return
+    if address := named_cluster():
+        job = json.loads(os.environ.get(_JOB, "{}")).get("runtime_env", {}).get("env_vars", {})
+        # Ray refuses a variable that the job sets already. This process has the job's value of it.
+        missing = {name: value for name, value in shared["env_vars"].items() if name not in job}
+        enter(address, runtime_env=shared | {"env_vars": missing})
+        if not own_ray.requires_token():
+            remedy = f"who reaches its ports runs code as you; {_TOKEN_REMEDY}"
+            say(f"the Ray cluster at {address} asks for no token: {remedy}")
+        return
+    if problem := socket_problem():
+        raise RefusedError(str(problem))
+    address, silence = cluster_address()
+    if address and not silence:
+        say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
+    own_ray.start(private, **resources)
 
 
 def enter(address: str, **options) -> None:
@@ -129,33 +168,6 @@ def enter(address: str, **options) -> None:
     except (ConnectionError, ray.exceptions.AuthenticationError) as error:
         what = f"the Ray cluster at {address} does not let this run in ({str(error).splitlines()[0][:200]})"
         raise RefusedError(f"{what}; if it asks for a token: {_TOKEN_REMEDY}") from None
-
-
-def _join_a_users(address: str, runtime_env: dict) -> None:
-    job = json.loads(os.environ.get(_JOB, "{}")).get("runtime_env", {})
-    # Ray refuses a variable that the job sets already. This process has the job's value of it.
-    missing = {name: value for name, value in runtime_env["env_vars"].items() if name not in job.get("env_vars", {})}
-    enter(address, runtime_env=runtime_env | {"env_vars": missing})
-    if not own_ray.requires_token():
-        say(f"the Ray cluster at {address} asks for no token: who reaches its ports runs code as you; {_TOKEN_REMEDY}")
-
-
-def _address() -> str:
-    """Return the `named_cluster`, or "local" to start a private Ray.
-
-    A Ray found on this machine may belong to another run, and end with it, or to another user.
-
-    Raises:
-        RefusedError: as `named_cluster`, or a private Ray could not create its sockets.
-    """
-    if address := named_cluster():
-        return address
-    if problem := socket_problem():
-        raise RefusedError(str(problem))
-    address, silence = cluster_address()
-    if address and not silence:
-        say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
-    return "local"
 
 
 def _await_gpus(needed: int, patience: float, advice: str) -> None:
@@ -173,27 +185,6 @@ def _await_gpus(needed: int, patience: float, advice: str) -> None:
             say(f"waiting for free GPUs: {needed} are needed, {free:g} of {has:g} are free (`ray list jobs`)")
         silent = False
         time.sleep(1.0)
-
-
-def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
-    """Join the cluster at RAY_ADDRESS, else start a private Ray with logical GPUs.
-
-    Args:
-        setup_hook: dotted name of the function that every worker calls at its start.
-        environment: environment variables of every worker.
-
-    Raises:
-        RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
-    """
-    runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
-    address = _address()
-    if address != "local" and not ray.is_initialized():
-        _join_a_users(address, runtime_env)
-    if not ray.is_initialized():
-        # A CPU per bundle, one for the trainer, one spare.
-        resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
-        own_ray.start(runtime_env, **resources)
-    _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
 
 
 def gpus_needed(run: Run) -> int:

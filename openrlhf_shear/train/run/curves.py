@@ -67,7 +67,7 @@ class Curves:
         if closing.is_alive():
             self._fail(f"not closed after {CLOSING_SECONDS:g} s: the end of its curves may be missing")
         elif failure:
-            self._fail(f"{_said(failure[0])}; the end of its curves may be missing")
+            self._fail(f"{_in_a_line(failure[0])}; the end of its curves may be missing")
 
     def _try(self, when: str, call: Callable[[object], object]) -> None:
         started = time.monotonic()
@@ -78,7 +78,7 @@ class Curves:
                 self._tracker = self._make()
             call(self._tracker)
         except Exception as error:  # of any kind: from three libraries and a network
-            self._fail(f"{_said(error)} {when}; training goes on without its curves until that works again")
+            self._fail(f"{_in_a_line(error)} {when}; training goes on without its curves until that works again")
             self.close()
             now = time.monotonic()
             self._again = now + (now - started) * (1 / BUSY - 1)
@@ -105,7 +105,7 @@ def check_room(folder: str) -> None:
         probe.write(bytes(_PROBE_BYTES))
 
 
-def _said(error: Exception) -> str:
+def _in_a_line(error: Exception) -> str:
     """Format an exception in a line."""
     lines = hidden(str(error)).strip().splitlines()
     return f"{type(error).__name__}{f': {lines[0][:200]}' if lines else ''}"

@@ -70,7 +70,7 @@ class TrainerActor:
             return
         self._tracking.start()
         maker = self._experience_maker(policy, critics, reward_models, references, self._kl_control(), strategy)
-        self._trainer = self._made(maker, engines, generate_kwargs)
+        self._trainer = self._build(maker, engines, generate_kwargs)
 
     def get_max_steps(self) -> int:
         """Return the number of optimizer steps, after checks: upstream calls this before it loads the models.
@@ -123,7 +123,7 @@ class TrainerActor:
             scorer = StepScorer(group, spec.prm, self._tokenizer, problems, colocated)
         return CreditExperienceMaker(*parts, rule=rule, step_scorer=scorer)
 
-    def _made(self, maker: GradedExperienceMaker, handles: list, generate_kwargs: dict) -> ShearTrainer:
+    def _build(self, maker: GradedExperienceMaker, handles: list, generate_kwargs: dict) -> ShearTrainer:
         args, prompts = self._args, self._prompts
         loaders = prompts.training, prompts.evaluation
         with passed_over("run.json"):

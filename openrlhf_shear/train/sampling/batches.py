@@ -42,7 +42,7 @@ class Batches:
         """Restore the result of `state`; the next batches use its waiting rollouts first."""
         self._reserve = self._generator.reserve = [Experience(**sample) for sample in states.get("waiting", [])]
         if "ledger" in states:
-            self.accounts = Accounts.resumed(states["ledger"], self.waiting)
+            self.accounts = Accounts.resumed(states["ledger"])
         self._place = (states["episode"], states["consumed"])
         self._stream = self._batches(*self._place)
 
@@ -104,7 +104,7 @@ class Batches:
             generator.start_episode(episode, consumed if episode == first else 0)
             while not generator.ended:
                 started = time.time()
-                samples, pass_rate, *_ = generator.generate_samples(**self._generate_kwargs)
+                samples, pass_rate = generator.generate_samples(**self._generate_kwargs)
                 last = episode + 1 >= self._episodes and generator.consumed >= generator.prompts
                 counts, seconds, place = generator.take_counts(), time.time() - started, (episode, generator.consumed)
                 yield Batch(samples, pass_rate, counts, seconds, place, list(generator.reserve), last)

@@ -81,15 +81,15 @@ class ShearSamplesGenerator(SamplesGenerator):
     # ── Rollouts ──
 
     @torch.no_grad()
-    def generate_samples(self, **generate_kwargs) -> tuple[list[Experience], float | None, int, bool]:
-        """Return a batch of rollouts, the filter's pass rate (%), the prompts consumed, and whether the episode ended.
+    def generate_samples(self, **generate_kwargs) -> tuple[list[Experience], float | None]:
+        """Return a batch of rollouts, and the filter's pass rate (%).
 
         As upstream, except that the pass rate is prompts over prompts; upstream divides rollouts by prompts. The last
         batch of an episode may be short.
         """
         rollout = self.args.rollout
         batch = rollout.batch_size * rollout.n_samples_per_prompt
-        consumed, pass_rate = 0, None
+        pass_rate = None
         for sample in self.reserve:
             sample.info[ENGINE] = torch.tensor([float(OLDER)])
         if len(self.reserve) < batch and self.consumed < self.prompts:
@@ -103,7 +103,7 @@ class ShearSamplesGenerator(SamplesGenerator):
             self.reserve += accepted
         samples, self.reserve = self.reserve[:batch], self.reserve[batch:]
         complete_info(samples)
-        return samples, pass_rate, consumed, self.ended
+        return samples, pass_rate
 
     def generate_eval_samples(self, step: int = 0, **generate_kwargs) -> list[Experience]:
         """Return rollouts of every evaluation prompt, with other seeds at each step."""

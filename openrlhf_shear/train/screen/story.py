@@ -19,7 +19,7 @@ _RECENT = 20  # steps whose mean duration gives the ETA
 
 
 _diverted: Callable[[Event], None] | None = None
-_told_at = 0.0  # time of the last activity
+_activity_at = 0.0  # time of the last activity
 
 
 def divert(receive: Callable[[Event], None] | None) -> None:
@@ -48,10 +48,10 @@ def say(message: str) -> None:
 
 def doing(words: str, done: int = 0, total: int = 0) -> None:
     """Tell of the run's current activity, at most once a second."""
-    global _told_at
+    global _activity_at
     now = time.monotonic()
-    if not done or now - _told_at >= _EVERY_SECONDS:
-        _told_at = now
+    if not done or now - _activity_at >= _EVERY_SECONDS:
+        _activity_at = now
         emit(events.Activity(words, done, total))
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import ray
 import torch
 from ray.util.placement_group import PlacementGroup, placement_group
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
@@ -140,11 +141,9 @@ def padded(rollouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> SimpleNam
     Returns:
         `sequences` and `attention_mask` (B, S), `action_mask` (B, S - 1), int64.
     """
-    width = max(len(prompt) + len(response) for prompt, response in rollouts)
-    sequences, attention, action = (torch.zeros(len(rollouts), width, dtype=torch.int64) for _ in range(3))
-    for row, (prompt, response) in enumerate(rollouts):
-        end = len(prompt) + len(response)
-        sequences[row, :end] = torch.tensor([*prompt, *response])
-        attention[row, :end] = 1
-        action[row, len(prompt) : end] = 1
+    tokens = [torch.tensor([*prompt, *response]) for prompt, response in rollouts]
+    actions = [torch.tensor([0] * len(prompt) + [1] * len(response)) for prompt, response in rollouts]
+    sequences, attention, action = (
+        pad_sequence(rows, batch_first=True) for rows in (tokens, [torch.ones_like(row) for row in tokens], actions)
+    )
     return SimpleNamespace(sequences=sequences, attention_mask=attention, action_mask=action[:, 1:])

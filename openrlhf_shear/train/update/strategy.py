@@ -114,12 +114,12 @@ class ShearStrategy(DeepspeedStrategy):
         folder = Path(save_dir)
         aside = folder / f"{tag}{folders.PARTIAL}"
         with refused_files.removed(aside):
-            self._tried(partial(_renew, aside), on=[0])
+            self._try(partial(_renew, aside), on=[0])
             if not aside.is_dir():
                 raise RuntimeError(
                     f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share"
                 )
-            self._tried(partial(refused_files.save, model, aside, client_state or {}, extra))
+            self._try(partial(refused_files.save, model, aside, client_state or {}, extra))
 
             def finished() -> list[list[Path]]:
                 self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
@@ -127,23 +127,23 @@ class ShearStrategy(DeepspeedStrategy):
                     contents.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
                 return contents.shares([aside], self.world_size)
 
-            (shares,) = self._tried(finished, on=[0])
+            (shares,) = self._try(finished, on=[0])
             started = time.monotonic()
-            found = self._tried(lambda: contents.digests(shares[self.get_rank()]))
+            found = self._try(lambda: contents.digests(shares[self.get_rank()]))
             if self.is_rank_0():
                 size = sum(file.stat().st_size for share in shares for file in share)
                 logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
-            self._tried(partial(folders.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
+            self._try(partial(folders.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
 
     def save_hf(self, model, tokenizer, folder: Path) -> None:
         """Save a complete model beside the checkpoints, or none. Raises NotSavedError as `save_ckpt`."""
         aside = folder.with_name(f"{folder.name}{folders.PARTIAL}")
         with refused_files.removed(aside):
-            self._tried(partial(_renew, aside), on=[0])
-            self._tried(partial(self.save_model, model, tokenizer, str(aside)))
-            self._tried(partial(folders.replace, aside, folder), on=[0])
+            self._try(partial(_renew, aside), on=[0])
+            self._try(partial(self.save_model, model, tokenizer, str(aside)))
+            self._try(partial(folders.replace, aside, folder), on=[0])
 
-    def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
+    def _try(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
         """Run a part of a save on all ranks, or on those of `on`, and return their results.
 
         Every rank calls this, and waits for the others.
@@ -157,12 +157,12 @@ class ShearStrategy(DeepspeedStrategy):
                 result = part()
             except OSError as error:
                 problem = f"{error}"
-        results = self._gathered((result, problem))
+        results = self._gather((result, problem))
         if problems := [problem for _, problem in results if problem]:
             raise folders.NotSavedError(problems[0])
         return [result for rank, (result, _) in enumerate(results) if on is None or rank in on]
 
-    def _gathered(self, value: object) -> list:
+    def _gather(self, value: object) -> list:
         """Return the values of all ranks."""
         values = [None] * self.world_size
         torch.distributed.all_gather_object(values, value)
@@ -207,7 +207,7 @@ class ShearStrategy(DeepspeedStrategy):
         elif tag is None:
             models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (Path(load_dir).name,)
             both = [Path(load_dir).with_name(name) for name in models]
-            tag = newest_whole(both, self.get_rank(), self.world_size, self._gathered)
+            tag = newest_whole(both, self.get_rank(), self.world_size, self._gather)
             if tag is None:
                 return None, {}
         with rates_of_the_line(model):

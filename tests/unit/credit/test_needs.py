@@ -15,7 +15,7 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import LAB_ALONE, Credit, CreditRule, UpdateRule
-from openrlhf_shear.integrations.rows import made_rule, of_responses
+from openrlhf_shear.integrations.rows import of_responses, rule_of
 from openrlhf_shear.lab.credit import groups
 from openrlhf_shear.lab.inputs import Models, further_inputs
 from openrlhf_shear.lab.policy import Policy, Reading
@@ -283,4 +283,4 @@ def test_training_refuses_what_only_the_lab_gives(need, tmp_path, monkeypatch):
 )
 def test_other_trainers_refuse_what_they_cannot_give(trainer, need):
     with pytest.raises(ValueError, match=f"here: rule needs {need}, which it does not get from {trainer}"):
-        made_rule(Asks(need), "here", trainer)
+        rule_of(Asks(need), "here", trainer)

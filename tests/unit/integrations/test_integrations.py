@@ -14,10 +14,10 @@ from openrlhf_shear.integrations.rows import (
     Row,
     credited_groups,
     failed_of,
-    made_rows,
-    made_rule,
     of_responses,
     outcomes,
+    rows_of_process,
+    rule_of,
 )
 from openrlhf_shear.train import upstream
 
@@ -64,14 +64,14 @@ def on_processes(parts: list[list[Row]], rule: CreditRule) -> list[tuple]:
 
 def test_rows_are_numbered_over_all_processes():
     mask, nan = torch.tensor([[True, True], [True, False], [False, False]]), float("nan")
-    found = made_rows(4, "aab", [0.5, nan, 0.2], 0.5, mask, [{"x": 1}, {"x": 2}, {}])
+    found = rows_of_process(4, "aab", [0.5, nan, 0.2], 0.5, mask, [{"x": 1}, {"x": 2}, {}])
     assert found[:1] + found[2:] == [Row(4, "a", 0.5, True, 2, {"x": 1}), Row(6, "b", 0.2, False, 0, {})]
     assert (found[1].rollout, found[1].group, found[1].correct, found[1].length) == (5, "a", None, 1)
 
 
 @pytest.mark.parametrize("cuts", [(), (4, 8), (4,), (2,), (12,), (1, 3, 6, 11), tuple(range(1, 12))])
 def test_groups_weigh_the_same_however_their_rows_lie_on_processes(cuts):
-    rows, rule = rows_of(), made_rule("shear/window=4/stride=2", "here", "TRL")
+    rows, rule = rows_of(), rule_of("shear/window=4/stride=2", "here", "TRL")
     expected = {
         i: weight
         for at in range(0, len(rows), 4)
@@ -98,7 +98,7 @@ def test_groups_weigh_the_same_however_their_rows_lie_on_processes(cuts):
 def test_rows_of_a_group_need_no_order():
     rows = rows_of()
     shuffled = [rows[i] for i in (7, 0, 11, 3, 5, 1, 9, 2, 4, 10, 6, 8)]
-    rule = made_rule("shear/window=4/stride=2", "here", "TRL")
+    rule = rule_of("shear/window=4/stride=2", "here", "TRL")
     (plain, _), (mixed, _) = credited_groups(rule, rows), credited_groups(rule, shuffled)
     by_rollouts = {group.rollouts: group for group in mixed}
     for group in plain:
@@ -139,16 +139,16 @@ def test_what_counts_as_correct():
 
 
 def test_a_rule_is_named_by_the_one_grammar():
-    rule = made_rule("shear/window=7/stride=3/backend=torch", "here", "TRL")
+    rule = rule_of("shear/window=7/stride=3/backend=torch", "here", "TRL")
     assert (rule.config.window, rule.config.stride, rule.search.backend) == (7, 3, "torch")
-    assert made_rule(rule, "here", "TRL") is rule
+    assert rule_of(rule, "here", "TRL") is rule
     for name, said in (
         ("sheer", "did you mean shear"),
         ("shear/windw=1", "no knob windw"),
         ("pure", "here: pure needs"),
     ):
         with pytest.raises(ValueError, match=said):
-            made_rule(name, "here", "TRL")
+            rule_of(name, "here", "TRL")
 
 
 def test_a_rule_that_fails_is_named():

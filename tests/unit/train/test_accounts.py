@@ -30,14 +30,10 @@ def test_a_ledger_that_does_not_add_up_raises():
             Accounts(dispatched=16, filtered=4, trained=9, failed={"timeout": 2}).metrics(waiting)
 
 
-def test_a_resumed_ledger_adds_up_and_counts_rollouts_that_a_checkpoint_lost():
+def test_a_resumed_ledger_adds_up():
     ledger = Accounts(dispatched=16, filtered=4, trained=6)
     ledger.failed["timeout"] += 2
-    for restored in (4, 0):  # a checkpoint keeps them; one of an older version did not
-        metrics = Accounts.resumed(ledger.state(waiting=4), restored).metrics(restored)
-        assert metrics["ledger/failed_timeout"] == 2
-        assert metrics.get("ledger/failed_lost_by_a_resume", 0) == 4 - restored
-        assert metrics["ledger/dispatched"] == 16 and metrics["ledger/trained"] == 6
+    assert Accounts.resumed(ledger.state(waiting=4)).metrics(4) == ledger.metrics(4)
 
 
 def test_counts_move_from_one_ledger_to_another():
@@ -51,13 +47,6 @@ def test_counts_move_from_one_ledger_to_another():
         ledger.add(counts.take())
     assert counts == Accounts(shown={"timeout"})
     assert ledger == Accounts(12, 2, 3, {"timeout": 5}, details={"timeout": "60 s"})
-
-
-def test_a_kind_of_failure_is_new_once():
-    ledger = Accounts()
-    assert [ledger.first_of(reason) for reason in ("timeout", "timeout", "not finite", "timeout")] == [
-        *(True, False, True, False)
-    ]
 
 
 def advantages(rewards, estimator):

@@ -55,7 +55,7 @@ class Generator:
             self.counts.failed["timeout"] += sum(map(is_failed, new))
             self.reserve = self.reserve + new
         batch, self.reserve = self.reserve[: BATCH * SIZE], self.reserve[BATCH * SIZE :]
-        return batch, None, 3, self.ended
+        return batch, None
 
 
 def ahead(generator, room=1, episodes=1):

@@ -66,12 +66,6 @@ def test_sets_that_share_a_prompt_have_their_own_scores():
     assert logs["eval_response_length_mean"] == 15
 
 
-def test_a_reward_that_failed_is_no_zero():
-    logs = evaluated([("math", "a"), ("math", "b"), ("math", "c")], [[1, LOST], [0, 1], [LOST, LOST]])
-    assert logs["eval_math_pass1"] == pytest.approx((1 + 1 / 2) / 2)
-    assert logs["eval_math_pass2"] == 1.0, "of the prompt that has both"
-
-
 def test_the_names_are_openrlhf_s():
     from openrlhf.trainer.ppo_trainer import compute_eval_metrics
 

@@ -300,6 +300,6 @@ def test_a_folder_that_cannot_be_locked_says_why(tmp_path, monkeypatch, number, 
 
 
 def test_a_folder_that_another_run_has_locked_is_not_ours(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "lock", lambda folder: None)
+    monkeypatch.setattr(folders, "locked", lambda file, patience: False)
     with pytest.raises(folders.NotOursError, match=r"another run writes to --ckpt\.path"):
         folders.lock_own(ckpt_flags(tmp_path))

@@ -71,7 +71,7 @@ def test_a_run_without_a_checkpoint_gets_no_mark(tmp_path):
 
 def test_a_folder_in_which_a_run_still_writes_is_refused(job, capsys, monkeypatch):
     line = job(FOLDERS)
-    lock = folders.lock(Path("run/ckpt"))
+    lock = folders.lock_own(Namespace(path="run/ckpt", save_steps=-1, load_enable=False))
     monkeypatch.setattr(outputs, "LOCK_SECONDS", 0.0)
     assert "ckpt.path is the folder of a run that still writes: got 'run/ckpt'" in refusal(capsys, line)
     lock.close()

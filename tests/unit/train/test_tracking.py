@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from argparse import Namespace
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -219,19 +218,3 @@ def test_the_best_evaluation_is_there_for_a_resume_and_one_of_lost_steps_is_not(
     before = best | {"step": 10, "best_eval_metric_value": 0.5}
     for step, found in ((30, best), (20, best), (15, before), (5, {})):
         assert tracking.Tracking(args).resume(step) == found
-
-
-def test_an_error_of_the_disk_costs_what_only_shows(said):
-    with tracking.passed_over("run.json"):
-        raise PermissionError("no")
-    assert said == ["run.json could not be written: no; training goes on"]
-    with suppress(ValueError), tracking.passed_over("run.json"):
-        raise ValueError("a mistake is none of the disk's")
-    assert len(said) == 1
-
-
-def test_room_is_asked_for_where_a_file_would_be(tmp_path):
-    curves.check_room(str(tmp_path / "new"))
-    assert os.listdir(tmp_path / "new") == []
-    with pytest.raises(OSError):
-        curves.check_room("/proc/no such folder")

@@ -63,8 +63,8 @@ def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, rew
     monkeypatch.setattr(dispatch.ray, "wait", lambda refs, **how: (refs[:1], refs[1:]))
     monkeypatch.setattr(dispatch.ray, "get", lambda ref: [response] * 2)
     generator.start_episode(0)
-    samples, pass_rate, count, ended = generator.generate_samples()
-    assert (samples, pass_rate, count, ended) == ([], 0.0, consumed, consumed == 20)
+    assert generator.generate_samples() == ([], 0.0)
+    assert (generator.consumed, generator.ended) == (consumed, consumed == 20)
     counts = generator.take_counts()
     assert counts.dispatched == 2 * consumed == counts.filtered + sum(counts.failed.values())
 
