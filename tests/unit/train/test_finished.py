@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 import openrlhf_on_cpu  # noqa: F401
@@ -15,7 +16,8 @@ from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight import outputs
 from openrlhf_shear.train.checkpoints import contents, finished, folders
 from openrlhf_shear.train.checkpoints.saveable import model_written
-from openrlhf_shear.train.screen.outcome import ERROR, ModelNotWrittenError
+from openrlhf_shear.train.run import trainer_actor
+from openrlhf_shear.train.screen.outcome import ERROR, ModelNotWrittenError, RefusedError
 
 FOLDERS = "--ckpt.path run/ckpt --ckpt.output_dir run/model"
 
@@ -97,3 +99,25 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(words):
     started.stdout.close()
     assert started.stderr.read() == b""
     assert started.wait() in (0, 141)
+
+
+def test_a_start_in_the_folder_of_another_run_writes_nothing_there(monkeypatch):
+    def refuse(ckpt):
+        raise folders.NotOursError("another run writes to --ckpt.path")
+
+    monkeypatch.setattr(trainer_actor.folders, "lock_own", refuse)
+    monkeypatch.setattr(trainer_actor, "Tracking", lambda args: pytest.fail("tracking.json is the other run's"))
+    args = Namespace(ckpt=None, data=Namespace(disable_fast_tokenizer=False))
+    actor = trainer_actor.TrainerActor("model", Namespace(args=args), *[None] * 4, [])
+    with pytest.raises(RefusedError, match="another run writes"):
+        actor.get_max_steps()
+
+
+@pytest.mark.parametrize(("frozen", "refused"), [(3, False), (4, True)])
+def test_a_run_whose_policy_never_learns_is_refused(frozen, refused):
+    """Two episodes of six prompts, four a step: four steps."""
+    rollout, train = Namespace(batch_size=4, n_samples_per_prompt=1), Namespace(num_episodes=2)
+    args = Namespace(rollout=rollout, train=train, critic=Namespace(freezing_steps=frozen))
+    with pytest.raises(RefusedError, match="learn in none of the run's 4 steps") if refused else nullcontext():
+        trainer_actor.refuse_frozen(args, 6, has_critic=True)
+    trainer_actor.refuse_frozen(args, 6, has_critic=False)

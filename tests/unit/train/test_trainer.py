@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections import Counter
-from contextlib import nullcontext
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
@@ -12,9 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf_shear.data.training_rows import COUNT
 from openrlhf_shear.train.carriers import FAILED, Accounts, Batch, Save
 from openrlhf_shear.train.checkpoints import fingerprint
-from openrlhf_shear.train.checkpoints.folders import NotOursError
 from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
-from openrlhf_shear.train.run import trainer_actor
 from openrlhf_shear.train.run.books import Advantages
 from openrlhf_shear.train.run.suite import Scores
 from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
@@ -66,7 +63,7 @@ class Maker:
 
 
 class Policy:
-    """Models that learn at once; `happened` has what they were told, in order."""
+    """Models that learn at once; `happened` has what they were text, in order."""
 
     def __init__(self, states: dict | None, kl: float):
         self.states, self.kl_ctl, self.experience_maker = states, Namespace(value=kl), Maker()
@@ -198,13 +195,13 @@ def batch(trained: int = 0, filtered: int = 0, failed: int = 0) -> tuple[list[Ex
 
 
 def test_the_same_run_resumes_at_its_place(capsys):
-    made = run(states=checkpoint())
-    made.trainer.fit()
+    parts = run(states=checkpoint())
+    parts.trainer.fit()
     order = PromptOrder(SIZE, SEED)
     order.start_at(1, 16)
-    assert made.generator.taken[:24] == list(order) and len(made.generator.taken) == 24 + SIZE
-    told = capsys.readouterr().out
-    assert "episode 2, 16 of 40 prompts" in told and "after step 7 of 15" in told, "3 steps, and 5 of the third episode"
+    assert parts.generator.taken[:24] == list(order) and len(parts.generator.taken) == 24 + SIZE
+    text = capsys.readouterr().out
+    assert "episode 2, 16 of 40 prompts" in text and "after step 7 of 15" in text, "3 steps, and 5 of the third episode"
 
 
 @pytest.mark.parametrize(
@@ -225,25 +222,25 @@ def test_another_run_is_refused(changes, said):
 )
 def test_other_prompts_that_are_taken_are_begun_at_the_first_one(capsys, changes):
     """At the old place, 7 of 40 prompts were never trained on with another seed, and "32 of 16" were there."""
-    made = run(states=checkpoint(), **changes)
-    made.trainer.fit()
-    told, size = capsys.readouterr().out, changes.get("size", SIZE)
-    assert "taken as asked" in told and "episode 2 begins again" in told and f"episode 2, 0 of {size} prompts" in told
-    taken = made.generator.taken
+    parts = run(states=checkpoint(), **changes)
+    parts.trainer.fit()
+    text, size = capsys.readouterr().out, changes.get("size", SIZE)
+    assert "taken as asked" in text and "episode 2 begins again" in text and f"episode 2, 0 of {size} prompts" in text
+    taken = parts.generator.taken
     assert sorted(taken[:size]) == sorted(taken[size:]) == list(range(size))
 
 
 def test_what_is_saved_next_has_the_fingerprint_of_what_was_taken():
-    made = run(states=checkpoint(), seed=7, ckpt__accept_changes="seed")
-    made.trainer.fit()
-    assert made.trainer.states[fingerprint.STATE] == topics(seed=7)
+    parts = run(states=checkpoint(), seed=7, ckpt__accept_changes="seed")
+    parts.trainer.fit()
+    assert parts.trainer.states[fingerprint.STATE] == topics(seed=7)
 
 
 @pytest.mark.parametrize(("target", "found"), [(None, 0.1), (6.0, 0.3)])
 def test_a_fixed_kl_coefficient_comes_from_the_flags_and_an_adaptive_one_from_the_checkpoint(target, found):
-    made = run(states=checkpoint(), algo__kl=Namespace(target=target))
-    made.trainer.fit()
-    assert made.policy.kl_ctl.value == found == made.trainer.states["kl"]
+    parts = run(states=checkpoint(), algo__kl=Namespace(target=target))
+    parts.trainer.fit()
+    assert parts.policy.kl_ctl.value == found == parts.trainer.states["kl"]
 
 
 @pytest.mark.parametrize(("noted", "value"), [(None, 0.6), (0.8, 0.8), (0.5, 0.6)])
@@ -251,29 +248,29 @@ def test_the_engines_get_the_weights_and_the_best_evaluation_is_of_checkpoint_or
     """The notes have an evaluation after the checkpoint."""
     found = {"best_eval_metric_key": KEY, "best_eval_metric_value": 0.6, "latest_eval_metric_value": 0.4}
     best = noted and {"best_eval_metric_key": KEY, "best_eval_metric_value": noted}
-    made = run(states=checkpoint(**found), best=best)
-    made.trainer.fit()
-    assert made.policy.happened == ["weights sent"]
-    assert (made.trainer.best.value, made.trainer.best.latest) == (value, 0.4)
+    parts = run(states=checkpoint(**found), best=best)
+    parts.trainer.fit()
+    assert parts.policy.happened == ["weights sent"]
+    assert (parts.trainer.best.value, parts.trainer.best.latest) == (value, 0.4)
 
 
 @pytest.mark.parametrize(("evaluated", "steps"), [(7, []), (6, [7])])
 def test_an_evaluation_that_a_kill_interrupted_is_made_good(evaluated, steps):
-    made = run(states=checkpoint(), scores={7: 0.5}, every=7)
-    made.notes.evaluated = evaluated
-    made.trainer.fit()
-    assert made.evaluations.steps == steps
+    parts = run(states=checkpoint(), scores={7: 0.5}, every=7)
+    parts.notes.evaluated = evaluated
+    parts.trainer.fit()
+    assert parts.evaluations.steps == steps
 
 
 # ── The end of a run ──
 
 
 def test_a_run_whose_filter_dropped_everything_is_an_error_that_no_attempt_repeats(capsys):
-    made = run([batch(filtered=32), batch(filtered=32)])
+    parts = run([batch(filtered=32), batch(filtered=32)])
     with pytest.raises(RewardsLostError, match=r"64 were filtered \(their mean scores are -1 to -0.5"):
-        made.trainer.fit()
-    told = capsys.readouterr().out
-    assert "ended after step 0" in told and "finished" not in told and made.notes.closed
+        parts.trainer.fit()
+    text = capsys.readouterr().out
+    assert "ended after step 0" in text and "finished" not in text and parts.notes.closed
     assert RewardsLostError.code != 0 and RewardsLostError.code in attempts._FINAL
 
 
@@ -303,109 +300,84 @@ def test_a_run_with_a_step_is_finished(capsys, batches, states):
 )
 def test_a_run_ends_with_a_checkpoint_of_its_last_step_and_place(batches, states, save_steps, saved):
     """One that precedes prompts which were filtered at the end is written again."""
-    made = run(batches, states, ckpt__save_steps=save_steps)
-    made.trainer.fit()
-    assert made.disk.saved == saved
+    parts = run(batches, states, ckpt__save_steps=save_steps)
+    parts.trainer.fit()
+    assert parts.disk.saved == saved
 
 
 def test_a_run_that_is_asked_to_stop_saves_its_last_step():
-    made = run([batch(4)] * 3)
-    made.policy.begin_update = lambda step: setattr(made.stop, "why", "SIGTERM" if step == 1 else "")
+    parts = run([batch(4)] * 3)
+    parts.policy.begin_update = lambda step: setattr(parts.stop, "why", "SIGTERM" if step == 1 else "")
     with pytest.raises(StoppedError, match="stopped by SIGTERM after step 2"):
-        made.trainer.fit()
-    assert made.disk.saved == [("global_step2", 2 * BATCH)]
+        parts.trainer.fit()
+    assert parts.disk.saved == [("global_step2", 2 * BATCH)]
 
 
 def test_a_checkpoint_that_the_disk_refuses_is_tried_again_after_the_next_step(caplog):
-    made = run([batch(4)] * 3, ckpt__save_steps=2)
-    made.disk.problem = "the disk has no room"
+    parts = run([batch(4)] * 3, ckpt__save_steps=2)
+    parts.disk.problem = "the disk has no room"
     tried = []
-    made.policy.begin_update = lambda step: step == 2 and setattr(made.disk, "problem", "")
-    made.trainer.fit()
-    assert made.disk.saved[0] == ("global_step3", 3 * BATCH), tried
+    parts.policy.begin_update = lambda step: step == 2 and setattr(parts.disk, "problem", "")
+    parts.trainer.fit()
+    assert parts.disk.saved[0] == ("global_step3", 3 * BATCH), tried
 
 
 # ── A step ──
 
 
 def test_a_step_is_entered_in_the_books_and_logged():
-    made = run([batch(4, failed=2)])
-    made.trainer.fit()
-    logged = made.notes.logged[1]
+    parts = run([batch(4, failed=2)])
+    parts.trainer.fit()
+    logged = parts.notes.logged[1]
     assert (logged["ledger/trained"], logged["ledger/failed"], logged["ledger/dispatched"]) == (4.0, 2.0, 6.0)
     assert logged["vllm_gap"] == 0.01 and logged["update/optimizer_steps"] == 1.0 and "update/moved" not in logged
-    assert made.trainer.books.moved and made.policy.experience_maker.training_step == 1
+    assert parts.trainer.books.moved and parts.policy.experience_maker.training_step == 1
 
 
 @pytest.mark.parametrize(("rollouts", "nothing"), [(batch(failed=4), ""), (batch(4), "no rollout is finite")])
 def test_a_step_without_a_rollout_to_train_on_updates_nothing(rollouts, nothing):
     """E.g. an agent's temperature of 0, or weights that overflow: upstream would read the first rollout."""
-    made = run()
-    made.policy.nothing = nothing
-    made.policy.experience_maker.broken = {"advantage not finite": range(4)} if nothing else {}
-    made.trainer.books.accounts.add(rollouts[1])
-    status, step = made.trainer.train_step(rollouts[0], 4)
+    parts = run()
+    parts.policy.nothing = nothing
+    parts.policy.experience_maker.broken = {"advantage not finite": range(4)} if nothing else {}
+    parts.trainer.books.accounts.add(rollouts[1])
+    status, step = parts.trainer.train_step(rollouts[0], 4)
     assert (status["update/optimizer_steps"], status["ledger/trained"], step) == (0.0, 0.0, 5)
-    assert made.policy.happened == ([("update", 4)] if nothing else [])
+    assert parts.policy.happened == ([("update", 4)] if nothing else [])
 
 
 def test_a_step_of_equal_rewards_is_warned_of(monkeypatch):
-    made, told = run(), []
-    made.trainer._advantages = Advantages(2)
-    monkeypatch.setattr("openrlhf_shear.train.run.trainer.logger.warning", told.append)
+    parts, text = run(), []
+    parts.trainer._advantages = Advantages(2)
+    monkeypatch.setattr("openrlhf_shear.train.run.trainer.logger.warning", text.append)
     for step in range(2):
-        made.trainer.books.accounts.add(batch(4)[1])
-        made.trainer.train_step(batch(4)[0], step)
-    assert len(told) == 1 and told[0].startswith("step 2: all 4 rewards are 1: nothing is learned")
+        parts.trainer.books.accounts.add(batch(4)[1])
+        parts.trainer.train_step(batch(4)[0], step)
+    assert len(text) == 1 and text[0].startswith("step 2: all 4 rewards are 1: nothing is learned")
 
 
 # ── Evaluations ──
 
 
 def test_only_a_better_evaluation_of_a_trained_model_is_saved_as_the_best():
-    made = run([batch(4)] * 3, scores={0: 0.9, 1: 0.5, 2: 0.4, 3: 0.6}, before_train=True)
-    made.trainer.fit()
-    assert made.evaluations.steps == [0, 1, 2, 3]
-    assert [tag for tag, _ in made.disk.saved] == ["best_global_step1", "best_global_step3"]
-    assert made.notes.noted[2] == {"best_eval_metric_key": KEY, "best_eval_metric_value": 0.5}
-    assert made.disk.best.states()["latest_eval_metric_value"] == 0.6
+    parts = run([batch(4)] * 3, scores={0: 0.9, 1: 0.5, 2: 0.4, 3: 0.6}, before_train=True)
+    parts.trainer.fit()
+    assert parts.evaluations.steps == [0, 1, 2, 3]
+    assert [tag for tag, _ in parts.disk.saved] == ["best_global_step1", "best_global_step3"]
+    assert parts.notes.noted[2] == {"best_eval_metric_key": KEY, "best_eval_metric_value": 0.5}
+    assert parts.disk.best.states()["latest_eval_metric_value"] == 0.6
 
 
 def test_an_untrained_model_is_not_the_best():
-    made = run([batch(failed=4)], scores={1: 0.5}, reward__max_failed_steps=9)
+    parts = run([batch(failed=4)], scores={1: 0.5}, reward__max_failed_steps=9)
     with pytest.raises(RewardsLostError):
-        made.trainer.fit()
-    assert made.disk.saved == [] and made.notes.noted == {1: {}}
+        parts.trainer.fit()
+    assert parts.disk.saved == [] and parts.notes.noted == {1: {}}
 
 
 def test_a_best_checkpoint_that_the_disk_refused_is_not_the_best():
-    made = run([batch(4)] * 2, scores={1: 0.8, 2: 0.7})
-    made.disk.problem = "no space left"
-    made.policy.begin_update = lambda step: step == 1 and setattr(made.disk, "problem", "")
-    made.trainer.fit()
-    assert [tag for tag, _ in made.disk.saved] == ["best_global_step2"], "0.7 is the best that is saved"
-
-
-# ── The start ──
-
-
-def test_a_start_in_the_folder_of_another_run_writes_nothing_there(monkeypatch):
-    def refuse(ckpt):
-        raise NotOursError("another run writes to --ckpt.path")
-
-    monkeypatch.setattr(trainer_actor.folders, "lock_own", refuse)
-    monkeypatch.setattr(trainer_actor, "Tracking", lambda args: pytest.fail("tracking.json is the other run's"))
-    args = Namespace(ckpt=None, data=Namespace(disable_fast_tokenizer=False))
-    made = trainer_actor.TrainerActor("model", Namespace(args=args), *[None] * 4, [])
-    with pytest.raises(RefusedError, match="another run writes"):
-        made.get_max_steps()
-
-
-@pytest.mark.parametrize(("frozen", "refused"), [(3, False), (4, True)])
-def test_a_run_whose_policy_never_learns_is_refused(frozen, refused):
-    """Two episodes of six prompts, four a step: four steps."""
-    args = settings(rollout__batch_size=4, train__num_episodes=2)
-    args.critic = Namespace(freezing_steps=frozen)
-    with pytest.raises(RefusedError, match="learn in none of the run's 4 steps") if refused else nullcontext():
-        trainer_actor.refuse_frozen(args, 6, has_critic=True)
-    trainer_actor.refuse_frozen(args, 6, has_critic=False)
+    parts = run([batch(4)] * 2, scores={1: 0.8, 2: 0.7})
+    parts.disk.problem = "no space left"
+    parts.policy.begin_update = lambda step: step == 1 and setattr(parts.disk, "problem", "")
+    parts.trainer.fit()
+    assert [tag for tag, _ in parts.disk.saved] == ["best_global_step2"], "0.7 is the best that is saved"
