@@ -27,11 +27,11 @@ from verl.workers.utils.padding import response_from_nested
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
-from openrlhf_shear.integrations.verl import FIELDS, Asked, ShearTrainer, ShearWorker, refuse_unfit, weighed
+from openrlhf_shear.integrations.verl import FIELDS, RuleRequest, ShearTrainer, ShearWorker, refuse_unfit, weighed
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-ASKED = Asked("shear/window=8/stride=4", 0.5, 1)
+REQUEST = RuleRequest("shear/window=8/stride=4", 0.5, 1)
 CONFIG = ShearConfig(window=8, stride=4)
 
 
@@ -81,7 +81,7 @@ def test_verl_takes_the_trainer_for_its_synchronous_one(monkeypatch):
 )
 def test_the_workers_weights_are_those_of_shear_weights(plain, settings):
     rows, made = rollouts(), worker(**settings)
-    output = made.compute_log_prob(batch(rows, credit=ASKED))
+    output = made.compute_log_prob(batch(rows, credit=REQUEST))
     expected = expected_weights(plain, rows)
     assert sum(len(weight) for weight in expected) > 500 and torch.cat(expected).std() > 0.1
     for i, weight in enumerate(expected):
@@ -96,7 +96,7 @@ def test_the_workers_weights_are_those_of_shear_weights(plain, settings):
 def test_log_probs_are_verls_own_and_nothing_is_left_behind():
     rows, made = rollouts(), worker()
     forward_step = made.actor.engine.forward_step
-    theirs, ours = made.compute_log_prob(batch(rows)), made.compute_log_prob(batch(rows, credit=ASKED))
+    theirs, ours = made.compute_log_prob(batch(rows)), made.compute_log_prob(batch(rows, credit=REQUEST))
     for field in ("log_probs", "entropy"):
         assert all(torch.equal(a, b) for a, b in zip(theirs[field].unbind(), ours[field].unbind(), strict=True))
     assert "credit_positive" not in theirs
@@ -106,11 +106,11 @@ def test_log_probs_are_verls_own_and_nothing_is_left_behind():
 
 def test_lora_states_are_those_with_the_adapters(plain):
     rows, made = rollouts(), worker(lora=4)
-    before = made.compute_log_prob(batch(rows, credit=ASKED))["credit_positive"].values()
+    before = made.compute_log_prob(batch(rows, credit=REQUEST))["credit_positive"].values()
     for name, parameter in made.actor.engine.module.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-    after = made.compute_log_prob(batch(rows, credit=ASKED))["credit_positive"].values()
+    after = made.compute_log_prob(batch(rows, credit=REQUEST))["credit_positive"].values()
     mask = torch.cat([torch.tensor(row["mask"]).bool() for row in rows])
     assert torch.allclose(before[mask], torch.cat(expected_weights(plain, rows)), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(before, after, rtol=1e-2)
@@ -119,7 +119,7 @@ def test_lora_states_are_those_with_the_adapters(plain):
 def test_verls_update_trains_on_a_batch_with_its_credit():
     """In mini-batches and micro-batches, by verl's own loss: the fields that a worker adds go with their rows."""
     rows, made = rollouts(), worker()
-    output = made.compute_log_prob(batch(rows, credit=ASKED))
+    output = made.compute_log_prob(batch(rows, credit=REQUEST))
     data = batch(rows, mini_batch_size=6, global_batch_size=12)
     data["old_log_probs"] = response_from_nested(output["log_probs"], data["response_mask"])
     for field in FIELDS:
@@ -157,7 +157,7 @@ def test_a_rule_of_a_users_by_the_same_grammar(monkeypatch):
 
     here.Telling.seen.clear()
     rows, made = rollouts(), worker()
-    output = made.compute_log_prob(batch(rows, credit=Asked("test_verl:Telling/up=4", 0.5, 9)))
+    output = made.compute_log_prob(batch(rows, credit=RuleRequest("test_verl:Telling/up=4", 0.5, 9)))
     mask = torch.tensor(rows[0]["mask"]).bool()
     assert (output["credit_positive"][0][mask] == 4).all() and (output["credit_negative"][0][mask] == -3).all()
     group = next(group for group in here.Telling.seen if group.number == 0)
@@ -194,7 +194,7 @@ def test_weights_of_one_give_verls_grpo_bit_for_bit():
 
 def test_the_estimator_multiplies_by_the_workers_weights():
     rows, made = rollouts(), worker()
-    output = made.compute_log_prob(batch(rows, credit=Asked("shear/window=8/stride=4", 0.5, 1)))
+    output = made.compute_log_prob(batch(rows, credit=RuleRequest("shear/window=8/stride=4", 0.5, 1)))
     config = OmegaConf.create({"credit": "shear/window=8/stride=4"})
     base = compute_advantage(protocol(rows), "grpo", config=config).batch["advantages"]
     positive, negative = (output[f"credit_{sign}"].to_padded_tensor(0) for sign in ("positive", "negative"))

@@ -4,7 +4,7 @@ import json
 
 import torch
 from cpu_worker import batch, rollouts, worker
-from test_verl import ASKED, expected_weights
+from test_verl import REQUEST, expected_weights
 from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
@@ -17,7 +17,7 @@ made = worker()
 assert made.actor.engine.get_data_parallel_size() == 2
 filler = {"prompt": [1, 1], "response": [1], "mask": [0], "score": 0.0, "uid": "pad"}  # as verl fills batches up
 mine = [*rows[rank::2], filler, filler]
-output = made.compute_log_prob(batch(mine, credit=ASKED))
+output = made.compute_log_prob(batch(mine, credit=REQUEST))
 expected = expected_weights(AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32).eval(), rows)[rank::2]
 for i, weight in enumerate(expected):
     mask = torch.tensor(mine[i]["mask"]).bool()
