@@ -25,7 +25,6 @@ ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
 UNIVERSAL = "latest_universal"  # DeepSpeed's name
 _METRIC = "metric.json"  # upstream's
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
-_SPARE_FILES = 64  # files of a checkpoint beside two per rank
 
 
 class NotOursError(RuntimeError):
@@ -209,20 +208,6 @@ def names(folder: Path) -> list[str]:
     """Return the complete checkpoints of a folder, oldest first."""
     tags = [path.name for path in folder.iterdir() if step_of(path.name) >= 0] if folder.is_dir() else []
     return sorted((tag for tag in tags if not tag.endswith(HF) and not flaw(folder / tag)), key=step_of)
-
-
-def room(folder: Path, needed: float, ranks: int = 1) -> str:
-    """Return why `needed` bytes, in the files of `ranks` ranks, do not fit on the disk of `folder`; "" if they do."""
-    there = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path)
-    )  # False for a closed folder
-    disk, files = os.statvfs(there), _SPARE_FILES + 2 * ranks
-    free = disk.f_bavail * disk.f_frsize
-    if free < needed:
-        return f"{needed / 1e9:.3g} GB are needed on the disk of {there}, which has {free / 1e9:.3g} GB left"
-    if disk.f_files and disk.f_favail < files:  # f_files is 0 if a file system has no such limit
-        return f"{files} files (inodes) are needed on the disk of {there}, which has {disk.f_favail} left"
-    return ""
 
 
 def _is_regular(name: str) -> bool:

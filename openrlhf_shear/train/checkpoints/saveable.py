@@ -1,4 +1,4 @@
-"""Whether a model can be saved, checked before the first step; its size; the error of a disk that refuses it."""
+"""Whether a model can be saved, checked before the first step; the error of a disk that refuses it."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -17,14 +17,6 @@ logger = init_logger(__name__)
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model below LoRA's adapters, or `model` itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def sizes(model: torch.nn.Module, strategy) -> tuple[int, int]:
-    """Return the numbers of all and of frozen parameters; each tensor-parallel rank writes a copy, which counts."""
-    counts = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in model.parameters()]
-    learned, frozen = (sum(n for learns, n in counts if learns is which) for which in (True, False))
-    copies = strategy.ds_tensor_parallel_size
-    return copies * (learned + frozen), copies * frozen
 
 
 @contextmanager

@@ -120,14 +120,6 @@ class Books:
         lost = NotFiniteError if self._skipped_steps else RewardsLostError
         raise lost(f"{message}{failed or 'none was sampled'}")
 
-    def tell_unmoved(self) -> None:
-        """Log an error if no weight has changed in this run."""
-        if not self.moved:
-            logger.error(
-                "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
-                "actor_lr and the warm-up (--actor.lr_warmup_ratio) of a run this short"
-            )
-
     @property
     def last_good(self) -> str:
         """The end of an error's message: which checkpoint is there."""

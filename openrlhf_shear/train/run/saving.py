@@ -119,10 +119,7 @@ class Saver:
             states: what a resumed run needs beside weights and optimizer.
             best: the best evaluation, whose metric decides which checkpoint is pruned first.
         """
-        of_critic = ray.get(self._critics.actors[0].checkpoint_bytes.remote(what)) if self._critics is not None else 0
         first = self._actors.actors[0]
-        if problem := ray.get(first.disk_problem.remote(what, of_critic)):
-            return f"{problem}; make room for --ckpt.path"
         doing("saving a checkpoint")
         metric = {"metric_value": best.latest, "metric_key": best.key or None}
         refs = self._actors.async_run_method("save_checkpoint", what, states | best.states(), **metric)
@@ -135,6 +132,6 @@ class Saver:
                 raise
             ray.wait(refs, num_returns=len(refs))  # the other parts
             ray.get(first.discard_checkpoint.remote(what.tag))
-            return str(error.cause)
+            return f"{error.cause}; make room for --ckpt.path"
         ray.get(first.prune_checkpoints.remote(what))
         return ""

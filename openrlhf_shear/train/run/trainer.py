@@ -143,8 +143,6 @@ class ShearTrainer:
             self._tracking.close()
             learned = self._advantages.shown() if self._advantages else ""
             self.story.ended(self.states, self.books.moved, whole, learned)
-        if step > begun:
-            self.books.tell_unmoved()
 
     def _resume(self) -> None:
         """Restore a checkpoint if there is one. Raises RefusedError: as `states_of`."""

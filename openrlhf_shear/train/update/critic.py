@@ -5,10 +5,9 @@ from pathlib import Path
 import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 
-from openrlhf_shear.memory.model_shape import checkpoint_bytes
 from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.checkpoints.folders import CRITIC
-from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable, sizes
+from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable
 from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.update import CriticSteps, first_not_finite
@@ -58,7 +57,3 @@ class ShearCriticActor(plain_class(CriticModelActor)):
         if what.checkpoint:
             options = (ckpt.max_num, ckpt.max_mem, None, not what.best, metric_value, metric_key)
             self.strategy.save_ckpt(self.critic, str(Path(ckpt.path, CRITIC)), what.tag, *options)
-
-    def checkpoint_bytes(self, what: Save) -> int:
-        """Return the bytes of the critic's part of a checkpoint."""
-        return checkpoint_bytes(*sizes(self.critic.module, self.strategy)) if what.checkpoint else 0

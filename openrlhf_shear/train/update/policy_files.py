@@ -5,11 +5,10 @@ from pathlib import Path
 import torch
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
 from openrlhf_shear.train.carriers import RunState, Save
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC
-from openrlhf_shear.train.checkpoints.saveable import model_written, sizes
+from openrlhf_shear.train.checkpoints.saveable import model_written
 
 logger = init_logger(__name__)
 
@@ -59,14 +58,6 @@ class SavesPolicy:
             folders.prune_best(Path(ckpt.path), what.tag)
         only = ckpt.max_num if ckpt.disable_ds else None
         folders.prune_hf(Path(ckpt.path), folders.names(both[0]), only)
-
-    def disk_problem(self, what: Save, of_critic: int = 0) -> str:
-        """Return why `what`, with `of_critic` bytes more, does not fit on the disk; "" if it does."""
-        ckpt = self.strategy.args.ckpt
-        count, frozen = sizes(self.actor.model.module, self.strategy)
-        full = checkpoint_bytes(count, frozen, bool(self.ema_model))
-        needed = full * what.checkpoint + model_bytes(count) * what.model + of_critic
-        return folders.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
 
     def _folder(self, model: str) -> str:
         return str(Path(self.strategy.args.ckpt.path, model))

@@ -4,7 +4,6 @@ import errno
 import itertools
 import json
 import os
-import shutil
 from types import SimpleNamespace
 
 import openrlhf_on_cpu  # noqa: F401
@@ -229,22 +228,6 @@ def test_models_beside_checkpoints_go_with_them(tmp_path):
     folders.prune_hf(tmp_path, [], 1)
     folders.prune_best(tmp_path, "best_global_step7")
     assert [path.name for path in tmp_path.iterdir()] == ["global_step3_hf"]
-
-
-def test_a_disk_without_room_is_named(tmp_path):
-    assert folders.room(tmp_path / "not" / "there", 1.0) == ""
-    assert folders.room(tmp_path / ("a" * 300), 1.0) == "", "a path that stat refuses"
-    free = shutil.disk_usage(tmp_path).free
-    assert f"on the disk of {tmp_path}, which has" in folders.room(tmp_path / "not", 2 * free + 1e9)
-
-
-def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
-    disk = dict(f_bavail=10**9, f_frsize=4096, f_files=1000, f_favail=67)
-    monkeypatch.setattr(folders.os, "statvfs", lambda path: SimpleNamespace(**disk))
-    assert folders.room(tmp_path, 1.0) == ""
-    assert f"68 files (inodes) are needed on the disk of {tmp_path}, which has 67" in folders.room(tmp_path, 1.0, 2)
-    disk["f_files"] = disk["f_favail"] = 0  # btrfs and others: as many as there is room for
-    assert folders.room(tmp_path, 1.0, 2) == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", None])

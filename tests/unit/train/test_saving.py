@@ -106,17 +106,17 @@ class Remote:
 
 @pytest.fixture
 def disk(monkeypatch):
-    """What the first rank says of the disk, and what a save raises; None where it succeeds."""
-    state = Namespace(problem="", error=None, saved=[])
+    """What a save raises; None where it succeeds."""
+    state = Namespace(error=None, saved=[])
 
     def get(ref):
         if ref == ["saved"] and state.error:
             raise state.error
-        return state.problem if ref == "room" else ref
+        return ref
 
     monkeypatch.setattr(saving.ray, "get", get)
     monkeypatch.setattr(saving.ray, "wait", lambda refs, num_returns: None)
-    methods = {"disk_problem": "room", "prune_checkpoints": "", "discard_checkpoint": ""}
+    methods = {"prune_checkpoints": "", "discard_checkpoint": ""}
     state.first = Namespace(**{name: Remote(ref) for name, ref in methods.items()})
     state.actors = Namespace(
         actors=[state.first], async_run_method=lambda *given, **how: state.saved.append((given, how)) or ["saved"]
@@ -137,12 +137,10 @@ def test_a_checkpoint_has_the_states_and_the_best_evaluation_and_then_old_ones_g
     assert disk.first.prune_checkpoints.calls == [(what,)] and not disk.first.discard_checkpoint.calls
 
 
-def test_a_disk_without_room_or_one_that_fills_costs_the_checkpoint(disk):
+def test_a_disk_that_fills_costs_the_checkpoint(disk):
     saver, what = Saver(disk.actors, None), Save(8, checkpoint=True, model=False)
-    disk.problem = "8 GB are needed"
-    assert saver.save(what, {}, Best()) == "8 GB are needed; make room for --ckpt.path" and not disk.saved
-    disk.problem, disk.error = "", failure(NotSavedError("[Errno 28] No space left on device: 'x'"))
-    assert saver.save(what, {}, Best()) == "[Errno 28] No space left on device: 'x'"
+    disk.error = failure(NotSavedError("[Errno 28] No space left on device: 'x'"))
+    assert saver.save(what, {}, Best()) == "[Errno 28] No space left on device: 'x'; make room for --ckpt.path"
     assert disk.first.discard_checkpoint.calls == [("global_step8",)] and not disk.first.prune_checkpoints.calls
     disk.error = failure(KeyError("a mistake is none of the disk's"))
     with pytest.raises(ray.exceptions.RayTaskError):
