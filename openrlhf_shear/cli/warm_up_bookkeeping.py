@@ -11,8 +11,7 @@ from openrlhf_shear.tasks.bookkeeping import warm_up
 EPILOG = """\
 A Qwen2 model of 1.9M parameters (--size large: 5.1M) learns to keep the books of stories of eight transfers, a word a
 token, from generated entries that include misconceptions. It stops when its responses, sampled at temperature 1, are
-nearly as often correct as these entries. It takes about half an hour on a core (large: an hour or two). The training
-state is saved in DIR.state, and the same command resumes from it.
+nearly as often correct as these entries. It takes about half an hour on a core (large: an hour or two).
 
   {prog} --out runs/ledger/small
   {prog} --out runs/ledger/large --size large
@@ -37,9 +36,7 @@ Sampled at temperature 1 on held-out problems, after rounding to bfloat16: **{re
 def main(args: argparse.Namespace) -> None:
     settings = frame.knobs_of(args, warm_up.WarmUpSettings)
     torch.set_num_threads(args.threads)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    result = warm_up.warm_up(settings, state=args.out.with_name(args.out.name + ".state"))
-    warming.write(args, result, settings, README, __spec__.name)
+    warming.write(args, warm_up.warm_up(settings), settings, README, __spec__.name)
 
 
 if __name__ == "__main__":

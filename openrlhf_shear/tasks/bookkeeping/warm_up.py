@@ -79,13 +79,8 @@ class BookkeepingResult(WarmUpResult):
     slips: float = 0.0  # fraction of the first errors that are not misconceptions
 
 
-def warm_up(
-    settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write, state: Path | None = None
-) -> BookkeepingResult:
-    """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure.
-
-    The file `state`, if given, keeps the state of the training; an interrupted warm-up resumes from it.
-    """
+def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> BookkeepingResult:
+    """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure."""
     multiply_in_float32()
     form = FORMS[settings.form]
     task = BookkeepingTask(form)
@@ -96,15 +91,10 @@ def warm_up(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = task.problems(settings.evaluation_problems, settings.seed + 1)
     grows = GROWS + form.choice_nats - PLAIN.choice_nats
-    rng, began, before = random.Random(settings.seed), time.perf_counter(), 0.0
+    rng, began = random.Random(settings.seed), time.perf_counter()
     reached, step, smooth = False, 0, 1.0
     longest, grown = (form.transfers, 0) if settings.start else (1, math.inf)
-    if state and state.is_file():
-        weights, adam, drawn, step, longest, smooth, grown, before = torch.load(state, weights_only=False)
-        model.load_state_dict(weights)
-        optimizer.load_state_dict(adam)
-        rng.setstate(drawn)
-    with tqdm(total=settings.max_steps, desc="warm-up", unit="step", initial=step) as bar:
+    with tqdm(total=settings.max_steps, desc="warm-up", unit="step") as bar:
         while step < settings.max_steps and not reached:
             step += 1
             for group in optimizer.param_groups:
@@ -119,18 +109,12 @@ def warm_up(
             bar.set_postfix_str(f"loss {smooth:.4f}", refresh=False)
             bar.update()
             if step % settings.evaluate_every == 0:
-                seconds = before + time.perf_counter() - began
-                if state:
-                    models = model.state_dict(), optimizer.state_dict()
-                    content = (*models, rng.getstate(), step, longest, smooth, grown, seconds)
-                    torch.save(content, state.with_suffix(".partial"))
-                    state.with_suffix(".partial").replace(state)
-                report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
+                report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers")
                 if step - grown >= settings.decay_steps:
                     accuracy, slips = _measured(sampled_checks(model, tokenizer, task, stop_problems, settings.seed))
                     report(f"step {step}: sampled accuracy {accuracy.correct:.3f}, {slips:.0%} of the errors are slips")
                     reached = accuracy.correct >= settings.target_accuracy
-    seconds = before + time.perf_counter() - began
+    seconds = time.perf_counter() - began
     model = model.to(torch.bfloat16).eval()
     heldout = task.problems(settings.final_problems, settings.seed, "heldout")
     accuracy, slips = _measured(sampled_checks(model, tokenizer, task, heldout, settings.seed + 1))

@@ -21,7 +21,6 @@ from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import GroupCredit, means
 from openrlhf_shear.credit.rules.error_odds import ErrorOddsRule
-from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.text import TextRule
 from openrlhf_shear.credit.shear import search_part
 from openrlhf_shear.transport.spread import SAMPLED_TOKENS
@@ -177,10 +176,6 @@ def test_heatmaps_and_controls_have_the_epsilon_of_the_group():
                 torch.testing.assert_close(found.controls[name], control, rtol=0, atol=2 * ACCURACY * epsilon)
 
 
-def test_the_spread_s_epsilon_overrides_the_norm_s():
-    assert ShearConfig(epsilon_rel=0.1, epsilon_spread=0.1).epsilon_in_norms(40.0, 0.2) == pytest.approx(0.02)
-
-
 # ── The metric ──
 
 
@@ -242,13 +237,3 @@ def test_a_small_spread_is_told_once_and_names_the_knob():
     (line,) = step_warnings({"error_odds/cost_spread": 0.0}, told)
     assert "error_odds.epsilon_spread" in line
     (line,) = step_warnings({"shear/cost_spread": 0.87}, set())
-
-
-def test_a_rule_on_massive_states_warns():
-    hidden = [torch.cat([h, torch.full((len(h), 3), 140.0)], 1) for h in group()]
-    for rule, warned in (
-        (ShearRule(ShearConfig(**SMALL)), 1),
-        (ShearRule(ShearConfig(**SMALL, epsilon_spread=0.1)), 0),
-    ):
-        metrics = step_metrics(rule, credited(rule, [rollout_group(hidden)]), 0.0)
-        assert len(step_warnings(metrics, set())) == warned

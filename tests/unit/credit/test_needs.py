@@ -81,13 +81,6 @@ def test_the_head_makes_the_distributions_that_tokens_were_drawn_from(policy, ro
         torch.testing.assert_close(kept, entropies, atol=LOGIT_NOISE, rtol=0)
 
 
-def test_the_head_divides_by_the_temperature():
-    generator = torch.Generator().manual_seed(0)
-    weight, states = torch.randn(7, 3, generator=generator), torch.randn(5, 3, generator=generator)
-    warm = LMHead(weight, temperature=2.0).log_probs(states)
-    torch.testing.assert_close(warm, LMHead(weight / 2).log_probs(states), atol=1e-6, rtol=0)
-
-
 SIZES = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -122,18 +115,6 @@ def test_a_head_that_does_not_make_the_logits_alone_is_refused():
     cut.lm_head.weight.data = torch.empty(0)
     with pytest.raises(ValueError, match="cut into shards; use ZeRO-2"):
         LMHead.of(cut)
-
-
-def test_chunks_are_the_whole_in_order(monkeypatch):
-    head = LMHead(torch.randn(7, 3, generator=torch.Generator().manual_seed(0)))
-    states = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-    whole = head.log_probs(states)
-    for size, numbers in ((4 * 7 * 2, [2, 2, 1]), (1, [1] * 5), (1 << 20, [5])):
-        monkeypatch.setattr("openrlhf_shear.credit.logits.CHUNK_BYTES", size)
-        parts = list(head.chunks(states))
-        assert [len(part) for _, part in parts] == numbers
-        for tokens, part in parts:
-            torch.testing.assert_close(part, whole[tokens], atol=1e-6, rtol=0)
 
 
 def test_source_positions_in_a_packed_batch_with_padding_on_both_sides():

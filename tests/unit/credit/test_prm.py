@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer, Qwen2Tokenizer
 from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit.prm.conversation import ConversationEncoder, load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
-from openrlhf_shear.tasks.arithmetic.prm import build_tokenizer, write_prm
+from openrlhf_shear.tasks.arithmetic.prm import build_tokenizer
 
 # as in the model card of Qwen/Qwen2.5-Math-PRM-7B
 CARD_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -191,14 +191,3 @@ def test_a_missing_weight_or_another_head_is_an_error_and_not_made_up(changed, n
 def test_the_language_model_s_head_that_a_checkpoint_may_hold_is_left_out(model, changed, encoder):
     other = load_prm(changed(**{"lm_head.weight": torch.ones(259, 32)}), torch.float32, "eager")
     assert torch.equal(batched(other, encoder, *CONVERSATIONS), batched(model, encoder, *CONVERSATIONS))
-
-
-def test_the_same_seed_writes_the_same_model(prm, tmp_path):
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    same, other = write_prm(tmp_path / "same"), write_prm(tmp_path / "other", seed=1)
-    assert torch.equal(torch.get_rng_state(), state)
-    names = {path.name for path in prm.iterdir()}
-    assert "model.safetensors" in names and names == {path.name for path in other.iterdir()}
-    assert all((prm / name).read_bytes() == (same / name).read_bytes() for name in names)
-    assert (prm / "model.safetensors").read_bytes() != (other / "model.safetensors").read_bytes()

@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from browsing import each, load, loads_alone
@@ -293,8 +292,3 @@ def test_a_rule_without_runs_has_a_row_without_a_gain():
     row = bench.make_row(TRACK, variant, [], [], None, about, Bootstrap(10))
     assert (row["seeds"], row["measure"]) == ([], "mean")
     assert row["score"] is row["difference"] is row["cost"] is None
-
-
-def test_times_that_a_rule_does_not_have_are_no_cost():
-    runs = [SimpleNamespace(metrics={"credit_seconds": (0.0, 0.0), "seconds": (1.0, 1.0)}), SimpleNamespace(metrics={})]
-    assert bench._cost(runs) is None

@@ -1,8 +1,7 @@
 """Evaluations during training, their temperature, and the learning rate that they choose for each rule."""
 
-import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import log
 
 import pytest
@@ -13,7 +12,7 @@ from openrlhf_shear.cli import lab as command
 from openrlhf_shear.lab import trainer, tuning
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import sample
-from openrlhf_shear.lab.runs import finished, jobs
+from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.trials import Trials, parse_rates
 from openrlhf_shear.lab.tuning import best_rates, tuned
@@ -65,14 +64,6 @@ def test_the_last_evaluation_is_the_final_accuracy(monkeypatch):
 def test_settings_that_mean_nothing_are_refused(changes, told):
     with pytest.raises(ValueError, match=told):
         LabSettings(**changes)
-
-
-def test_a_run_with_evaluations_is_read_as_it_was_written(tmp_path):
-    (job,) = jobs(EVALUATED, [UNIFORM], [4], tmp_path, "start", tmp_path)
-    run = LabRun("uniform", 4, (0.5, 0.25), 0.5, {}, 1.0, evaluations=(0.25, 0.5))
-    job.path.parent.mkdir(parents=True)
-    job.path.write_text(json.dumps(asdict(run)))
-    assert finished([job]) == [run]
 
 
 def test_evaluations_are_compared_where_both_runs_have_them():

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib.image
@@ -12,7 +11,6 @@ from lab_cases import MADE
 from strict_json import strict
 
 from openrlhf_shear.lab.findings import find
-from openrlhf_shear.lab.pictures import wrapped
 from openrlhf_shear.lab.placement import RADIUS, placement
 from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.bootstrap import Bootstrap
@@ -174,12 +172,6 @@ def test_columns_that_no_rule_has_are_left_out(findings):
     assert table.notes == ["No rule shares seeds with uniform or with its control, so nothing is compared."]
 
 
-def test_intervals_of_evaluations_are_counted_too():
-    runs = [replace(run, evaluations=(run.final,)) for run in planted_runs({"uniform": 0.0, "a": 0.1})]
-    (table,) = find(runs, {}, {}).tables
-    assert "The table has 3 such intervals." in " ".join(table.notes), "final, mean and evaluations over uniform"
-
-
 def test_the_notes_count_the_intervals(findings):
     notes = " ".join(findings.tables[1].notes)
     # final and mean over uniform of three rules, one over matched, one over shear
@@ -252,10 +244,3 @@ def test_25_rules_with_long_names_are_drawn(name):
     light = matplotlib.image.imread(io.BytesIO(render(picture, "png")))[..., :3]
     assert light[2, 2].min() > 0.99 and (np.abs(light - light[2, 2]).max(axis=-1) > 0.2).mean() > 0.02
     ElementTree.fromstring(render(picture, "svg", dark=True))
-
-
-def test_names_break_after_slashes_colons_and_modules():
-    name = "some_package.rules:MyRule/window=4/stride=1/matched"
-    assert wrapped(name, 23).split("\n") == ["some_package.rules:", "MyRule/window=4/", "stride=1/matched"]
-    assert wrapped("my_rules.some_rule:MyRule/p=0.25", 18).split("\n") == ["my_rules.", "some_rule:MyRule/", "p=0.25"]
-    assert wrapped("uniform") == "uniform"

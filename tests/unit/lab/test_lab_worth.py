@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from openrlhf_shear.lab.worth import LabRun, curve, worths
 from openrlhf_shear.report.estimates import Stat, paired
@@ -18,19 +17,6 @@ def test_the_interval_is_the_one_worked_out_by_hand():
     half = 2.776445 * np.sqrt(2.5e-4 / 5)
     assert (found.mean, found.low, found.high) == pytest.approx((0.01, 0.01 - half, 0.01 + half), abs=1e-7)
     assert (found.seeds, found.warning, found.half_width) == (5, None, pytest.approx(half, abs=1e-7))
-
-
-@pytest.mark.parametrize("pairs", [2, 5, 40])
-def test_the_detectable_difference_is_found_four_times_in_five(pairs):
-    """Draw differences of that true mean, test each, and count."""
-    found = paired(np.linspace(-1, 1, pairs))
-    spread = np.linspace(-1, 1, pairs).std(ddof=1)
-    draws = 40_000
-    drawn = np.random.default_rng(pairs).normal(found.detectable, spread, (draws, pairs))
-    edge = stats.t.ppf(0.975, pairs - 1)
-    shown = np.abs(drawn.mean(1)) > edge * drawn.std(1, ddof=1) / np.sqrt(pairs)
-    standard_error = np.sqrt(0.8 * 0.2 / draws)
-    assert shown.mean() == pytest.approx(0.8, abs=4 * standard_error)
 
 
 def test_too_few_pairs_warn_or_have_no_interval():

@@ -260,22 +260,6 @@ def test_a_warm_up_step_learns_from_responses(form):
     assert losses[-1] < losses[0] < 7
 
 
-def test_an_interrupted_warm_up_resumes_exactly(monkeypatch, tmp_path):
-    monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: [EntryCheck(False, 3)])
-    monkeypatch.setattr(warm_up, "build_model", lambda tokenizer, seed, size: tiny(tokenizer, seed))
-    monkeypatch.setattr(warm_up, "RISE", 2)
-    monkeypatch.setattr(warm_up, "GROWS", 9.0)
-
-    def weights(steps, state):
-        settings = WarmUpSettings(batch_size=2, max_steps=steps, evaluate_every=2, evaluation_problems=1)
-        return warm_up.warm_up(settings, lambda said: None, state).model.state_dict()
-
-    whole = weights(4, None)
-    weights(2, tmp_path / "state")
-    went_on = weights(4, tmp_path / "state")
-    assert all(torch.equal(value, went_on[name]) for name, value in whole.items())
-
-
 def tiny(tokenizer, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIZES, "tiny", (1, 32))

@@ -15,7 +15,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.tasks.arithmetic.policy import load_policy
 from openrlhf_shear.tasks.arithmetic.sampling import sample_ids
-from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, walk, write_entries
+from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck, Q, check, write_entries
 from openrlhf_shear.tasks.bookkeeping.forms import FORMS, PARAPHRASED, PLAIN
 from openrlhf_shear.tasks.bookkeeping.policy import build_model, build_tokenizer, take_over
 from openrlhf_shear.tasks.bookkeeping.stories import (
@@ -90,21 +90,6 @@ def test_a_misconception_is_found_at_its_word(name):
     spot = parted(by_hand["row"], by_hand["row wrong"])
     assert checked(COLLECTS, by_hand["row wrong"]) == EntryCheck(False, spot, True)
     assert by_hand["row wrong"].split()[spot] == "cleo"
-
-
-@pytest.mark.parametrize("name", HAND)
-def test_every_hand_made_story_is_one_that_is_written(name):
-    wanted = told(name)
-    for problem, kinds in ((LENDS, ("right", "twin", "wrong")), (COLLECTS, ("row", "row twin", "row wrong"))):
-        for kind in kinds:
-            forks, words = walk(problem, PARAPHRASED), wanted[kind].split()
-            fork = next(forks)
-            for i, word in enumerate(words):
-                assert word in (*fork.right, fork.misconception), (kind, i)
-                if i + 1 < len(words):
-                    fork = forks.send(word)
-            with pytest.raises(StopIteration):
-                forks.send(words[-1])
 
 
 @pytest.mark.parametrize("name", HAND)
@@ -207,22 +192,6 @@ def test_templates_and_phrases_tell_nothing_of_the_truth():
         # Seeds are fixed. Of fair draws, a share of 0.001 would fail each of these tests.
         assert chi2_contingency(table).pvalue > 0.001
         assert chisquare([sum(row) for row in table]).pvalue > 0.001
-
-
-@pytest.mark.parametrize("name", HAND)
-def test_misconception_and_twin_have_the_same_probability(name):
-    for problem, kind in ((LENDS, "right"), (COLLECTS, "row")):
-        forks, odd = walk(problem, PARAPHRASED), []
-        fork = next(forks)
-        words = told(name)[kind].split()
-        for word in words[:-1]:
-            odd += [fork] * (fork.misconception is not None)
-            fork = forks.send(word)
-        (fork,) = odd
-        assert len({*fork.right, fork.misconception}) == 3
-        drawn = Counter(fork.draw(random.Random(seed), Q) for seed in range(3000))
-        for word in (*fork.right, fork.misconception):
-            assert drawn[word] / 3000 == pytest.approx(1 / 3, abs=4 * (2 / 9 / 3000) ** 0.5)
 
 
 def test_the_first_word_tells_a_template_and_a_phrase():
