@@ -30,7 +30,6 @@ TEXT_TITLE = "States or text? The same numbers of hidden states and of n-grams"
 TEXT_NOTE = (
     "The difference is hidden states minus text, with a paired 95% interval: both take the same resamples of problems."
 )
-_NEEDED = ("window", "stride", "completions", "samples_per_prompt")
 _UNKNOWN = "the task does not know where a rollout first goes wrong"
 _NOTE = (
     "Intervals are percentile bootstraps over problems. The paper's values are of Qwen2.5-Math-7B on MATH500; only a "
@@ -56,19 +55,22 @@ def find(
         text: of `text_control`; None without the text control.
 
     Raises:
-        ValueError: the settings lack a required name, or resamples is below 1.
+        ValueError: resamples is below 1.
     """
-    missing = [name for name in _NEEDED if name not in settings]
-    if missing:
-        raise ValueError(f"the prefixes' settings must have {', '.join(_NEEDED)}: {', '.join(missing)} is missing")
     usable = prefixes[np.isfinite(prefixes["distance"]) & (prefixes["completions"] > 0)].reset_index(drop=True)
     found = every.analyses(usable, rollouts, settings, Bootstrap(resamples, seed), text)
     analyses = dict(tqdm(found, desc="analyses", disable=None))
     numbers, beside = _numbers(analyses), _numbers(analyses["text"] or {})
     shared = [what for what in numbers if what in beside]
     both = {what: (numbers[what], beside[what], difference(numbers[what], beside[what])) for what in shared}
-    tables = [_table(numbers), *([_control_table(analyses["controls"])] if analyses["controls"] else [])]
-    tables += [_text_table(text.label, both)] if text else []
+    tables = [_table(numbers)]
+    if analyses["controls"]:
+        kinds = [_numbers(kind) for kind in analyses["controls"].values()]
+        of_kinds = {what: [of[what] for of in kinds] for what in kinds[0] if all(what in of for of in kinds)}
+        tables.append(_beside(CONTROLS_TITLE, CONTROL_HEADS, of_kinds, slice(None), CONTROLS_NOTE))
+    if text:
+        heads = ("Hidden states", text.label.capitalize(), "Difference")
+        tables.append(_beside(TEXT_TITLE, heads, both, slice(2), TEXT_NOTE))
     problems = int(usable["problem"].nunique())
     results = {
         "settings": dict(settings),
@@ -141,18 +143,6 @@ def _beside(
     marks, notes = _marks(estimate for of in numbers.values() for estimate in of)
     rows = [(what, *(each.text(".3f") + marks[each.warning] for each in of)) for what, of in numbers.items()]
     return Table(title, ("What", *heads), rows, [note, *notes])
-
-
-def _control_table(controls: Analysis) -> Table:
-    """Return the table of the numbers that differ between the distances."""
-    kinds = [_numbers(kind) for kind in controls.values()]
-    shared = {what: [of[what] for of in kinds] for what in kinds[0] if all(what in of for of in kinds)}
-    return _beside(CONTROLS_TITLE, CONTROL_HEADS, shared, slice(None), CONTROLS_NOTE)
-
-
-def _text_table(label: str, both: Mapping[str, Sequence[Estimate]]) -> Table:
-    """Return the table of the numbers that differ between hidden states and text."""
-    return _beside(TEXT_TITLE, ("Hidden states", label.capitalize(), "Difference"), both, slice(2), TEXT_NOTE)
 
 
 def _notes(results: Mapping) -> list[str]:

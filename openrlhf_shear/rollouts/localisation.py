@@ -9,7 +9,6 @@ Legend: T tokens of a rollout, e its first error; tokens e..T-1 are after it; om
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import numpy as np
 
@@ -155,15 +154,16 @@ def measurable(traces: Iterable[Trace]) -> list[Trace]:
 
 
 def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Bootstrap) -> Analysis:
-    rows = []
-    for trace, clean in pairs:
-        auc, random = split_auc(trace.weights, trace.first_error), random_split_auc(trace.weights)
-        control = _mean([split_auc(other.weights, trace.first_error) for other in clean])
-        near = [value for r in (1, window) for value in largest_near(trace.weights, trace.first_error, r)]
-        rows.append([auc, random, auc - random, control, *near])
-    names = ("auc", "auc_random", "auc_lead", "auc_control", "hit", "hit_chance", "hit_window", "hit_window_chance")
-    spans = dict.fromkeys(names, 1.0) | {"auc_lead": 2.0}
-    columns = dict(zip(names, np.reshape(rows, (len(pairs), len(names))).T, strict=True))
+    errors = [(trace.weights, trace.first_error) for trace, _ in pairs]
+    columns = {"auc": [split_auc(*error) for error in errors]}
+    columns["auc_random"] = [random_split_auc(weights) for weights, _ in errors]
+    columns["auc_lead"] = np.subtract(columns["auc"], columns["auc_random"])
+    columns["auc_control"] = [_mean([split_auc(other.weights, t.first_error) for other in clean]) for t, clean in pairs]
+    for name, radius in (("hit", 1), ("hit_window", window)):
+        near = np.reshape([largest_near(*error, radius) for error in errors], (-1, 2))
+        columns |= {name: near[:, 0], f"{name}_chance": near[:, 1]}
+    spans = dict.fromkeys(columns, 1.0) | {"auc_lead": 2.0}
+    columns = {name: np.asarray(column, dtype=float) for name, column in columns.items()}
     return rollout_means([trace for trace, _ in pairs], columns, spans, bootstrap)
 
 
@@ -177,18 +177,16 @@ def rollout_means(
         spans: largest minus smallest possible value, for the columns with bounds.
     """
     problems, number = problem_codes([trace.group for trace in traces])
-    values = np.column_stack(list(columns.values()))
-    defined = np.isfinite(values)
-    rows, total = np.zeros((2, number, values.shape[1]))
-    np.add.at(rows, problems, defined)
-    np.add.at(total, problems, np.where(defined, values, 0))
     needs = "an incorrect rollout with a token before and one from its first error on"
-    quantities, first = [], 0
-    for name, column in columns.items():
-        at = first if column.ndim == 1 else slice(first, first + column.shape[1])
-        quantities.append(Quantity(name, itemgetter(at), rows[:, at], needs, spans.get(name)))
-        first += 1 if column.ndim == 1 else column.shape[1]
-    return bootstrap.estimates(quantities, lambda weights: ratio(weights @ total, weights @ rows))
+
+    def mean(name: str, column: np.ndarray) -> Quantity:
+        defined = np.isfinite(column)
+        rows, total = np.zeros((2, number, *column.shape[1:]))
+        np.add.at(rows, problems, defined)
+        np.add.at(total, problems, np.where(defined, column, 0))
+        return Quantity(name, lambda weights: ratio(weights @ total, weights @ rows), rows, needs, spans.get(name))
+
+    return bootstrap.estimates([mean(name, column) for name, column in columns.items()])
 
 
 def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, within_groups: bool = False) -> Estimate:

@@ -59,7 +59,7 @@ def read_run(folder: str | Path) -> Run:
     """Read a run.
 
     Raises ReportError where the folder is missing, holds neither a TensorBoard log nor results.json, or holds broken
-    JSON.
+    JSON; FileNotFoundError or ValueError where its log is not that of a training.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -70,7 +70,9 @@ def read_run(folder: str | Path) -> Run:
     if not logs and results is None:
         raise ReportError(f"{folder} holds neither a TensorBoard log nor results.json; is it the folder of a run?")
     facts = _facts(folder, results is not None, notes)
-    summary = _training(folder, logs, notes) if logs else None
+    summary = run_summary.read_run(folder) if logs else None
+    if len(logs) > 1:
+        notes.append(f"{len(logs)} TensorBoard logs (resumed?): where they overlap, the newest counts")
     limit = facts["others"].get("max_new_tokens") or facts["others"].get("max_len")
     evaluations = _logged(summary.curves, limit, notes) if summary else ()
     if results is not None and not evaluations:
@@ -122,17 +124,6 @@ def _facts(folder: Path, evaluated: bool, notes: list[str]) -> dict:
         notes.append(f"{where} {', '.join(missing)}")
     known["others"] = {name: value for name, value in written.items() if name not in FACTS}
     return {"task": UNKNOWN, **known}
-
-
-def _training(folder: Path, logs: list[Path], notes: list[str]) -> run_summary.RunSummary:
-    if len(logs) > 1:
-        notes.append(f"{len(logs)} TensorBoard logs (resumed?): where they overlap, the newest counts")
-    try:
-        return run_summary.read_run(folder)
-    except FileNotFoundError as error:
-        raise ReportError(str(error)) from error
-    except ValueError as error:
-        raise ReportError(f"{folder}: {error}") from error
 
 
 def _logged(curves: run_summary.Curves, limit: int | None, notes: list[str]) -> tuple[Evaluation, ...]:

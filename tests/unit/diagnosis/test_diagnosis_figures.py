@@ -192,11 +192,6 @@ def test_what_is_missing_is_said(tables, findings):
     assert findings.notes[1:] == NOT_ASKED and fewer.results["analyses"]["groups"].missing == 5
 
 
-def test_settings_that_lack_something_are_refused(tables):
-    with pytest.raises(ValueError, match="stride is missing"):
-        find(*tables, {name: value for name, value in SETTINGS.items() if name != "stride"})
-
-
 def test_every_kind_of_picture_is_there(findings, folder):
     assert [picture.name for picture in findings.pictures] == NAMES and findings.omitted == []
     files = {f"{name}.{kind}" for name in NAMES for kind in ("png", "svg", "csv")}
