@@ -14,7 +14,7 @@ MOST_TRUNCATED = 0.5  # a larger share, or an equal one, gets a note
 
 @dataclass(frozen=True)
 class Basis:
-    """The basis of a benchmark's score in an evaluation; None for unknown values, as in older files."""
+    """The basis of a benchmark's score in an evaluation; None for unknown values."""
 
     problems: int | None = None
     limit: int | None = None  # tokens of a completion
@@ -48,8 +48,7 @@ def note(bases: Sequence[Basis]) -> str:
     share = _mean(basis.truncated for basis in bases)
     if share is None or share < MOST_TRUNCATED:
         return ""
-    limit = _range(basis.limit for basis in bases)
-    return f"{share:.1%} of the completions were cut off" + ("" if limit == "-" else f" at {limit} tokens")
+    return f"{share:.1%} of the completions were cut off at {_range(basis.limit for basis in bases)} tokens"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import titled
-from openrlhf_shear.config.shear import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS, TAILS
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, joined
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
@@ -41,19 +40,18 @@ def method_of(rule: str) -> Method:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The knobs that an ablation changes while everything else is held; `order` sorts values without a number."""
+    """The knobs that an ablation changes while everything else is held."""
 
     heading: str
     knobs: tuple[str, ...]
-    order: tuple[str, ...] = ()
 
 
 SWEEPS = {
-    "distance": Sweep("Distance between spans", ("distance",), DISTANCES),
-    "normalize": Sweep("Normalisation of the weights", ("normalize",), NORMALIZATIONS),
-    "pool": Sweep("Pooling over the spans of a token", ("pool",), POOLS),
-    "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",), AGGREGATES),
-    "tail": Sweep("Spans at the end of a response", ("tail",), TAILS),
+    "distance": Sweep("Distance between spans", ("distance",)),
+    "normalize": Sweep("Normalisation of the weights", ("normalize",)),
+    "pool": Sweep("Pooling over the spans of a token", ("pool",)),
+    "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",)),
+    "tail": Sweep("Spans at the end of a response", ("tail",)),
     "epsilon": Sweep("Entropic regularisation ε", ("epsilon", "epsilon_rel", "epsilon_spread")),
     "span": Sweep("Span length w and stride s", ("window", "stride")),
     "group": Sweep("Group size G", ("group",)),

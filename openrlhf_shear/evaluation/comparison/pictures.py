@@ -164,13 +164,10 @@ def _sweeps(section: Section, knob: str, select: Select) -> list[list[MethodVari
     return [sorted(same, key=lambda v: _order(knob, v)) for same in contexts.values() if len(same) > 1]
 
 
-def _order(knob: str, variant: MethodVariant) -> tuple:
+def _order(knob: str, variant: MethodVariant) -> list[tuple[bool, float]]:
+    """Return the key that sorts numbers; other values stay in the order of the runs, behind them."""
     values = [variant.settings.get(name) for name in SWEEPS[knob].knobs]
-    order = SWEEPS[knob].order
-    known = [order.index(value) if value in order else value for value in values]
-    return tuple(
-        (0, value, "") if isinstance(value, int | float) else (1 + (value is None), 0, str(value)) for value in known
-    )
+    return [(False, value) if isinstance(value, int | float) else (True, 0) for value in values]
 
 
 def _name(knob: str, variant: MethodVariant) -> str:

@@ -234,16 +234,13 @@ def test_the_basis_of_a_score_is_beside_it_in_every_form(tmp_path, capsys):
     assert "<td>3 of 30</td><td>320</td><td>75.0%</td><td>66.7%</td>" in page
 
 
-@pytest.mark.parametrize("known", [True, False])  # False: logged by an older version
-def test_a_training_run_shows_the_basis_of_its_scores(tmp_path, known):
+def test_a_training_run_shows_the_basis_of_its_scores(tmp_path):
     logged = {"problems": 3.0, "truncated_fraction": 0.25, "no_answer_fraction": 0.5}
-    tags = {f"eval/suite_{what}/aime24": dict.fromkeys(STEPS, value) for what, value in logged.items() if known}
-    run = write_run(
-        tmp_path, suite({"aime24": [0.1, 0.2, 0.3]}) | training() | tags, **facts(), **{"max_len": 512} if known else {}
-    )
+    tags = {f"eval/suite_{what}/aime24": dict.fromkeys(STEPS, value) for what, value in logged.items()}
+    curves = suite({"aime24": [0.1, 0.2, 0.3]}) | training() | tags
+    run = write_run(tmp_path, curves, **facts(), max_len=512)
     (table,) = make_scores(sections([read_run(run)]), "best")
-    rests = "3 of 30 | 512 | 25.0% | 50.0%" if known else "- | - | - | -"
-    assert f"| AIME24 | SHEAR | **30.0** | {rests} | 1 |" in markdown(table)
+    assert "| AIME24 | SHEAR | **30.0** | 3 of 30 | 512 | 25.0% | 50.0% | 1 |" in markdown(table)
 
 
 @pytest.mark.parametrize(
