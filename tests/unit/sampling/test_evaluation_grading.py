@@ -2,8 +2,6 @@
 
 import json
 import logging
-import threading
-import time
 from dataclasses import replace
 from fractions import Fraction
 
@@ -122,26 +120,8 @@ def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
         assert seen["grade_code"][1].pop("workers") is not None
         assert seen["grade_code"] == (("code", "tests"), {"timeout": code, **others})
         assert seen["grade_math"][1].pop("workers") is not None
-        told = {"question": "?", "formats": ("boxed",), "ordered": False}
+        told = {"question": "?", "formats": ("boxed",)}
         assert seen["grade_math"] == (("text", "[1]"), {"timeout": math, "tolerance": 0.5, **told})
-
-
-def test_grades_at_a_time(monkeypatch, no_jail_needed):
-    """As many as there are cores at the same time, never more, and the answers in their order."""
-    running, most, together = [], [], threading.Barrier(3)
-
-    def grade_math(response, golds, **_):
-        running.append(response)
-        most.append(len(running))
-        together.wait(60)
-        time.sleep(0.02 * (response in "036"))  # of each three, the first ends last
-        running.remove(response)
-        return Verdict(False, "wrong", answer=response)
-
-    monkeypatch.setattr(maths, "grade_math", grade_math)
-    verdicts = graded(*((asked("x"), str(at)) for at in range(9)), cores=3)
-    assert [verdict.answer for verdict in verdicts] == [str(at) for at in range(9)]
-    assert max(most) == 3
 
 
 def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
