@@ -58,8 +58,9 @@ class Run:
 def read_run(folder: str | Path) -> Run:
     """Read a run.
 
-    Raises ReportError where the folder is missing, holds neither a TensorBoard log nor results.json, or holds broken
-    JSON; FileNotFoundError or ValueError where its log is not that of a training.
+    Raises:
+        ReportError: the folder is missing, has neither a TensorBoard log nor results.json, or has broken JSON.
+        FileNotFoundError, ValueError: its log is not that of a training.
     """
     folder = Path(folder)
     if not folder.is_dir():
