@@ -6,7 +6,7 @@ Needs torch, triton, numpy, rich, tqdm and transformers, and neither vllm nor ra
 
 - right: values of Triton's solves against Sinkhorn in float64, written here, on hard costs
 - together: weights of groups that are searched at once, against those of each group on the CPU; and the time saved
-- tuned: warps and registers of a solve for spans of 50 and 100 tokens; the fastest are kept for this architecture
+- launches: warps and registers of a solve for spans of 50 and 100 tokens, the default beside the fastest
 - fast: seconds for a million problems, all iterations solved, beside the chip's limits
 - memory: of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--credit.max_cost_bytes`
 - share: the credit stage in a step of a 7B-shaped model (`credit_share.py`); --no-share leaves it out
@@ -15,13 +15,13 @@ Each row says whether it holds; the exit status is 0 if all do.
 """
 
 import argparse
-import itertools
 import json
 import math
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from measure import best_times, environment, pick_device, print_table, script_parser, write_json
@@ -30,8 +30,7 @@ from tqdm import tqdm
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.credit.shear import shear_groups, shear_weights
-from openrlhf_shear.kernels import tuning
-from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn
+from openrlhf_shear.kernels.triton_sinkhorn import LAUNCH, TritonSinkhorn
 from openrlhf_shear.transport import Spans, search_bytes
 from openrlhf_shear.transport.tiles import Tile, tiles
 
@@ -49,17 +48,14 @@ def main() -> None:
     args.device = pick_device("cuda", "a machine with a CUDA GPU")
     device = torch.device(args.device)
     rows = [right(device)]
-    choices = {} if args.keep_launch else tuned(device)
-    if choices:
-        print(f"kept for {tuning.architecture(device)} in {tuning.keep(tuning.architecture(device), choices)}")
     rows += together(device)
-    rows += [fast(device, window) for window in (50, 100)]
+    rows += [check(device, window) for check in (launches, fast) for window in (50, 100)]
     rows += [memory(device, tokens, args.hidden) for tokens in (3_000, 8_000, 32_000)]
     if not args.no_share:
         rows.append(share())
     print_table("GPU check", rows, {"what": "what", "measured": "measured", "wanted": "wanted", "holds": "holds"})
     if args.output:
-        write_json(args.output, {"environment": environment(args.device), "launch": choices, "rows": rows})
+        write_json(args.output, {"environment": environment(args.device), "rows": rows})
     raise SystemExit(0 if all(row["holds"] for row in rows) else 1)
 
 
@@ -123,25 +119,21 @@ def sinkhorn(cost: torch.Tensor, epsilon: float = EPSILON, iterations: int = 200
     return f.mean((1, 2)) + g.mean((1, 2))
 
 
-def tuned(device: torch.device) -> dict[int, dict]:
-    """Return the fastest launch by rows of a block. Nothing is stored: an interrupt leaves the old launch."""
-    choices = {}
-    for window, block in ((50, 64), (100, 128)):
-        tile, pairs = problem(device, window, 160)
-        times = {}
-        options = list(itertools.product(tuning.ROWS_A_WARP, tuning.MAXNREG))
-        for rows_a_warp, maxnreg in tqdm(options, f"launches, spans of {window}", leave=False):
-            chosen = {"rows_a_warp": rows_a_warp, "maxnreg": maxnreg}
-            try:
-                with tuning.trial(chosen):
-                    times[rows_a_warp, maxnreg] = seconds_of(tile, pairs, device)
-            except Exception as error:  # a launch that the chip refuses
-                print(f"{chosen}: {type(error).__name__}: {str(error)[:120]}")
-        if not times:
-            raise SystemExit(f"no launch works for spans of {window}: the reasons are above; nothing was stored")
-        (rows_a_warp, maxnreg), best = min(times.items(), key=lambda item: item[1])
-        choices[block] = {"rows_a_warp": rows_a_warp, "maxnreg": maxnreg, "seconds": best}
-    return choices
+def launches(device: torch.device, window: int) -> dict:
+    """Check the time of the default launch, over that of the fastest."""
+    tile, pairs = problem(device, window, 160)
+    times = {}
+    options = [{"rows_a_warp": rows, "maxnreg": most} for rows in (8, 16, 32) for most in (None, 128, 168, 255)]
+    for chosen in tqdm(options, f"launches, spans of {window}", leave=False):
+        try:
+            with patch.dict(LAUNCH, chosen):
+                times[tuple(chosen.values())] = seconds_of(tile, pairs, device)
+        except Exception as error:  # a launch that the chip refuses
+            print(f"{chosen}: {type(error).__name__}: {str(error)[:120]}")
+    best = min(times, key=times.get)
+    ratio = times[tuple(LAUNCH.values())] / times[best]
+    what = f"spans of {window}: default launch over the fastest, {best[0]} rows a warp and maxnreg {best[1]}"
+    return _row(what, ratio, "<= 1.2", ratio <= 1.2)
 
 
 def problem(device: torch.device, window: int, spans: int) -> tuple[Tile, torch.Tensor]:
@@ -201,7 +193,6 @@ def _row(what: str, measured: float, wanted: str, holds: bool) -> dict:
 def _arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--hidden", type=int, default=3584, help="hidden size of the memory check (default 3584)")
-    parser.add_argument("--keep-launch", action="store_true", help="do not tune; use the kept launch, or the default")
     parser.add_argument("--no-share", action="store_true", help="without the 7B-shaped model, which takes 40 GB")
     return parser.parse_args()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check the GPU path: correctness, tuning, speed and memory. Needs a CUDA GPU and less than ten minutes.
+# Check the GPU path: correctness, launches, speed and memory. Needs a CUDA GPU and less than ten minutes.
 # Needs g++ and Python.h, with which Triton builds what starts a kernel; as root, apt-get installs them.
 # Makes a separate environment with torch, triton and the packages of the light core; no vllm, ray or deepspeed.
 #   scripts/gpu_check.sh [FOLDER] [options of benchmarks/gpu_check.py]

@@ -11,7 +11,7 @@ import torch
 import triton
 
 from openrlhf_shear.config.spec import TRITON_WINDOW
-from openrlhf_shear.kernels import triton_bounds, triton_costs, tuning
+from openrlhf_shear.kernels import triton_bounds, triton_costs
 from openrlhf_shear.kernels import triton_kernels as kernels
 from openrlhf_shear.kernels.triton_tables import side_table
 from openrlhf_shear.transport.geometry import Tokens, products
@@ -19,6 +19,10 @@ from openrlhf_shear.transport.sinkhorn import MAX_ITERATIONS, TOLERANCE, Sinkhor
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs, unlimited
 from openrlhf_shear.transport.tiles import Tile
 
+# Launch of a solve, chosen from the machine code of Triton 3.7.1 for sm_90a; benchmarks/gpu_check.py compares it with
+# others. A program of 128 x 128 with 168 registers moves 51 spilled registers in each iteration, and with 255 none. But
+# then a multiprocessor holds 8 warps in place of 12.
+LAUNCH: dict[str, int | None] = {"rows_a_warp": 32, "maxnreg": 255}
 _SMALLEST_BLOCK = 16
 _ACROSS = 64  # tokens of the other side in a program of `span_log_sums` and `join_parts`
 _COST_ROWS, _COST_COLUMNS = 32, 32  # of a program of `finish_costs`; columns where parts are short
@@ -205,7 +209,7 @@ class TritonBatch:
                 cost, pairs.contiguous(), rows, rows.shape[1], columns, columns.shape[1], limits,
                 self.epsilon, tolerance, max_iterations,
                 value, f, f.shape[1], g, g.shape[1], iterations, error, status,
-                BLOCK_N=block_n, BLOCK_M=block_m, **launch(block_n, self._device),
+                BLOCK_N=block_n, BLOCK_M=block_m, **launch(block_n),
             )  # fmt: skip
         ends = (kernels.CONVERGED, kernels.DROPPED, kernels.FLAGGED)
         converged, dropped, flagged = (status == code.value for code in ends)
@@ -250,15 +254,13 @@ class TritonSinkhorn(SinkhornPairs):
         return bounds.T if transposed else bounds
 
 
-def launch(rows: int, device: torch.device | None = None) -> dict:
-    """Return the launch options of a solve whose blocks have `rows` rows; the defaults where `device` is not CUDA.
+def launch(rows: int) -> dict:
+    """Return the launch options of a solve whose blocks have `rows` rows.
 
     Triton fuses multiplications and additions by default until 3.10.
     """
-    on_cuda = device is not None and device.type == "cuda"
-    chosen = tuning.options(tuning.architecture(device) if on_cuda else None, rows)
-    warps = max(1, rows // chosen["rows_a_warp"])
-    return {"num_warps": warps, "maxnreg": chosen["maxnreg"], "enable_fp_fusion": True}
+    warps = max(1, rows // LAUNCH["rows_a_warp"])
+    return {"num_warps": warps, "maxnreg": LAUNCH["maxnreg"], "enable_fp_fusion": True}
 
 
 def _block(width: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 
-from openrlhf_shear.config.refusal import LineError, Note, Refusal, did_you_mean
+from openrlhf_shear.config.refusal import Note, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.line import foreign
 from openrlhf_shear.line.run import Run, placement_flags
@@ -47,11 +47,11 @@ CORRECTIONS: dict[str, list[str]] = _TABLE["correction"]["values"]
 _CORRECTION = "--algo.advantage.is_correction_"
 
 
-def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[Refusal] | None = None) -> list[str]:
+def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[Refusal]) -> list[str]:
     """Return `argv` with the flags of its `--config` files in front, so that flags on the command line win.
 
     Args:
-        refusals: takes all keys that are no flags or stand there twice, and values of another kind; None raises them.
+        refusals: takes all keys that are no flags or stand there twice, and values of another kind.
 
     Raises:
         ValueError: a file is missing, or is not a YAML mapping.
@@ -61,17 +61,14 @@ def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[
     found, rest = finder.parse_known_args(list(argv))
     values: dict[str, object] = {}
     words: list[str] = []
-    wrong: list[Refusal] = [] if refusals is None else refusals
     for name in found.config:  # later files win
-        content = _read(name, wrong)
+        content = _read(name, refusals)
         values |= {key: (name, value) for key, value in _flat(content)}
     for key, (name, value) in values.items():
         try:
             words += _words(key, value, name, parser)
         except ValueError as error:
-            wrong.append(Refusal("", str(error)))
-    if wrong and refusals is None:
-        raise LineError(*wrong)
+            refusals.append(Refusal("", str(error)))
     return words + rest
 
 
@@ -101,7 +98,7 @@ def _read(name: str, wrong: list[Refusal]) -> dict:
     try:
         text = file.read_text(encoding="utf-8")
         content = yaml.load(text, _Loader)
-        twice = _twice(yaml.compose(text, _Loader))
+        places = [*_lines(yaml.compose(text, _Loader))]
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:
@@ -110,31 +107,24 @@ def _read(name: str, wrong: list[Refusal]) -> dict:
         raise ValueError(f"--config {name} is empty; use KEY: VALUE lines")
     if not isinstance(content, dict):
         raise ValueError(f"--config {name} must hold KEY: VALUE lines: got {type(content).__name__}")
-    for key, first, second in twice:
-        wrong.append(Refusal("", f"--config {name}: {key} is there twice, in lines {first} and {second}; keep one"))
+    first: dict[str, int] = {}
+    for key, line in places:
+        if key in first:
+            wrong.append(
+                Refusal("", f"--config {name}: {key} is there twice, in lines {first[key]} and {line}; keep one")
+            )
+        first.setdefault(key, line)
     return content
 
 
-def _twice(node: yaml.Node) -> list[tuple[str, int, int]]:
-    """Return (key, line, line) for every key that a file has twice, nested or dotted."""
-    lines: dict[str, int] = {}
-    found: list[tuple[str, int, int]] = []
-
-    def look(mapping: yaml.Node, above: str) -> None:
-        here: set[str] = set()
-        for key, value in mapping.value:
-            name, line = f"{above}{key.value}", key.start_mark.line + 1
-            nested = isinstance(value, yaml.MappingNode)
-            if name in here or (not nested and name in lines):
-                found.append((name, lines[name], line))
-            elif nested:
-                look(value, f"{name}.")
-            here.add(name)
-            lines.setdefault(name, line)
-
-    if isinstance(node, yaml.MappingNode):
-        look(node, "")
-    return found
+def _lines(node: yaml.Node, above: str = "") -> Iterator[tuple[str, int]]:
+    """Yield (key, line) of every value of a file, nested or dotted."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        name = f"{above}{key.value}"
+        if isinstance(value, yaml.MappingNode):
+            yield from _lines(value, f"{name}.")
+        else:
+            yield name, key.start_mark.line + 1
 
 
 def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:

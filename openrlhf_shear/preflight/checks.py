@@ -88,10 +88,6 @@ RANGES |= {
     if isinstance(within := knob.metadata["within"], Range)
 }  # of rules that the run does not use too
 
-_MANY_PAIRS = 20_000_000  # pairs of spans in a group above which the search is slow
-_SECONDS_A_MILLION = 0.13
-_HIGH_RATE = 1e-3  # of Adam; the usual rates are 1e-6, and 1e-5 to 1e-4 with LoRA
-
 
 def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | None:
     """Run every check and note its findings. Quick checks run first; the check that reads every row runs last.
@@ -149,14 +145,6 @@ def _modes(run: Run) -> Iterator[Finding]:
     if generated is not None and generated < batch:
         problem = f"must be at least rollout.batch_size ({batch}), or steps are short of prompts"
         yield refusal("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
-
-
-def _rates(run: Run) -> Iterator[Finding]:
-    models = ("actor", "critic") if run.estimator == "gae" else ("actor",)
-    for flag in (f"{model}.adam.lr" for model in models):
-        if run.flags[flag] > _HIGH_RATE:
-            message = f"--{flag} {run.flags[flag]:g} is so high that most models break in the first step"
-            yield Note(f"{message}; use e.g. 1e-6, or 1e-5 with LoRA")
 
 
 def _evaluation(run: Run) -> Iterator[Finding]:
@@ -241,28 +229,6 @@ def _rule(run: Run) -> Iterator[Finding]:
             yield from fits_beside_actor(run, "prm")
 
 
-def _long_search(run: Run) -> Iterator[Note]:
-    """Warn if the span search of a group of the longest responses takes long, with an estimate of the seconds."""
-    if run.spans is None:
-        return
-    tokens = min(run.rollout.max_new_tokens or run.data.max_len, run.data.max_len)
-    right = run.rollout.n_samples_per_prompt // 2
-    wrong = run.rollout.n_samples_per_prompt - right
-    if right * wrong * (tokens / run.spans.stride) ** 2 <= _MANY_PAIRS:
-        return
-    from openrlhf_shear.transport import span_starts  # late: torch
-
-    spans = len(span_starts(tokens, run.spans))
-    if (pairs := right * wrong * spans**2) > _MANY_PAIRS:
-        flag = f"--{run.spans.section}.max_spans, e.g. 256"
-        remedy = flag if run.spec.name.built_in else "a larger stride or window of the rule"
-        seconds = pairs / 1e6 * _SECONDS_A_MILLION
-        yield Note(
-            f"{run.spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} million "
-            f"pairs of spans to search, up to {seconds:.0f} s on an H200 (an estimate); use {remedy}"
-        )
-
-
 def _dump(run: Run) -> Iterator[Finding]:
     """Refuse rollout dumps for an estimator without token weights: dumps are written before the update."""
     flag, every, estimator = "credit.dump_rollouts_every", run.dump_rollouts_every, run.estimator
@@ -307,8 +273,8 @@ def _own_advantages(run: Run) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
-    *(_needed, _ranges, _groups, _modes, _rates, _evaluation, _correction, _engine_policy),
-    *(placement, parallel, batches, _rule, _dump, _long_search, suite, code, shaping, threshold),
+    *(_needed, _ranges, _groups, _modes, _evaluation, _correction, _engine_policy),
+    *(placement, parallel, batches, _rule, _dump, suite, code, shaping, threshold),
     *(folders, checkpoints, temporary_folder, limits, stack),
 )
 OF_MODELS: tuple[Callable[[Run, Models], Iterator[Finding]], ...] = (models, adapters, memory, disks)

@@ -11,8 +11,8 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="kernels are compiled by triton")
 
-from openrlhf_shear.kernels import triton_bounds, triton_costs, triton_kernels, tuning  # noqa: E402
-from openrlhf_shear.kernels.triton_sinkhorn import launch  # noqa: E402
+from openrlhf_shear.kernels import triton_bounds, triton_costs, triton_kernels  # noqa: E402
+from openrlhf_shear.kernels.triton_sinkhorn import LAUNCH, launch  # noqa: E402
 
 MODULES = (triton_kernels, triton_bounds, triton_costs)
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
@@ -64,7 +64,7 @@ def compiled(name: str, constants: dict, options: dict, architecture: int, folde
 def test_a_solve_spills_little(tmp_path, constants, most, architecture):
     """The few bytes at 128 x 128 are spilled once a check, not in the loop of iterations, as its machine code shows."""
     found = compiled("solve_pairs", constants, launch(constants["BLOCK_N"]), architecture, tmp_path)
-    assert found["registers"] <= tuning.DEFAULT["maxnreg"] and found["spilled"] <= most
+    assert found["registers"] <= LAUNCH["maxnreg"] and found["spilled"] <= most
 
 
 def test_a_solve_with_too_few_registers_spills_much(tmp_path):

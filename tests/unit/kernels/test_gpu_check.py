@@ -1,6 +1,5 @@
 """Checks of a GPU that need none: limits, trials of launches, and what the script refuses."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,26 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from openrlhf_shear.kernels import tuning
 from openrlhf_shear.transport import SinkhornPairs
 from openrlhf_shear.transport.tiles import tiles
 
 gpu_check = pytest.importorskip("gpu_check", exc_type=ImportError)
-from openrlhf_shear.kernels.triton_sinkhorn import launch  # noqa: E402
+from openrlhf_shear.kernels.triton_sinkhorn import LAUNCH, launch  # noqa: E402
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "gpu_check.sh"
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def kept(tmp_path, monkeypatch):
-    """Return the file of sm_90's launch, as an earlier check left it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tuning.forget()
-    monkeypatch.setattr(tuning, "architecture", lambda device: "sm_90")
-    monkeypatch.setattr(gpu_check, "problem", lambda device, window, spans: (None, None))
-    yield tuning.keep("sm_90", {128: {"rows_a_warp": 16, "maxnreg": 168}})
-    tuning.forget()
 
 
 def test_groups_at_once_are_compared_with_each_group(monkeypatch):
@@ -58,48 +45,20 @@ def test_limits_are_those_of_the_problem_s_size(window, wanted, arithmetic, shar
         assert row["holds"] is holds and row["measured"] == pytest.approx(seconds * 1000)
 
 
-def test_an_interrupted_tuning_leaves_the_old_launch(kept, monkeypatch):
-    before, used = kept.read_text(), []
+def test_the_default_launch_is_compared_with_the_fastest_that_works(monkeypatch):
+    def timed(*_):
+        if LAUNCH["maxnreg"] is None:
+            raise RuntimeError("out of resources")
+        return (LAUNCH == {"rows_a_warp": 32, "maxnreg": 255} and 3.0) or LAUNCH["rows_a_warp"] / 8
 
-    def interrupted(tile, pairs, device):
-        used.append(tuning.options("sm_90", 128))
-        if len(used) == 15:  # of 24
-            raise KeyboardInterrupt
-        return 1.0
-
-    monkeypatch.setattr(gpu_check, "seconds_of", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        gpu_check.tuned(CPU)
-    assert kept.read_text() == before and [*kept.parent.iterdir()] == [kept]
-    assert used[0] == {"rows_a_warp": 8, "maxnreg": None} and used[13] == {"rows_a_warp": 8, "maxnreg": 128}
-    assert tuning.options("sm_90", 128) == json.loads(before)["128"]
-
-
-def test_the_fastest_launch_that_works_is_chosen(kept, monkeypatch):
-    times = iter([3.0, RuntimeError("out of resources"), 1.0, *[2.0] * 9, *[5.0] * 11, 4.0])
-
-    def timed(*of):
-        seconds = next(times)
-        if isinstance(seconds, Exception):
-            raise seconds
-        return seconds
-
+    monkeypatch.setattr(gpu_check, "problem", lambda device, window, spans: (None, None))
     monkeypatch.setattr(gpu_check, "seconds_of", timed)
-    assert gpu_check.tuned(CPU) == {
-        64: {"rows_a_warp": 8, "maxnreg": 168, "seconds": 1.0},
-        128: {"rows_a_warp": 32, "maxnreg": 255, "seconds": 4.0},
-    }
+    row = gpu_check.launches(CPU, 100)
+    assert (row["measured"], row["holds"]) == (3.0, False) and "8 rows a warp and maxnreg 128" in row["what"]
+    assert LAUNCH == {"rows_a_warp": 32, "maxnreg": 255}
 
 
-def test_nothing_is_chosen_where_no_launch_works(kept, monkeypatch):
-    monkeypatch.setattr(gpu_check, "seconds_of", lambda *of: 1 / 0)
-    with pytest.raises(SystemExit, match="no launch works for spans of 50"):
-        gpu_check.tuned(CPU)
-
-
-def test_a_trial_is_what_a_solve_is_launched_with():
-    with tuning.trial({"rows_a_warp": 8, "maxnreg": 168}):
-        assert launch(64) == {"num_warps": 8, "maxnreg": 168, "enable_fp_fusion": True}
+def test_a_launch_follows_the_rows_of_a_block():
     assert launch(64) == {"num_warps": 2, "maxnreg": 255, "enable_fp_fusion": True}
     assert launch(128)["num_warps"] == 4 and launch(16)["num_warps"] == 1
 

@@ -5,6 +5,7 @@ import yaml
 from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
+from openrlhf_shear.config.refusal import Findings
 from openrlhf_shear.line import spelling
 from openrlhf_shear.preflight import layout, rewards
 
@@ -24,7 +25,7 @@ def test_later_files_win_and_the_line_over_all(tmp_path, parser):
         "algo.advantage.is_correction_level: off\ndata.label_key: yes\n"
         "logger.wandb.run_name: 2026_11_28\nckpt.output_dir: 007\n"
     )
-    words = spelling.expand(["--config", str(first), str(second), "--train.batch_size", "32"], parser)
+    words = spelling.expand(["--config", str(first), str(second), "--train.batch_size", "32"], parser, [])
     values = vars(parser.parse_args(words))
     assert (values["train.seed"], values["train.batch_size"], values["train.colocate_all"]) == (4, 32, False)
     assert values["actor.adam.lr"] == 1e-6 and values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["ref.offload"]
@@ -46,30 +47,32 @@ def test_a_switch_of_older_versions_is_true_or_false(tmp_path, parser, key):
     file = tmp_path / "old.yaml"
     for value, found in (("true", [f"--{key}"]), ("false", [])):
         file.write_text(f"{key}: {value}\n")
-        assert spelling.expand(["--config", str(file)], parser) == found
+        assert spelling.expand(["--config", str(file)], parser, []) == found
     file.write_text(f"{key}: off\n")
     with pytest.raises(ValueError, match=f"--{key} is a switch without a value: got 'off'; use true or false"):
-        spelling.translate(spelling.expand(["--config", str(file)], parser))
+        spelling.translate(spelling.expand(["--config", str(file)], parser, []))
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_file_that_is_wrong_is_refused(tmp_path, parser, text):
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
-    with pytest.raises(ValueError) as refused:
-        spelling.expand(["--config", str(file)], parser)
-    assert f"--config {file}" in str(refused.value) and WRONG[text] in str(refused.value)
+    refusals = []
+    with Findings(refusals).caught():
+        spelling.expand(["--config", str(file)], parser, refusals)
+    (refusal,) = map(str, refusals)
+    assert f"--config {file}" in refusal and WRONG[text] in refusal
 
 
 def test_no_file_is_refused_with_the_presets(parser):
     with pytest.raises(ValueError, match="--config gpu9 is not there; use a YAML file, or one of code, cpu, gpu1"):
-        spelling.expand(["--config", "gpu9"], parser)
+        spelling.expand(["--config", "gpu9"], parser, [])
 
 
 def test_lists_of_older_flags_are_words(tmp_path, parser):
     file = tmp_path / "old.yaml"
     file.write_text("target_modules: [q_proj, v_proj]\neps_clip_low_high: [0.1, 0.3]\nadam_betas: [0.9, 0.95]\n")
-    words, _ = spelling.translate(spelling.expand(["--config", str(file)], parser))
+    words, _ = spelling.translate(spelling.expand(["--config", str(file)], parser, []))
     values = vars(parser.parse_args(words))
     assert values["ds.lora.target_modules"] == ["q_proj", "v_proj"]
     assert values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["actor.adam.betas"] == [0.9, 0.95]
@@ -121,7 +124,7 @@ def test_a_preset_fits_its_machine(line, machine_preset, model):  # noqa: F811
 def test_presets_are_flags_and_those_of_tasks_are_the_papers(parser):
     assert spelling.PRESET_NAMES == ["code", "cpu", "gpu1", "gpu2x8", "gpu8", "maths"]
     for task in ("maths", "code"):
-        values = vars(parser.parse_args(spelling.expand(["--config", "gpu8", task], parser)))
+        values = vars(parser.parse_args(spelling.expand(["--config", "gpu8", task], parser, [])))
         assert values["shear.window"] == 100 and values["shear.stride"] == 25 and values["shear.epsilon"] == 4.5
         assert values["reward.remote_url"] == {"maths": "math"}.get(task, task)
 

@@ -313,25 +313,6 @@ def test_a_fresh_start_among_the_checkpoints_of_another_run(job, capsys):
     parse(job("--ckpt.path ckpt"))  # it will write none
 
 
-@pytest.mark.parametrize(
-    ("words", "warned"),
-    [
-        (
-            "--data.max_len 32768 --rollout.n_samples_per_prompt 16",
-            "responses all have 32768 tokens has 109 million pairs",
-        ),
-        ("--data.max_len 32768 --rollout.n_samples_per_prompt 16 --shear.max_spans 400", None),
-        ("--data.max_len 3072 --rollout.n_samples_per_prompt 8", None),
-        ("AS error_odds --data.max_len 3072 --rollout.n_samples_per_prompt 8", "has 150 million pairs of spans"),
-        ("AS error_odds/rise=0 --data.max_len 3072 --rollout.n_samples_per_prompt 8", None),
-    ],
-)
-def test_a_search_that_takes_long_is_told_with_its_numbers(job, capsys, words, warned):
-    parse(job(f"{words} --rollout.batch_size 16 --train.batch_size 16"))
-    told = capsys.readouterr().err
-    assert warned in told if warned else "pairs of spans" not in told
-
-
 def test_the_stand_in_for_the_reward_s_process_says_what_the_process_says(job):
     with FunctionWorkers("reward.py", 60.0, 1) as workers:
         assert try_file("reward.py", 60.0, [("a", "b", "c")] * 2) == TRIED == [workers.grade("a", "b", "c")] * 2
