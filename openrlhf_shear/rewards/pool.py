@@ -29,17 +29,12 @@ class RewardPool:
         ValueError: an answer format is unknown.
     """
 
-    def __init__(self, settings: RewardSettings, max_pending: int | None = None):
-        """
-        Args:
-            max_pending: grades taken in at a time, default 64 a core; further `grade` calls wait (back-pressure).
-        """
+    def __init__(self, settings: RewardSettings):
         self._grader, self._limits = GRADERS.get(settings.reward), settings.limits
         if self._grader and self._grader.start_workers:
             find_jail(settings.allow_unsandboxed)
         self._closed = False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
-        self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
         if self._grader is None:
             self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
         else:
@@ -78,19 +73,18 @@ class RewardPool:
             label: math: the gold answer, or a JSON list of equivalent golds (`labels.golds_of`); code: the tests
                 (`code.tests_of`); of other graders and files, any JSON value that they read.
         """
-        async with self._room:
-            job = Job()
-            try:
-                future = self._threads.submit(job.run, self._safely, query, prompt, label)
-            except RuntimeError:
-                return Verdict(None, failure=Failure.POOL_CLOSED)  # while this call waited
-            try:
-                return await asyncio.wrap_future(future)
-            except asyncio.CancelledError:
-                job.call_off()
-                if future.cancelled() and self._closed:
-                    return Verdict(None, failure=Failure.POOL_CLOSED)
-                raise
+        job = Job()
+        try:
+            future = self._threads.submit(job.run, self._safely, query, prompt, label)
+        except RuntimeError:
+            return Verdict(None, failure=Failure.POOL_CLOSED)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            job.call_off()
+            if future.cancelled() and self._closed:
+                return Verdict(None, failure=Failure.POOL_CLOSED)
+            raise
 
     def grade_all(self, samples: Iterable[Query]) -> Iterator[Verdict]:
         """Return an iterator over many verdicts, in order, each as soon as it is ready. Needs no event loop."""

@@ -1,14 +1,12 @@
-"""Responses that attack the rewards of others: texts that take long to read, strings for maths, outputs for checkers.
+"""Responses that attack the rewards of others: texts that take long to read, and strings for maths.
 
-`test_function_workers.py`, `test_reward_client.py` and `test_reward_answers.py` have the attacks of files and servers.
+Attacks of programs are in `test_warm_jails.py`, `test_code_checkers.py` and `test_code_asserts.py`, attacks of files in
+`test_function_workers.py`, and those of servers in `test_reward_client.py` and `test_reward_answers.py`.
 """
-
-import json
 
 import pytest
 
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code.text import code_block, readable
 from openrlhf_shear.rewards.last_number import final_number
 from openrlhf_shear.rewards.maths import grade_math
@@ -57,38 +55,12 @@ OF_TEXTS = {
     "addresses": "x:http://",
 }
 
-CALL = {"fn_name": "split", "inputs": [["ab"]], "outputs": [["a", "b"]]}
-CHECKS = "def check(input, expected, output):\n    return {0}(output) == {0}(expected)\n"
-# name: (a wrong program, its tests)
-OF_PROGRAMS = {
-    "an output that is endless to sort": (
-        "def split(text): return range(10**15)",
-        CALL | {"checker": CHECKS.format("sorted")},
-    ),
-    "an output of equal hashes": (
-        "def split(text): return [n * (2**61 - 1) for n in range(120_000)]",
-        CALL | {"checker": CHECKS.format("set")},
-    ),
-    **{
-        name: (f"def split(text):\n    raise {name}", {"test_list": ["assert all(map(split, ['ab']))"]})
-        for name in ("StopIteration", "StopAsyncIteration", "GeneratorExit")
-    },
-}
-
 
 @pytest.mark.usefixtures("needs_jail")
 def test_an_answer_that_attacks_is_wrong_and_the_next_grade_is_right():
     for name, response in OF_MATHS.items():
         assert grade_math(response, "x^2-1", timeout=SECONDS).correct is False, name
         assert grade_math(r"\boxed{-1+x^2}", "x^2-1", timeout=HONEST_SECONDS).correct, name
-
-
-@pytest.mark.usefixtures("needs_jail")
-def test_a_program_that_attacks_is_wrong_and_the_next_grade_is_right():
-    for name, (program, tests) in OF_PROGRAMS.items():
-        assert grade_code(program, tests, timeout=SECONDS, extract=False).correct is False, name
-        honest = "def split(text): return list(text)"
-        assert grade_code(honest, json.dumps(CALL), timeout=HONEST_SECONDS, extract=False).correct, name
 
 
 @pytest.mark.parametrize("name", OF_TEXTS)

@@ -92,8 +92,8 @@ BREAKS = {  # output of a program: (program, tests, body of the checker, outcome
     "a set that takes minutes to build": (FORGE, FUNCTION, "return True", "timeout"),
     "a range that is endless to sort": ("def split(text): return range(10**15)", FUNCTION,
                                         "return sorted(output) == expected", "wrong_answer"),
-    "a range that is endless to walk": ("def split(text): return range(10**15)", FUNCTION,
-                                        "return sum(1 for _ in output) == 2", "timeout"),
+    "a list of equal hashes": ("def split(text): return [n * (2**61 - 1) for n in range(120_000)]", FUNCTION,
+                               "return set(output) == set(expected)", "timeout"),
     "a value that ends the checker": ("def split(text): return 5", FUNCTION,
                                       "import os\n    return os._exit(3) if output == 5 else True", "wrong_answer"),
 }  # fmt: skip

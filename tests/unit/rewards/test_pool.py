@@ -11,7 +11,6 @@ import numpy
 import pytest
 from processes import children, descendants, descriptors, stats, wait_until
 
-from openrlhf_shear.rewards import pool as pool_module
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.graders import GRADERS
@@ -319,28 +318,3 @@ def test_a_file_is_loaded_when_it_is_needed_and_again_when_it_died(function_file
         assert children() == before
         assert next(pool.grade_all([("exit", "", "1")])).failure == "worker died"
         assert {next(pool.grade_all([("pid", "", "1")])).reward} == children() - before
-
-
-def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file, monkeypatch):
-    taken_in, done = [], []
-
-    class Counted(Job):
-        def __init__(self):
-            super().__init__()
-            taken_in.append(1 + len(taken_in) - len(done))
-
-        def run(self, *work):
-            try:
-                return super().run(*work)
-            finally:
-                done.append(self)
-
-    monkeypatch.setattr(pool_module, "Job", Counted)
-
-    async def all_of_them():
-        return await asyncio.gather(*(pool.grade("x" * i, "", str(i)) for i in range(200)))
-
-    with closing(RewardPool(RewardSettings(function_file, cores=2, timeout=60.0), max_pending=4)) as pool:
-        verdicts = asyncio.run(all_of_them())
-    assert [verdict.reward for verdict in verdicts] == [float(i) for i in range(200)]
-    assert max(taken_in) <= 4, "back-pressure: no more than max_pending grades are taken in"
