@@ -214,24 +214,18 @@ class FunctionWorkers(Crew):
             return self._refusal()
         answered = None
         try:
-            verdict, answered = self._ask(query, prompt, label)
-            if answered is False:
-                self._stuck = verdict
+            with self._lent() as worker:
+                verdict, answered = read_reward(worker.ask(query, prompt, label, seconds=self.timeout)), True
+                return verdict
+        except CalledOffError as error:
+            return Verdict(None, failure=Failure.CALLED_OFF, detail=str(error))
+        except (ImportError, _OutOfTurnError, EOFError, OSError, ClosedError) as error:
+            verdict = _failure(error)
+            if not (isinstance(error, ClosedError) or called_off()):  # else the file is not at fault
+                answered, self._stuck = False, verdict
             return verdict
         finally:
             self._breaker.settle(ticket, answered)
-
-    def _ask(self, query: str, prompt: str, label: object) -> tuple[Verdict, bool | None]:
-        """Return the verdict, and whether the file gave it; None if the workers were closed meanwhile."""
-        try:
-            with self._lent() as worker:
-                return read_reward(worker.ask(query, prompt, label, seconds=self.timeout)), True
-        except CalledOffError as error:
-            return Verdict(None, failure=Failure.CALLED_OFF, detail=str(error)), None
-        except (TimeoutError, ImportError, _OutOfTurnError) as error:
-            return _failure(error), False
-        except (EOFError, OSError, ClosedError) as error:
-            return _failure(error), None if isinstance(error, ClosedError) or called_off() else False
 
     def _refusal(self) -> Verdict:
         """Return the failure of a rollout that is not tried, as the calls before it came to nothing."""

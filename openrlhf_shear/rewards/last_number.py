@@ -23,19 +23,18 @@ _UNICODE_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u00a0": " "})
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """Return rewards in OpenRLHF's interface: floats for one query, lists of floats for several; extra_logs:
-    `answer_found`. Raises ValueError: a label holds no number, or several without a mark. No response raises.
+    """Return the reward of a single query in OpenRLHF's interface; extra_logs: `answer_found`.
+
+    Raises ValueError: the label holds no number, or several without a mark. No response raises.
     """
-    rewards, answered = [], []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        gold = final_number(str(label))
-        if gold is None or (_marked_answer(str(label)) is None and len(_NUMBER.findall(str(label))) > 1):
-            problem = f"the label holds {'no number' if gold is None else 'several numbers'}: got {str(label)[:80]!r}"
-            raise ValueError(f"{problem}; give e.g. '42' or '... #### 42'")
-        answer = final_number(response_of(query, prompt))
-        answered.append(float(answer is not None))
-        rewards.append(float(answer == gold))
-    return as_reward_output(rewards, {"answer_found": answered})
+    (query,), (prompt,), (label,) = queries, prompts, labels
+    gold = final_number(str(label))
+    if gold is None or (_marked_answer(str(label)) is None and len(_NUMBER.findall(str(label))) > 1):
+        problem = f"the label holds {'no number' if gold is None else 'several numbers'}: got {str(label)[:80]!r}"
+        raise ValueError(f"{problem}; give e.g. '42' or '... #### 42'")
+    answer = final_number(response_of(query, prompt))
+    reward = float(answer == gold)
+    return {"rewards": reward, "scores": reward, "extra_logs": {"answer_found": float(answer is not None)}}
 
 
 def final_number(text: str) -> Decimal | None:
@@ -47,13 +46,6 @@ def final_number(text: str) -> Decimal | None:
         return None
     number = Decimal(numbers[-1]["digits"].replace(",", ""))
     return number.copy_negate() if numbers[-1]["sign"] or numbers[-1]["inner"] else number
-
-
-def as_reward_output(rewards: list[float], extra_logs: dict[str, list[float]]) -> dict:
-    """Return the dict OpenRLHF expects: it asks for single queries, and makes a one-element tensor of every value."""
-    if len(rewards) == 1:
-        return {"rewards": rewards[0], "scores": rewards[0], "extra_logs": {k: v[0] for k, v in extra_logs.items()}}
-    return {"rewards": rewards, "scores": list(rewards), "extra_logs": extra_logs}
 
 
 def _marked_answer(text: str) -> str | None:

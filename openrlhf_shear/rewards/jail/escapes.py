@@ -219,11 +219,10 @@ def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterato
                 host = Host(jail)
                 host.greet()
             with contextlib.closing(Grade(host)) as grade, contextlib.suppress(DiedError, TimeoutError):
-                deadline = time.monotonic() + _SECONDS
+                grade.tell(job, time.monotonic() + _SECONDS)
                 request = json.dumps({"names": names, "attempts": attempts})
-                for message in (job, {"stdin": request + "\n", "timeout": _SECONDS}):
-                    grade.tell(message, deadline)
-                yield dict(map(json.loads, grade.hear(deadline)["stdout"].splitlines()))
+                ended = grade.run({"stdin": request + "\n"}, _SECONDS, "a program that tries escapes")
+                yield dict(map(json.loads, ended["stdout"].splitlines()))
             clean = grade.is_clean()
     finally:
         host.end()

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import regex as re
 
-from openrlhf_shear.rewards.maths.plain import as_latex
-from openrlhf_shear.rewards.maths.text import FORMULA, MAX_ANSWER, closing
+from openrlhf_shear.rewards.maths.text import FORMULA, MAX_ANSWER, as_latex, closing
 from openrlhf_shear.rewards.verdict import Reason
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")

@@ -70,6 +70,8 @@ _BLANK = re.compile(r"\s++")
 _BLANK_TO_DROP = re.compile(r"(?<![0-9]) | (?![0-9])")
 _BRACED_CHARACTER = re.compile(r"([_^])\{([0-9A-Za-z])\}")
 _LETTERS = re.compile(r"[A-Za-z ]*+")
+_OPEN = re.compile(r"(?<![A-Za-z\\])sqrt\s*+\(|\^\s*+\(")
+_NAMED = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|log|ln|exp|theta|alpha|beta)(?![A-Za-z])")
 
 
 _MATRIX = re.compile(r"\\begin\{([a-z]?matrix)\}.*?\\end\{\1\}", re.DOTALL)
@@ -118,6 +120,35 @@ def squeeze(text: str) -> str:
     if len(text) == 3 and text[0] == "(" and text[1].isalpha() and text[2] == ")":
         return text[1]  # (C) is the choice C
     return text
+
+
+def as_latex(text: str) -> str:
+    r"""Return plain mathematics as LaTeX; a text with LaTeX commands stays unchanged.
+
+    >>> as_latex("x**2 + sqrt(3)/2"), as_latex("2*pi"), as_latex(r"\frac12")
+    ('x^2 + \\sqrt{3}/2', '2\\cdot \\pi ', '\\frac12')
+    """
+    text = text.strip()
+    if "\\" in text:
+        return text
+    text = text.replace("**", "^")
+    while match := _OPEN.search(text):
+        end = _end_of(text, match.end())
+        if end is None:
+            break
+        before = "^" if match[0].startswith("^") else r"\sqrt"
+        text = f"{text[: match.start()]}{before}{{{text[match.end() : end]}}}{text[end + 1 :]}"
+    return _NAMED.sub(r"\\\1 ", text.replace("*", r"\cdot "))
+
+
+def _end_of(text: str, start: int) -> int | None:
+    """Return where the parenthesis that is open at `start` is closed."""
+    depth = 1
+    for at in range(start, len(text)):
+        depth += (text[at] == "(") - (text[at] == ")")
+        if not depth:
+            return at
+    return None
 
 
 def closing(text: str, start: int) -> int | None:

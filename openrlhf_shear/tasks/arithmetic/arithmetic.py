@@ -1,32 +1,30 @@
 """Reward of the built-in task: `--reward.remote_url openrlhf_shear/tasks/arithmetic/arithmetic.py`."""
 
-from openrlhf_shear.rewards.last_number import as_reward_output
 from openrlhf_shear.rewards.responses import response_of
 from openrlhf_shear.tasks.arithmetic.problems import EOS, PAD, parse_problem
 from openrlhf_shear.tasks.arithmetic.solutions import check
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """Grade responses by OpenRLHF's reward interface: 1.0 for the right final answer, else 0.0.
+    """Grade a single response by OpenRLHF's reward interface: 1.0 for the right final answer, else 0.0.
 
-    The result holds floats for one query, lists for several. extra_logs (see `solutions.SolutionCheck`) are `lucky`,
-    1.0 for the right answer through a wrong chain; `first_error`, -1.0 without an error; and `miscopied`.
+    extra_logs (see `solutions.SolutionCheck`) are `lucky`, 1.0 for the right answer through a wrong chain;
+    `first_error`, -1.0 without an error; and `miscopied`.
 
     Raises ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
     """
-    results = []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        problem = parse_problem(prompt)
-        if str(label) != problem.answer:
-            wanted = f"the label of {problem.prompt!r} must be its answer {problem.answer!r}"
-            raise ValueError(f"{wanted}: got {str(label)[:80]!r}")
-        results.append(check(problem, response_text(response_of(query, prompt))))
+    (query,), (prompt,), (label,) = queries, prompts, labels
+    problem = parse_problem(prompt)
+    if str(label) != problem.answer:
+        wanted = f"the label of {problem.prompt!r} must be its answer {problem.answer!r}"
+        raise ValueError(f"{wanted}: got {str(label)[:80]!r}")
+    result = check(problem, response_text(response_of(query, prompt)))
     extra_logs = {
-        "lucky": [float(result.lucky) for result in results],
-        "first_error": [-1.0 if result.first_error is None else float(result.first_error) for result in results],
-        "miscopied": [float(result.miscopied) for result in results],
+        "lucky": float(result.lucky),
+        "first_error": -1.0 if result.first_error is None else float(result.first_error),
+        "miscopied": float(result.miscopied),
     }
-    return as_reward_output([float(result.correct) for result in results], extra_logs)
+    return {"rewards": float(result.correct), "scores": float(result.correct), "extra_logs": extra_logs}
 
 
 def first_error(prompt: str, decoded: str) -> int | None:

@@ -34,13 +34,6 @@ def test_arithmetic_reward_of_one_query_is_floats():
         assert all(type(v) is float for v in (out["rewards"], out["scores"], *out["extra_logs"].values()))
 
 
-def test_arithmetic_reward_of_several_queries_is_lists_in_order():
-    queries = [PROMPT + SOLUTION + "<eos>", PROMPT + "<eos>", PROMPT + "#56<eos>"]
-    out = arithmetic_reward.reward_func(queries, [PROMPT] * 3, ["56"] * 3)
-    assert out["rewards"] == out["scores"] == [1.0, 0.0, 1.0]
-    assert out["extra_logs"] == {"lucky": [0.0, 0.0, 1.0], "first_error": [-1.0, 0.0, 0.0], "miscopied": [0.0] * 3}
-
-
 def test_arithmetic_reward_refuses_data_of_another_task():
     with pytest.raises(ValueError, match="no arithmetic problem"):
         arithmetic_reward.reward_func(["What is 2+2? 4"], ["What is 2+2?"], ["4"])
@@ -78,8 +71,6 @@ def test_last_number_reward_against_gsm8k_labels():
     assert reward("-2.50", label="#### -2.5") == (1.0, 1.0)
     assert reward("0.1", label="0.10000000000000001") == (0.0, 1.0)  # exact, not floats
     assert reward("1" * 5000 + "2", label="1" * 5000 + "3") == (0.0, 1.0)
-    out = last_number.reward_func(["a 1", "b 2"], ["a", "b"], ["1", "1"])
-    assert out["rewards"] == [1.0, 0.0]
     with pytest.raises(ValueError, match="the label holds no number"):
         last_number.reward_func(["a 1"], ["a"], ["yes"])
     for label in ("1/2", "(1, 2)", "7 of 8"):
