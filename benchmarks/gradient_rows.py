@@ -43,6 +43,7 @@ DYNAMIC = "--train.dynamic_batch_enable --train.max_tokens_per_gpu 300 --rollout
 PACKED = "--ds.packing_samples --ds.attn_implementation flash_attention_2"
 LORA = f"--ds.lora.rank {LORA_RANK} --ds.lora.alpha {LORA_ALPHA}"
 KL_LOSS = f"--algo.kl.use_loss --algo.kl.init_coef {KL} --algo.kl.estimator k3 --actor.entropy_coef {ENTROPY}"
+GSPO = "--actor.policy_loss_type gspo"
 RING = f"{PACKED} --ds.ring_attn_size 2"
 TENSOR = "--ds.tensor_parallel_size 2"
 
@@ -73,7 +74,8 @@ def _rows() -> Iterator[Row]:
     yield Row("KL and entropy in the loss, fixed", f"{KL_LOSS} --train.micro_batch_size 1")
     yield Row("KL and entropy in the loss, dynamic", f"{KL_LOSS} {DYNAMIC}")
     yield Row("mean over sequences, dynamic", f"--actor.loss_agg_mode seq-mean-token-mean {DYNAMIC}")
-    yield Row("GSPO, fixed", "--actor.policy_loss_type gspo --train.micro_batch_size 2")
+    yield Row("GSPO-token, fixed", f"{GSPO} --algo.advantage.estimator uniform")
+    yield Row("GSPO-token, dynamic", f"{GSPO} --algo.advantage.estimator uniform {DYNAMIC}")
     yield Row("an update rule, fixed", "--algo.advantage.estimator entropy_adv --actor.entropy_coef 0")
     yield Row("an update rule, dynamic", f"--algo.advantage.estimator entropy_adv --actor.entropy_coef 0 {DYNAMIC}")
     yield Row("critic, fixed", role="critic")
@@ -96,6 +98,7 @@ def _rows() -> Iterator[Row]:
 
 ROWS = tuple(_rows())
 UPSTREAM = (
+    Row("OpenRLHF 0.11.2: GSPO with an advantage for each token", GSPO, upstream=True, probed=False),
     Row("OpenRLHF 0.11.2: dynamic, ZeRO-2", DYNAMIC, upstream=True, probed=False),
     Row("OpenRLHF 0.11.2: dynamic, ZeRO-1", f"{DYNAMIC} --ds.zero_stage 1", upstream=True, probed=False),
     Row("OpenRLHF 0.11.2: dynamic, offload", DYNAMIC, upstream=True, probed=False, offload=True),

@@ -120,7 +120,7 @@ def oracle(row: Row, weights: dict[str, torch.Tensor], batch: Sequence[dict]) ->
 
 
 def policy_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torch.Tensor, dict]:
-    """Return PPO's clipped loss (or GSPO's) with the terms that the row's flags add, and the metrics."""
+    """Return PPO's clipped loss (or GSPO-token's) with the terms that the row's flags add, and the metrics."""
     model, weights = plain_model(AutoModelForCausalLM), with_adapters(variables)
     per_token, entropies, kls, ratios, clipped, lengths = [], [], [], [], [], []
     for rollout in batch:
@@ -132,8 +132,8 @@ def policy_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torc
         if "entropy_adv" in row.flags:  # A + min(0.4 H, |A| / 2)
             advantages = advantages + torch.minimum(0.4 * entropy.detach(), advantages.abs() / 2)
         ratio = (now - old).exp()
-        if "gspo" in row.flags:
-            ratio = (now - old).mean().exp().expand(len(now))
+        if "gspo" in row.flags:  # GSPO-token: the rollout's ratio, whose gradient at a token is that of the token
+            ratio = (now - old).mean().exp().detach() * (now - now.detach()).exp()
         held = ratio.clamp(1 - CLIP[0], 1 + CLIP[1])
         per_token.append(-torch.minimum(ratio * advantages, held * advantages))
         clipped.append((held * advantages < ratio * advantages).float())

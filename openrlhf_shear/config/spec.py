@@ -58,6 +58,11 @@ class OutcomeConfig(Knobs, section=CREDIT):
     correct_threshold: float = knob(
         0.5, "A rollout counts as correct when its score is at least this (score units).", Range(-math.inf)
     )
+    correct_reward: str | None = knob(
+        None,
+        "Entry of extra_logs that is compared with the threshold in place of the score, where a reward is a sum of "
+        "several, e.g. accuracy where a format reward is added.",
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,8 @@ class CreditSpec:
         knobs = asdict(self.config if self.config is not None else entry.config())
         if "hidden_states" not in entry.traits.needs:
             return knobs
-        return knobs | {"backend": self.search.backend} | asdict(self.outcome) | asdict(self.search)
+        outcome = {name: value for name, value in asdict(self.outcome).items() if value is not None}
+        return knobs | {"backend": self.search.backend} | outcome | asdict(self.search)
 
 
 def credit_spec(

@@ -21,13 +21,13 @@ def traits_of(rule: Rule) -> Traits:
     return Traits("advantages" if rule.makes_advantages else "weights", frozenset(rule.needs))
 
 
-def load_rule(spec: CreditSpec) -> Rule:
-    """Return a new instance of the rule that `spec` names.
+def load_rule(spec: CreditSpec, setting: str = "algo.advantage.estimator") -> Rule:
+    """Return a new instance of the rule that `spec` names; messages begin with the `setting` that a user gave it by.
 
     Raises:
         ValueError: as in `make_rule`, or the rule needs something that a run cannot give.
     """
-    where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
+    where, name = f"{setting} {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
     known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else [need for need in NEEDS if need not in LAB_ALONE]
     if only := traits_of(rule).lab_alone:

@@ -53,7 +53,12 @@ def rule_of(credit: str | Rule, where: str, trainer: str) -> Rule:
 
     Raises ValueError: no rule or knob has this name, or the rule needs something that this trainer, of `GIVEN`, lacks.
     """
-    rule = load_rule(credit_spec(parse_rule(credit))) if isinstance(credit, str) else credit
+    if not isinstance(credit, str | Rule):
+        raise ValueError(
+            f"{where} must be a rule or its name: got {credit!r}; use e.g. 'shear', or 'uniform' for {trainer}'s own "
+            f"advantages"
+        )
+    rule = load_rule(credit_spec(parse_rule(credit)), where) if isinstance(credit, str) else credit
     if missing := set(rule.needs) - GIVEN[trainer] - {"prm_scores"}:
         raise ValueError(
             f"{where}: {rule.name} needs {', '.join(sorted(missing))}, which it does not get from {trainer}; use "
@@ -67,13 +72,9 @@ def rule_of(credit: str | Rule, where: str, trainer: str) -> Rule:
     return rule
 
 
-def outcomes(scores: Sequence[float], threshold: float) -> list[bool | None]:
-    """Say of each score whether its rollout is correct; None for NaN, the score of a failed reward.
-
-    Raises ValueError: the threshold is not finite.
-    """
+def refuse_not_finite(threshold: float) -> None:
+    """Raise ValueError if a threshold is not finite."""
     OutcomeConfig(threshold)
-    return [None if math.isnan(score) else score >= threshold for score in scores]
 
 
 def rows_of_process(
@@ -83,6 +84,7 @@ def rows_of_process(
     threshold: float,
     mask: torch.Tensor,
     tensors: Iterable[Mapping[str, object]],
+    deciding: Sequence[float] | None = None,
 ) -> list[Row]:
     """Return the rows of a process.
 
@@ -91,8 +93,11 @@ def rows_of_process(
         groups, scores, tensors: for each row its `Row.group`, `Row.reward` and `Row.tensors`.
         threshold: a rollout counts as correct if its score is at least this.
         mask: (B, A) bool, the response tokens.
+        deciding: for each row the reward that is compared with the threshold (default: its score).
     """
-    facts = zip(groups, scores, outcomes(scores, threshold), mask.sum(1).tolist(), tensors, strict=True)
+    pairs = zip(scores, scores if deciding is None else deciding, strict=True)
+    correct = [None if math.isnan(score) or math.isnan(value) else value >= threshold for score, value in pairs]
+    facts = zip(groups, scores, correct, mask.sum(1).tolist(), tensors, strict=True)
     return [Row(first + row, *of_row) for row, of_row in enumerate(facts)]
 
 

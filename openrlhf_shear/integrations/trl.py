@@ -18,6 +18,8 @@ upstream.require("trl", VERSION, "trl", "use: pip install '.[trl]' (docs/trl.md)
 
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -26,13 +28,15 @@ from openrlhf_shear.credit.captured import captured_backbone_output, evaluating,
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.groups import step_warnings
 from openrlhf_shear.credit.logits import LMHead
+from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.credit.registry import Rule
 from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.credit.token_gradients import CreditProbe, equal_within_rows
 from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
     of_responses,
-    outcomes,
+    refuse_not_finite,
     rows_of_process,
     rule_of,
 )
@@ -45,6 +49,25 @@ IMAGES = (
 )
 
 
+class CreditOfRun(TrainerCallback, ExportableState):
+    """Callback that keeps the name of the credit rule in checkpoints, and refuses a resume with another."""
+
+    def __init__(self, credit: str):
+        self.credit = credit
+
+    def state(self) -> dict:
+        return {"args": {"credit": self.credit}, "attributes": {}}
+
+    def on_train_begin(self, args, state, control, **_) -> None:
+        """Compare the rule with that of the checkpoint. Raises ValueError: they differ."""
+        saved = state.stateful_callbacks.get(type(self).__name__, self.state())["args"]["credit"]
+        if saved != self.credit:
+            raise ValueError(
+                f"credit: the checkpoint was trained with {saved}: got {self.credit}; use that, or the checkpoint as "
+                f"the model of a new training"
+            )
+
+
 class ShearGRPOTrainer(GRPOTrainer):
     """TRL's trainer, with the advantages of a credit rule.
 
@@ -54,23 +77,42 @@ class ShearGRPOTrainer(GRPOTrainer):
 
     _tag_names = ("trl", "grpo", "shear")
 
-    def __init__(self, *args, credit: str | Rule = "shear", correct_threshold: float = 0.5, **kwargs):
+    def __init__(
+        self,
+        *args,
+        credit: str | Rule = "shear",
+        correct_threshold: float = 0.5,
+        correct_reward: str | None = None,
+        **kwargs,
+    ):
         """Make the trainer, with TRL's arguments and the following.
 
         Args:
             credit: a rule, or its name and knobs as for `--algo.advantage.estimator` (docs/credit-rules.md).
             correct_threshold: a rollout counts as correct if its sum of weighted rewards is at least this.
+            correct_reward: the name of the reward function whose reward is compared with the threshold instead, where
+                `reward_funcs` has several, e.g. for accuracy and for the format.
 
         Raises:
-            ValueError: as TRL's; or no rule or knob has this name; or the rule needs an input that is missing here.
+            ValueError: as TRL's; or no rule, knob or reward function has this name; or the rule needs an input that is
+                missing here.
         """
         self.rule = rule_of(credit, "credit", "TRL")
-        outcomes((), correct_threshold)
-        self._correct_threshold = correct_threshold
+        refuse_not_finite(correct_threshold)
+        self._correct_threshold, self._correct_reward = correct_threshold, correct_reward
+        self._outcomes = Outcomes("correct_threshold", correct_threshold, "correct_reward")
         self._warned: set[str] = set()  # warnings that are given once
         self._scores: torch.Tensor | None = None  # scores of all processes' rows of the latest generation batch
-        self._shaped: dict | None = None  # for an UpdateRule: the micro-batch whose loss is being computed
+        self._deciding: torch.Tensor | None = None  # likewise what is compared with the threshold
+        self._micro_batch: dict | None = None  # whose loss is being computed
+        remedy = 'importance_sampling_level="token", or another loss_type'
+        self._probe = CreditProbe(self.rule.name, remedy, logger.info)
         super().__init__(*args, **kwargs)
+        named = credit if isinstance(credit, str) else f"{type(credit).__module__}:{type(credit).__qualname__}"
+        self.add_callback(CreditOfRun(named))
+        if correct_reward is not None and correct_reward not in self.reward_func_names:
+            known = ", ".join(self.reward_func_names)
+            raise ValueError(f"correct_reward must name a reward function: got {correct_reward!r}; use one of {known}")
         if "ref_log_probs" in self.rule.needs and self.beta == 0:
             raise ValueError(
                 f"credit: {self.rule.name} needs ref_log_probs, and TRL has a reference model only with beta above 0; "
@@ -86,7 +128,9 @@ class ShearGRPOTrainer(GRPOTrainer):
         """
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         scores = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
-        self._scores = scores.masked_fill(rewards.isnan().all(1), torch.nan)
+        self._deciding = self._scores = scores.masked_fill(rewards.isnan().all(1), torch.nan)
+        if self._correct_reward is not None:
+            self._deciding = rewards[:, self.reward_func_names.index(self._correct_reward)]
         return rewards
 
     def _generate_and_score_completions(self, inputs):
@@ -96,9 +140,9 @@ class ShearGRPOTrainer(GRPOTrainer):
             return batch
         mask = _loss_mask(batch).bool()
         first = self.accelerator.process_index * len(mask)
-        scores = self._scores[first : first + len(mask)].tolist()
+        scores, deciding = (each[first : first + len(mask)].tolist() for each in (self._scores, self._deciding))
         prompts = [row // self.num_generations for row in range(first, first + len(mask))]
-        rows = rows_of_process(first, prompts, scores, self._correct_threshold, mask, self._read(batch, mask))
+        rows = rows_of_process(first, prompts, scores, self._correct_threshold, mask, self._read(batch, mask), deciding)
         shared = {"lm_head": self._lm_head()} if "lm_head" in self.rule.needs else {}
         groups, metrics = credited_groups(self.rule, rows, self.state.global_step + 1, gather_object, shared)
         base = {i.rollout: value.expand(i.length).cpu() for i, value in zip(rows, batch["advantages"], strict=True)}
@@ -107,7 +151,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         batch["advantages"][mask] = torch.cat([tokens[row.rollout].advantages for row in rows]).to(mask.device)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        for line in step_warnings(metrics, self._warned):
+        for line in filter(None, (*step_warnings(metrics, self._warned), self._outcomes.note(groups))):
             logger.warning(line)
         return batch
 
@@ -159,29 +203,50 @@ class ShearGRPOTrainer(GRPOTrainer):
         except ValueError as error:
             raise ValueError(f"credit: {self.rule.name} needs lm_head: {error}") from error
 
-    # ── An UpdateRule acts in every loss ──
+    # ── Every loss: a gradient for each token, and what an UpdateRule does ──
 
     def _compute_loss(self, model, inputs):
-        """Return TRL's loss on the rule's advantages."""
-        if not (isinstance(self.rule, UpdateRule) and self.model.training):
+        """Return TRL's loss on the rule's advantages, with a gradient in proportion to them at every token.
+
+        With importance_sampling_level="sequence" and advantages that differ within a rollout, this is GSPO-token
+        (Zheng et al. 2025, section 4.3): the value is that of TRL's loss, whose own gradient gives all tokens of a
+        rollout their mean advantage.
+
+        Raises CreditLostError: at a run's first rollouts with token credit, if the loss does not carry it.
+        """
+        if not self.model.training:
             return super()._compute_loss(model, inputs)
-        self._shaped = dict(inputs)  # a copy, as further iterations use the batch again
+        level = self.importance_sampling_level
+        self._micro_batch = dict(inputs)  # a copy, as further iterations use the batch again
         try:
-            return super()._compute_loss(model, self._shaped)
+            loss = super()._compute_loss(model, self._micro_batch)
+            if not self._probe.done:
+                log_probs, advantages = (self._micro_batch[name] for name in ("log_probs", "advantages"))
+                self._probe.look(loss, log_probs, advantages, _loss_mask(inputs))
+            return loss
         finally:
-            self._shaped = None
+            self.importance_sampling_level, self._micro_batch = level, None
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        """Return TRL's results; in a loss, also replace the advantages by the rule's, before the loss reads them."""
+        """Return TRL's results; in a loss, also set what the loss reads next: advantages and old log-probs."""
         log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._shaped is not None:
-            mask = _loss_mask(self._shaped).bool()
-            base = self._shaped["advantages"][:, None].expand(mask.shape)
-            old = self._shaped.get("old_per_token_logps")  # None where the loss takes the current policy's
-            seen = entropies, log_probs, log_probs if old is None else old
-            self._shaped["advantages"], metrics = checked_advantages(self.rule, base, mask, *seen)
+        if (batch := self._micro_batch) is None:
+            return log_probs, entropies, aux_loss
+        mask, now = _loss_mask(batch), log_probs.detach()
+        old = batch.get("old_per_token_logps")  # None where the loss takes the current policy's
+        old = now if old is None else old
+        if isinstance(self.rule, UpdateRule):
+            base = batch["advantages"][:, None].expand(mask.shape)
+            seen = entropies, log_probs, old
+            batch["advantages"], metrics = checked_advantages(self.rule, base, mask.bool(), *seen)
             for name, value in metrics.items():
                 self._metrics["train"][f"{self.rule.name}/{name}"].append(value)
+        if self.importance_sampling_level == "sequence" and not equal_within_rows(batch["advantages"], mask.bool()):
+            # At token level TRL's ratio is then the rollout's, with a gradient for its own token alone.
+            log_ratio = ((now - old) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+            batch["old_per_token_logps"], self.importance_sampling_level = now - log_ratio, "token"
+            batch.setdefault("sampling_per_token_logps", old)  # which else are the old ones too
+        batch["log_probs"] = log_probs
         return log_probs, entropies, aux_loss
 
 

@@ -7,6 +7,7 @@
 This module registers a trainer, which uses `ShearWorker` as the actor's worker, and an advantage estimator. The worker
 reads the hidden states in the forward pass for the old log-probs. It weighs the groups there, together with their rows
 on other data-parallel ranks. It returns two numbers a token, by which the estimator multiplies verl's GRPO advantages.
+In the first update it checks that the loss carries the credit of tokens (`credit.token_gradients`).
 
 Legend: B rows, S tokens of a sequence, A padded response tokens, d hidden size; nested tensors (B, j) have no padding.
 """
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import ray
 import torch
@@ -34,17 +35,20 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils import losses
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from openrlhf_shear.credit.apply import token_advantages
 from openrlhf_shear.credit.captured import captured_backbone_output
 from openrlhf_shear.credit.groups import step_warnings
+from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.credit.token_gradients import CreditProbe
 from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
     of_responses,
-    outcomes,
+    refuse_not_finite,
     rows_of_process,
     rule_of,
 )
@@ -61,6 +65,9 @@ class RuleRequest:
     credit: str  # the rule, as in `config.names`
     threshold: float  # a rollout counts as correct if its score is at least this
     step: int  # of the training, from 1
+    reward: str | None = (
+        None  # the entry of reward_extra_info that is compared with the threshold in place of the score
+    )
 
 
 # ── On the actor ──
@@ -68,6 +75,13 @@ class RuleRequest:
 
 class ShearWorker(ActorRolloutRefWorker):
     """verl's worker, which returns the tokens' credit with the old log-probs if the batch asks for it."""
+
+    outcomes: Outcomes | None = None
+
+    @cached_property
+    def probe(self) -> CreditProbe:
+        """The check of this worker's first rollouts with token credit."""
+        return CreditProbe("algorithm.credit", "actor.policy_loss.loss_mode=vanilla, or gspo", print)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
@@ -82,7 +96,43 @@ class ShearWorker(ActorRolloutRefWorker):
         with captured_rows(self.actor.engine) as states:
             output = super().compute_log_prob(data)
         data.pop(ROW)
-        return None if output is None else credited(request, data, output, states, self.actor)
+        self.outcomes = self.outcomes or Outcomes(
+            "algorithm.correct_threshold", request.threshold, "algorithm.correct_reward"
+        )
+        return None if output is None else credited(request, data, output, states, self.actor, self.outcomes)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: TensorDict) -> TensorDict | None:
+        """Return verl's output.
+
+        Raises CreditLostError: at a run's first rollouts with token credit, if the loss does not carry it.
+        """
+        if self.probe.done:
+            return super().update_actor(data)
+        with watched_losses(self.probe):
+            return super().update_actor(data)
+
+
+@contextmanager
+def watched_losses(probe: CreditProbe) -> Iterator[None]:
+    """Let a probe look at each policy loss that verl computes, of any `loss_mode`, while the context is open."""
+    policy_loss_of = losses.get_policy_loss_fn
+
+    def watched(loss_mode: str):
+        policy_loss = policy_loss_of(loss_mode)
+
+        def look(*, log_prob, advantages, response_mask, **more):
+            results = policy_loss(log_prob=log_prob, advantages=advantages, response_mask=response_mask, **more)
+            probe.look(results[0], log_prob, advantages, response_mask)
+            return results
+
+        return look
+
+    losses.get_policy_loss_fn = watched
+    try:
+        yield
+    finally:
+        losses.get_policy_loss_fn = policy_loss_of
 
 
 @contextmanager
@@ -118,7 +168,12 @@ def captured_rows(engine) -> Iterator[dict[int, torch.Tensor]]:
 
 
 def credited(
-    request: RuleRequest, data: TensorDict, output: TensorDict, states: dict[int, torch.Tensor], actor
+    request: RuleRequest,
+    data: TensorDict,
+    output: TensorDict,
+    states: dict[int, torch.Tensor],
+    actor,
+    outcomes: Outcomes,
 ) -> TensorDict:
     """Add the credit of its rows to `output`; parts of their groups may lie on other ranks."""
     rule, masks = rule_of(request.credit, "algorithm.credit", "verl"), data["response_mask"]
@@ -141,9 +196,12 @@ def credited(
     counts = gather([len(data)])
     first = sum(counts[: engine.get_data_parallel_rank()])
     scores = [row.sum().item() for row in data["rm_scores"].unbind()]
-    rows = rows_of_process(first, tu.get(data, "uid"), scores, request.threshold, mask, tensors)
+    deciding = None if request.reward is None else _extra_rewards(data, request.reward)
+    rows = rows_of_process(first, tu.get(data, "uid"), scores, request.threshold, mask, tensors, deciding)
     rows = [row for row in rows if row.length]  # verl pads batches with rows without response tokens
     groups, metrics = credited_groups(rule, rows, request.step, gather)
+    if (line := outcomes.note(groups)) and engine.get_data_parallel_rank() == 0:
+        print(line)
     for field, sign in zip(FIELDS, (1.0, -1.0), strict=False):
         credit = torch.full(mask.shape, sign)
         base = {row.rollout: torch.full((row.length,), sign) for row in rows}
@@ -152,6 +210,15 @@ def credited(
         output[field] = response_to_nested(credit, masks)
     tu.assign_non_tensor_stack(output, FIELDS[2], [json.dumps(metrics)] * len(data))
     return output
+
+
+def _extra_rewards(data: TensorDict, name: str) -> list[float]:
+    """Return an entry of verl's `reward_extra_info` of each row. Raises ValueError: a row has none of this name."""
+    infos = [fields.get("reward_extra_info", {}) for fields in tu.get(data, "extra_fields", [{}])]
+    if len(infos) != len(data) or not all(name in info for info in infos):
+        known = ", ".join(sorted({key for info in infos for key in info})) or "none"
+        raise ValueError(f"algorithm.correct_reward={name}: reward_extra_info has no such entry; it has {known}")
+    return [float(info[name]) for info in infos]
 
 
 def _gather(group: torch.distributed.ProcessGroup | None, values: list) -> list:
@@ -218,15 +285,16 @@ class ShearTrainer(PPOTrainerSync):
         super().__init__(config)
 
     def read_credit(self, config) -> None:
-        """Read `algorithm.credit`, a rule's name as in docs/credit-rules.md, and `algorithm.correct_threshold`.
+        """Read a rule's name as in docs/credit-rules.md, `algorithm.correct_threshold` and `algorithm.correct_reward`.
 
         Raises ValueError: as the constructor.
         """
         self._warned: set[str] = set()  # warnings that are given once
         self._credit = config.algorithm.get("credit", NAME)
         self._threshold = float(config.algorithm.get("correct_threshold", 0.5))
+        self._reward = config.algorithm.get("correct_reward", None)
         refuse_unfit(config, self._credit)
-        outcomes((), self._threshold)
+        refuse_not_finite(self._threshold)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -235,7 +303,7 @@ class ShearTrainer(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(ShearWorker)
 
     def _compute_old_log_prob(self, batch, metrics):
-        batch.extra_info[REQUEST] = RuleRequest(self._credit, self._threshold, self.global_steps)
+        batch.extra_info[REQUEST] = RuleRequest(self._credit, self._threshold, self.global_steps, self._reward)
         batch = super()._compute_old_log_prob(batch, metrics)
         batch.extra_info.pop(REQUEST, None)
         return batch
@@ -256,9 +324,15 @@ def refuse_unfit(config, credit: str) -> None:
     rule = rule_of(credit, "algorithm.credit", "verl")
     strategy = config.actor_rollout_ref.actor.strategy
     correction = config.algorithm.get("rollout_correction", None) or {}
+    loss_mode = (config.actor_rollout_ref.actor.get("policy_loss", None) or {}).get("loss_mode", "vanilla")
     for wrong, problem, remedy in (
         (isinstance(rule, UpdateRule), f"{rule.name} acts in the update, which this integration does not reach", "TRL"),
         (strategy not in ("fsdp", "fsdp2"), f"actor.strategy is {strategy}; hidden states are read from FSDP", "fsdp2"),
+        (
+            loss_mode == "geo_mean",
+            "actor.policy_loss.loss_mode=geo_mean gives all tokens of a response their mean advantage",
+            "loss_mode=gspo, whose ratio is also a response's",
+        ),
         (
             correction.get("bypass_mode", False),
             "rollout_correction.bypass_mode leaves out the forward pass in which hidden states are read",

@@ -257,6 +257,7 @@ def _host_bytes(
     weights = LOW * shapes["actor"].parameters
     host = mine.offloaded * run.ranks["actor"] + (critic.offloaded * run.ranks["critic"] if critic else 0)
     host += weights * run.vllm.num_engines * (hybrid and run.vllm.enable_sleep)
+    host += 2 * weights * run.train.enable_ema  # float32
     if run.ds.zero_stage == 3:  # other stages keep these on the GPU
         host += weights * (run.ref.offload and run.algo.kl.init_coef > 0)
         host += weights * run.train.enable_ema

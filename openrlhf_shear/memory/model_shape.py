@@ -18,6 +18,7 @@ _NO_GATE = (
 _BIASED = ("qwen2", "qwen2_moe")  # model types with q, k and v biases that config.json does not mention
 _WEIGHT = 2  # bytes of a parameter in bfloat16
 _LEARNED = 14  # bytes a learned parameter of a checkpoint: 2 in bfloat16, 4 in float32, 8 for Adam's two moments
+_MASTER = 4  # bytes of a parameter in float32
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -125,6 +126,7 @@ def checkpoint_bytes(parameters: int, frozen: int = 0, averaged: bool = False) -
         averaged: whether a moving average of the weights is saved too.
 
     >>> checkpoint_bytes(1000), checkpoint_bytes(1000, frozen=900), checkpoint_bytes(1000, averaged=True)
-    (14000, 3200, 16000)
+    (14000, 3200, 18000)
     """
-    return _LEARNED * (parameters - frozen) + _WEIGHT * frozen + _WEIGHT * parameters * averaged
+    learned = parameters - frozen
+    return _LEARNED * learned + _WEIGHT * frozen + _MASTER * learned * averaged

@@ -16,6 +16,7 @@ from openrlhf_shear.line.run import ESTIMATOR, OF_GROUPS, Run
 from openrlhf_shear.preflight.layout import batches, fits_beside_actor, parallel, placement
 from openrlhf_shear.preflight.memory import memory
 from openrlhf_shear.preflight.models import Models, adapters, models
+from openrlhf_shear.preflight.optimizer import KL_LOSS, average, kl_loss, optimizer
 from openrlhf_shear.preflight.outputs import checkpoints, disks, folders
 from openrlhf_shear.preflight.resources import limits, stack, temporary_folder
 from openrlhf_shear.preflight.rewards import code, shaping, suite, threshold
@@ -248,7 +249,7 @@ def _models_read(run: Run) -> Iterator[Finding]:
     estimator, needs = run.estimator, run.traits.needs
     if "ref_log_probs" in needs and run.algo.kl.init_coef <= 0:
         problem = f"must be above 0: estimator {estimator} reads a reference model, which OpenRLHF loads only then"
-        remedy = "e.g. 1e-3 with --algo.kl.use_loss"
+        remedy = f"e.g. 1e-3 with {KL_LOSS}"
         yield refusal("algo.kl.init_coef", problem, run.algo.kl.init_coef, remedy)
     if "lm_head" not in needs:
         return
@@ -268,12 +269,12 @@ def _own_advantages(run: Run) -> Iterator[Finding]:
     if clip != (-10, 10):  # OpenRLHF's default
         yield refusal("reward.clip_range", reason, clip, "a reward function that clips")
     if run.algo.kl.init_coef > 0 and not run.algo.kl.use_loss:
-        remedy = "--algo.kl.use_loss" if "ref_log_probs" in run.traits.needs else "0, or --algo.kl.use_loss"
+        remedy = KL_LOSS if "ref_log_probs" in run.traits.needs else f"0, or {KL_LOSS}"
         yield refusal("algo.kl.init_coef", f"as a reward {reason}", run.algo.kl.init_coef, remedy)
 
 
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
-    *(_needed, _ranges, _groups, _modes, _evaluation, _correction, _engine_policy),
+    *(_needed, _ranges, _groups, _modes, optimizer, average, kl_loss, _evaluation, _correction, _engine_policy),
     *(placement, parallel, batches, _rule, _dump, suite, code, shaping, threshold),
     *(folders, checkpoints, temporary_folder, limits, stack),
 )

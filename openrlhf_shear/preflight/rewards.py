@@ -176,7 +176,7 @@ def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Findi
     verdict, of_label = ask_file(_FLAG, file, run.reward.timeout, row, prompt, label, unlabelled)
     score = verdict.score
     yield from _tell_scores(run, file, score, label, of_label)
-    yield from _question_threshold(run, file, score)
+    yield from _question_threshold(run, file, verdict, of_label)
     yield from _question_range(run, file, score)
 
 
@@ -241,11 +241,27 @@ def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Ver
         yield Note(scores, "Info")
 
 
-def _question_threshold(run: Run, file: str, score: float) -> Iterator[Note]:
-    limit = run.credit.correct_threshold
-    if run.has_rule and (score >= limit or limit > 1 >= abs(score)):
-        side = "at least" if score >= limit else "far from"
-        message = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --credit.correct_threshold {limit:g}"
+def _question_threshold(run: Run, file: str, verdict: Verdict, of_label: Verdict) -> Iterator[Finding]:
+    """Ask about a threshold on one side of the two scores, or far from them; refuse a reward that is not there."""
+    if not run.has_rule:
+        return
+    limit, name = run.credit.correct_threshold, run.credit.correct_reward
+    values = [each.score if name is None else each.extra_logs.get(name) for each in (verdict, of_label)]
+    if name is not None and values[0] is None:
+        known = ", ".join(verdict.extra_logs) or "none"
+        problem = f"is no entry of the extra_logs of {file}, which have {known}"
+        yield refusal("credit.correct_reward", problem, name, "one of these, or leave it out")
+        return
+    low, high = values[0], values[1] if of_label.failure is None else None
+    what = f"{file} gives {f'{name} ' * bool(name)}{low:g} to {_RESPONSE!r}"
+    if high is not None and high != low and (low >= limit) == (high >= limit):
+        side = "both at least" if low >= limit else "both below"
+        message = f"{what} and {high:g} to the label as response, {side} --credit.correct_threshold {limit:g}"
+        remedy = f"use a threshold between them, e.g. {(low + high) / 2:g}, or --credit.correct_reward NAME"
+        yield Note(f"{message}: both responses count alike, and the rule would compare nothing; {remedy}")
+    elif low >= limit or limit > 1 >= abs(low):
+        side = "at least" if low >= limit else "far from"
+        message = f"{what}, {side} --credit.correct_threshold {limit:g}"
         yield Note(f"{message}, the least score of a correct rollout; is that intended?")
 
 

@@ -8,13 +8,17 @@ errors therefore come within a second, and there is no copy of the flags here.
 import argparse
 import ast
 import importlib.util
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
 
+from packaging.version import Version
+
 from openrlhf_shear.line.run import INSTALL
 
 OPENRLHF_VERSION = "0.11.2"
+ANY_VERSION = "OPENRLHF_SHEAR_ANY_VERSION"  # environment variable: accept versions that were not tried
 MAIN = "openrlhf.cli.train_ppo_ray"
 
 
@@ -27,26 +31,28 @@ def check_version() -> None:
     require("OpenRLHF", OPENRLHF_VERSION, "cluster", INSTALL)
 
 
-def require(package: str, known: str, extra: str, install: str) -> None:
-    """Check that a package has the version whose functions are overridden, replaced or called here.
+def require(package: str, newest: str, extra: str, install: str, oldest: str = "") -> None:
+    """Check that a package has a version whose functions are overridden, replaced or called here.
 
     Args:
+        newest, oldest: the versions between which it was tried (default: `newest` alone).
         extra: the extra of this package that has it.
         install: how to install the extra, in words.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
-        RuntimeError: it has another version.
+        RuntimeError: it has another version, and the environment does not set `ANY_VERSION`.
     """
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
         problem = f"needs the extra [{extra}]: {package} is not installed; {install}"
         raise ModuleNotFoundError(problem, name=package.lower()) from None
-    if version != known:
+    if not Version(oldest or newest) <= Version(version) <= Version(newest) and not os.environ.get(ANY_VERSION):
+        tried = f"{oldest} to {newest}, with which" if oldest else f"{newest}, with which"
         raise RuntimeError(
-            f"{package} must be {known}, for which openrlhf_shear is made: got {version}; use: pip install "
-            f"{package.lower()}=={known}"
+            f"{package} must be {tried} openrlhf_shear was tried: got {version}; use: pip install "
+            f"{package.lower()}=={newest}, or set {ANY_VERSION}=1 at your own risk"
         )
 
 

@@ -177,7 +177,7 @@ METHODS = {
     "otb": ("otb",),
     "delta": ("delta",),
     "nthr": ("nthr", "--nthr.eta", "0.25"),
-    "spro": ("spro", "--algo.kl.init_coef", "1e-9", "--algo.kl.use_loss"),
+    "spro": ("spro", "--algo.kl.init_coef", "1e-9", "--algo.kl.use_loss", "--algo.kl.estimator", "k3"),
 }
 
 

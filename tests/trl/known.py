@@ -70,6 +70,7 @@ def trainer_on(
     peft=None,
     prompts=None,
     model=None,
+    correct_reward=None,
     **settings,
 ):
     """Two groups of four a generation batch, in two micro-batches."""
@@ -81,7 +82,7 @@ def trainer_on(
     }
     prompts = prompts or [problem.prompt for problem in make_problems(32, 10_000)]
     rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
-    ours = {"credit": credit} if issubclass(kind, ShearGRPOTrainer) else {}
+    ours = {"credit": credit, "correct_reward": correct_reward} if issubclass(kind, ShearGRPOTrainer) else {}
     return kind(
         model or AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32),
         rewards,

@@ -27,12 +27,20 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
     args.offload, args.upstream, args.probed = False, False, True
     actor, engine = built("policy", args, rank, ranks)
     strategy, rates = actor.strategy, []
+    start, sizes = trained(engine), []  # the largest distance of a weight from its start, after each optimizer step
+    average = {name: weight.double() for name, weight in start.items()}  # of the phase, in float64
     applied, batch, micro = strategy.optimizer_step, args.train.batch_size, args.train.micro_batch_size
 
     def optimizer_step(*given, **named):
-        if engine.is_gradient_accumulation_boundary():
+        ends = engine.is_gradient_accumulation_boundary()
+        if ends:
             rates.append(engine.optimizer.param_groups[0]["lr"])
         applied(*given, **named)
+        if ends:
+            weights = trained(engine)
+            sizes.append(max((weight - start[name]).abs().max().item() for name, weight in weights.items()))
+            for name, weight in weights.items():
+                average[name] = args.train.ema_beta * average[name] + (1 - args.train.ema_beta) * weight
 
     strategy.optimizer_step = optimizer_step
     for number in phase["updates"]:
@@ -48,14 +56,35 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
         if number == phase["saved_after"]:
             what = Save(number + 1, checkpoint=True, model=False)
             actor.save_checkpoint(what, {"global_step": what.step})
+    if not strategy.stage:  # DeepSpeed does not join these weights by name
+        return {"sizes": sizes}
     strategy.save_model(actor.actor, actor.tokenizer, phase["model"])
     policy = engine.module
     tied = policy.get_output_embeddings().weight is policy.get_input_embeddings().weight
     adam = {name: engine.optimizer.param_groups[0][name] for name in ("betas", "eps")}
+    with strategy.average.in_place_of_masters():
+        averages = master_weights(engine)
+    strategy.average.copy_to(actor.ema_model.model.module)
     named = actor.ema_model.model.module.named_parameters()
-    averages = {name: getattr(weight, "ds_tensor", weight.data).flatten().clone() for name, weight in named}
-    done = {"rates": rates, "weights": master_weights(engine), "sent": sent_by(actor), "tied": tied, "adam": adam}
-    return done | {"averages": averages, "averaged_steps": strategy.time_steps["ema"]}
+    shown = {name: getattr(weight, "ds_tensor", weight.data).flatten().clone() for name, weight in named}
+    done = {
+        "rates": rates,
+        "weights": master_weights(engine),
+        "sent": sent_by(actor),
+        "tied": tied,
+        "adam": adam,
+        "sizes": sizes,
+    }
+    done |= {"averages": averages, "expected_averages": average, "average_model": shown}
+    return done | {"averaged_steps": strategy.time_steps["ema"]}
+
+
+def trained(engine) -> dict[str, torch.Tensor]:
+    """Return the float32 weights by name; without ZeRO by their place in the optimizer."""
+    if engine.zero_optimization_stage():
+        return master_weights(engine)
+    weights = [weight for group in engine.optimizer.param_groups for weight in group["params"]]
+    return {str(place): weight.detach().clone() for place, weight in enumerate(weights)}
 
 
 def sent_by(actor) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,16 +22,19 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPActorConfig
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils import losses
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
+from openrlhf_shear.credit.token_gradients import CreditLostError
 from openrlhf_shear.integrations.verl import FIELDS, RuleRequest, ShearTrainer, ShearWorker, refuse_unfit, weighed
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
 REQUEST = RuleRequest("shear/window=8/stride=4", 0.5, 1)
 CONFIG = ShearConfig(window=8, stride=4)
 
@@ -116,9 +120,9 @@ def test_lora_states_are_those_with_the_adapters(plain):
     assert not torch.allclose(before, after, rtol=1e-2)
 
 
-def test_verls_update_trains_on_a_batch_with_its_credit():
-    """In mini-batches and micro-batches, by verl's own loss: the fields that a worker adds go with their rows."""
-    rows, made = rollouts(), worker()
+def updated(made, loss_mode: str) -> None:
+    """One update by verl's own loss, in mini-batches and micro-batches, on rows with their credit."""
+    rows = rollouts()
     output = made.compute_log_prob(batch(rows, credit=REQUEST))
     data = batch(rows, mini_batch_size=6, global_batch_size=12)
     data["old_log_probs"] = response_from_nested(output["log_probs"], data["response_mask"])
@@ -126,13 +130,52 @@ def test_verls_update_trains_on_a_batch_with_its_credit():
         data[field] = output.get(field)
     data["advantages"] = data[FIELDS[0]]
     sizes = {"rollout_n": 4, "ppo_mini_batch_size": 12, "ppo_micro_batch_size_per_gpu": 2, "use_dynamic_bsz": False}
-    config = FSDPActorConfig(strategy="fsdp2", optim=optimizer(), **sizes)
+    more = {"loss_mode": loss_mode, "dro_beta": 0.1}
+    loss = PolicyLossConfig(**{name: value for name, value in more.items() if name in PolicyLossConfig.__annotations__})
+    config = FSDPActorConfig(strategy="fsdp2", optim=optimizer(), policy_loss=loss, **sizes)
     made.actor.set_loss_fn(partial(ppo_loss, config=config))
     made.actor.engine_config.micro_batch_size_per_gpu = 2
+    made.update_actor(data)
+
+
+LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "cispo", "dppo_tv", "dppo_kl", "dro")
+
+
+@pytest.mark.parametrize("loss_mode", LOSSES)
+def test_every_loss_carries_the_credit_of_tokens_and_trains(loss_mode, capsys):
+    made, policy_loss_of = worker(), losses.get_policy_loss_fn
     before = [parameter.full_tensor().clone() for parameter in made.actor.engine.module.parameters()]
-    made.actor.train_mini_batch(data)
+    updated(made, loss_mode)
     after = [parameter.full_tensor() for parameter in made.actor.engine.module.parameters()]
     assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert made.probe.done and losses.get_policy_loss_fn is policy_loss_of
+    assert "of the token credit of algorithm.credit is in the gradient of" in capsys.readouterr().out
+
+
+def test_a_loss_that_loses_the_credit_of_tokens_ends_the_first_update():
+    """By the gradient, not by the name: `refuse_unfit` knows this one."""
+    with pytest.raises(CreditLostError, match=r"only -?0\.000 of the token credit"):
+        updated(worker(), "geo_mean")
+
+
+def test_the_reward_that_decides_correctness_can_be_named(capsys):
+    """With a format reward of 0.5 all scores are at least 0.5; the accuracy in reward_extra_info is not."""
+    rows = rollouts()
+    sums = [row | {"score": row["score"] + 0.5} for row in rows]
+    plain = worker().compute_log_prob(batch(rows, credit=REQUEST))["credit_positive"].values()
+    alike = worker().compute_log_prob(batch(sums, credit=REQUEST))["credit_positive"].values()
+    assert (
+        alike == 1
+    ).all() and "scores 0.5, 1.5 are at least algorithm.correct_threshold 0.5" in capsys.readouterr().out
+    data = batch(sums, credit=replace(REQUEST, reward="acc"))
+    with pytest.raises(
+        ValueError, match=r"algorithm\.correct_reward=acc: reward_extra_info has no such entry; it has none"
+    ):
+        worker().compute_log_prob(data)
+    data = batch(sums, credit=replace(REQUEST, reward="acc"))
+    infos = [{"reward_extra_info": {"acc": row["score"]}} for row in rows]
+    tu.assign_non_tensor_stack(data, "extra_fields", infos)
+    assert torch.equal(worker().compute_log_prob(data)["credit_positive"].values(), plain)
 
 
 class Telling(CreditRule):
@@ -233,6 +276,10 @@ def configuration(credit="shear", **more):
         (configuration("entropy_adv"), "entropy_adv acts in the update"),
         (configuration("pure"), "pure needs a process reward model"),
         (configuration(actor_rollout_ref={"actor": {"strategy": "megatron"}}), "actor.strategy is megatron"),
+        (
+            configuration(actor_rollout_ref={"actor": {"policy_loss": {"loss_mode": "geo_mean"}}}),
+            "geo_mean gives all tokens of a response their mean advantage.*use loss_mode=gspo",
+        ),
         (configuration(algorithm={"adv_estimator": "gae"}), "adv_estimator is gae, which ignores credit"),
         (configuration("ktae", algorithm={"use_kl_in_reward": True}), "use_kl_in_reward has no effect"),
         (configuration(algorithm={"rollout_correction": {"bypass_mode": True}}), "leaves out the forward pass"),
@@ -261,7 +308,7 @@ def test_every_process_of_verl_imports_it():
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
     env["VERL_USE_EXTERNAL_MODULES"] = "openrlhf_shear.integrations.verl"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200 * PATIENCE)
     assert done.stdout.strip().endswith("openrlhf_shear.integrations.verl"), done.stderr
 
 
@@ -275,7 +322,7 @@ def test_in_processes_of_its_own(script, tmp_path):
         line = [sys.executable, *ranks, str(HERE / script)]
         started = subprocess.Popen(line, env=env, stdout=said, stderr=said, start_new_session=True)
         try:
-            code = started.wait(timeout=250)
+            code = started.wait(timeout=250 * PATIENCE)
         finally:
             if started.poll() is None:
                 os.killpg(started.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 NEEDS = {"cluster fork": "openrlhf", "TRL": "trl", "verl": "verl"}
 # Batches, padding and packing round differently; float32, weights up to 1. Measured: at most 4e-6.
 TOLERANCE = 2e-5
+PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -23,7 +24,7 @@ def test_the_weights_are_the_same_by_every_way(way):
     # A new process: some ways patch packages of others.
     line = [sys.executable, Path(__file__).with_name("ways.py"), way]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300 * PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     _, named, worst, tokens, _ = done.stdout.splitlines()[-1].split("|")
     assert named.strip() == way and int(tokens) > 1000 and float(worst) < TOLERANCE

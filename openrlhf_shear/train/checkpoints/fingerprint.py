@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from openrlhf_shear.config.refusal import Note, refuse
+from openrlhf_shear.config.spec import CREDIT
 from openrlhf_shear.data.training_rows import CONTENTS, COUNT
 from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, MAY_CHANGE, Run
 from openrlhf_shear.preflight.models import Models
@@ -98,7 +99,8 @@ def _rule(run: Run) -> dict[str, object]:
     spec = run.spec
     if spec is None:
         return {ESTIMATOR: run.estimator}
-    rule = {ESTIMATOR: spec.estimator, "credit.correct_threshold": spec.outcome.correct_threshold}
+    outcome = {f"{CREDIT}.{name}": value for name, value in asdict(spec.outcome).items() if value is not None}
+    rule = {ESTIMATOR: spec.estimator} | outcome
     if entry := spec.name.built_in:
         knobs = spec.config if spec.config is not None or entry.config is None else entry.config()
         rule |= {f"{entry.name}.{name}": value for name, value in (asdict(knobs) if knobs else {}).items()}

@@ -10,14 +10,18 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.apply import TokenCredit, token_advantages
 from openrlhf_shear.credit.groups import CreditJob, CreditRequest, step_metrics, step_warnings
+from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
+from openrlhf_shear.rewards.extra_logs import NAMES, renamed
 from openrlhf_shear.rollouts.dump import StepRollouts
 from openrlhf_shear.train.experience.fillers import without_fillers
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.train.experience.prm import StepScorer
 from openrlhf_shear.train.experience.schedule import PAIR_SECONDS, share_credit, toll_in_pairs
+from openrlhf_shear.train.screen.outcome import RefusedError
 
 logger = init_logger(__name__)
 
@@ -104,7 +108,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
-        for line in step_warnings(self.credit_metrics, self._warned):
+        if self.outcomes is None:
+            threshold = self.args.credit.outcome.correct_threshold
+            self.outcomes = Outcomes("--credit.correct_threshold", threshold, "--credit.correct_reward")
+        for line in filter(None, (*step_warnings(self.credit_metrics, self._warned), self.outcomes.note(step.groups))):
             logger.warning(line)
         return experiences
 
@@ -200,18 +207,23 @@ class CreditExperienceMaker(GradedExperienceMaker):
         scores = [s.scores if s.scores is not None else s.rewards for s in step.samples]
         if step.reward_refs is not None:
             scores = self._flatten_results(step.reward_refs, self._copies)
-        threshold = self.args.credit.outcome.correct_threshold
+        outcome = self.args.credit.outcome
         group_size = self.args.rollout.n_samples_per_prompt
         requests, step_scores = [], step.step_scores or [None] * len(step.samples)
         for samples, score, of_steps in zip(step.samples, scores, step_scores, strict=True):
-            judged = list(zip(failed_rows(samples).tolist(), score.flatten().float().tolist(), strict=True))
+            failed = failed_rows(samples).tolist()
+            rewards = [math.nan if out else value for out, value in zip(failed, _row(score), strict=True)]
+            deciding = rewards if outcome.correct_reward is None else _row(deciding_reward(samples, outcome))
             groups = tuple(i // group_size for i in samples.index)
             requests.append(
                 CreditRequest(
                     rollouts=tuple(samples.index),
                     groups=groups,
-                    rewards=tuple(math.nan if failed else value for failed, value in judged),
-                    correct=tuple(None if failed else value >= threshold for failed, value in judged),
+                    rewards=tuple(rewards),
+                    correct=tuple(
+                        None if out else value >= outcome.correct_threshold
+                        for out, value in zip(failed, deciding, strict=True)
+                    ),
                     group_size=group_size,
                     owners=tuple(self._schedule.owners[group] for group in groups),
                     prm_scores=of_steps,
@@ -243,3 +255,22 @@ class CreditExperienceMaker(GradedExperienceMaker):
         for experience, row, i, mask in rows:
             experience.advantages[row, mask] = self._step.tokens[i].advantages
         return experiences
+
+
+def deciding_reward(samples: Experience, outcome: OutcomeConfig) -> torch.Tensor:
+    """Return the entry of `extra_logs` that --credit.correct_reward names, (B,).
+
+    Raises RefusedError: the rewards have no such entry.
+    """
+    name = renamed(outcome.correct_reward)
+    if name not in samples.info:
+        known = ", ".join(sorted(set(samples.info) - NAMES)) or "none"
+        raise RefusedError(
+            f"--credit.correct_reward {outcome.correct_reward}: the extra_logs of the rewards have no such entry; "
+            f"they have {known}"
+        )
+    return samples.info[name]
+
+
+def _row(values: torch.Tensor) -> list[float]:
+    return values.flatten().float().tolist()

@@ -14,6 +14,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
+from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.rollouts.dump import StepRollouts
 from openrlhf_shear.train.carriers import ENGINE, FAILED
 from openrlhf_shear.train.experience.fillers import row_of, shared_out
@@ -41,6 +42,8 @@ class GradedExperienceMaker(RemoteExperienceMaker):
     Attributes:
         rule_name: the name of the credit rule, which is the prefix of its metrics; "" without one.
         makes_advantages: whether that rule replaces the advantages of groups.
+        outcomes: what the run's groups tell of the threshold of correctness; None before the first step, and without a
+            credit rule.
         training_step: the number, from 1, of the training step of the next batch; set before a step.
         shows: whether to compute the rule's evidence; set before a step.
         shown: the step's rollouts for the dump, if `shows`.
@@ -49,6 +52,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
     """
 
     rule_name, makes_advantages = "", False
+    outcomes: Outcomes | None = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -231,6 +235,26 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         reward = Namespace(**vars(self.args.reward) | dict.fromkeys(SHAPING))
         other.strategy = Namespace(args=Namespace(**vars(self.args) | {"reward": reward}))
         return other
+
+    @torch.no_grad()
+    def get_advantages_and_returns(
+        self, values: torch.Tensor, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float, lambd: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return GAE's advantages and returns, (B, A), over the policy's own tokens; 0 at all others.
+
+        Upstream's recursion also runs over the tokens of a tool, with values of 0: below lambda 1 the advantages before
+        a tool's output then change, even in sign.
+        """
+        mask = action_mask.bool()
+        after = torch.zeros_like(values[:, 0])  # the value and the advantage of the policy's next token
+        advantage, advantages = torch.zeros_like(after), torch.zeros_like(values)
+        for t in reversed(range(values.shape[1])):
+            here, value = mask[:, t], values[:, t]
+            delta = rewards[:, t] + gamma * after - value
+            advantage = torch.where(here, delta + gamma * lambd * advantage, advantage)
+            after = torch.where(here, value, after)
+            advantages[:, t] = advantage * here
+        return advantages, advantages + values * mask
 
     def _with_group_baseline(self, experiences: list[Experience], order: torch.Tensor, failed: torch.Tensor) -> None:
         """Set advantages and returns as upstream: subtract the baseline, add any KL reward, sum from each token on.

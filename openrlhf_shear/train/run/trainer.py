@@ -142,7 +142,8 @@ class ShearTrainer:
             self._batches.close()
             self._tracking.close()
             learned = self._advantages.shown() if self._advantages else ""
-            self.story.ended(self.states, self.books.moved, whole, learned)
+            credit = self._maker.outcomes.shown() if self._maker.outcomes else ""
+            self.story.ended(self.states, self.books.moved, whole, learned, credit)
 
     def _resume(self) -> None:
         """Restore a checkpoint if there is one. Raises RefusedError: as `states_of`."""

@@ -147,7 +147,7 @@ class Story:
         else:
             emit(events.Resume(step, states["episode"] + 1, states["consumed"], prompts))
 
-    def ended(self, states: dict, moved: bool, whole: bool, learned: str = "") -> None:
+    def ended(self, states: dict, moved: bool, whole: bool, learned: str = "", credit: str = "") -> None:
         """Tell of the end: the fate of the rollouts, the output folders, and how to go on.
 
         The driver names the model once it is saved (`launch`).
@@ -156,7 +156,8 @@ class Story:
             states: the checkpoint states after the last step.
             moved: whether any weight has changed.
             whole: whether the run is complete.
-            learned: how many rollouts had an advantage (`run.advantages`), if that is known.
+            learned: how many rollouts had an advantage (`books.Advantages`), if that is known.
+            credit: why no group had correct and incorrect rollouts (`credit.outcomes`), if none had.
         """
         args, step = self._args, states["global_step"]
         done = 0 if self._first is None else step - self._first + 1
@@ -172,6 +173,8 @@ class Story:
             lines.append(f"rollouts  {trained}{f' ({losses})' if losses else ''}")
         if learned:
             lines.append(f"learned   {learned}")
+        if credit:
+            lines.append(f"NO CREDIT {credit}")
         if Path(args.ckpt.path, "_actor").is_dir():
             lines.append(f"resume    the same line with --ckpt.load_enable, from {args.ckpt.path}")
         else:

@@ -20,7 +20,9 @@ from openrlhf_shear.train.experience.states import STATES, ReadsStates
 from openrlhf_shear.train.screen.outcome import NotFiniteError, RefusedError
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
-from openrlhf_shear.train.update.policy_files import SavesPolicy, load_average
+from openrlhf_shear.train.update.average import WeightAverage
+from openrlhf_shear.train.update.losses import credited_loss
+from openrlhf_shear.train.update.policy_files import SavesPolicy
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 from openrlhf_shear.train.upstream import plain_class
 
@@ -44,14 +46,18 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
         refuse_unsaveable("--actor.model_name_or_path", self.actor.model.module, self.tokenizer)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
+        if self._rule is not None:
+            self.trainer.actor_loss_fn = credited_loss(self.trainer.actor_loss_fn, self._rule.name)
         if isinstance(self._rule, CreditRule):
             shared = {"lm_head": self._lm_head()} if "lm_head" in self._rule.needs else {}
             self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank, shared)
         self._trained = 0
         strategy.arrival = Arrival(self.actor.model, "policy")
         self._refuse_broken_weights("as it was loaded")
-        if self.ema_model and self.checkpoint_states:
-            load_average(self.ema_model.model.module, self.actor.model.module, strategy)
+        if self.ema_model:
+            strategy.average = WeightAverage(self.actor.model)
+            if self.checkpoint_states:
+                strategy.time_steps["ema"] = strategy.average.load(strategy.loaded)
 
     def forward(
         self,

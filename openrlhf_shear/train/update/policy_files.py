@@ -1,4 +1,4 @@
-"""Files of the policy: its checkpoints, which are complete or absent, its models, and the average of its weights."""
+"""Files of the policy: its checkpoints, which are complete or absent, and its models."""
 
 from pathlib import Path
 
@@ -18,6 +18,7 @@ class SavesPolicy:
 
     def save_model(self) -> None:
         """Save the trained model as upstream does. Raises ModelNotWrittenError: the disk refuses it."""
+        self._fill_average()
         with model_written(self.strategy.args.ckpt):
             super().save_model()
 
@@ -28,6 +29,7 @@ class SavesPolicy:
         """
         ckpt = self.strategy.args.ckpt
         if what.model:
+            self._fill_average()
             self.strategy.save_hf(self.ema_model or self.actor, self.tokenizer, Path(ckpt.path, f"{what.tag}_hf"))
         if what.checkpoint:
             options = (ckpt.max_num, ckpt.max_mem, client_states, not what.best, metric_value, metric_key)
@@ -64,38 +66,9 @@ class SavesPolicy:
 
     def _save_average(self, folder: Path) -> None:
         if self.ema_model:
-            save_average(self.ema_model.model.module, self.strategy, folder)
+            self.strategy.average.save(folder, self.strategy.time_steps["ema"])
 
-
-def save_average(average: torch.nn.Module, strategy, folder: Path) -> None:
-    """Save the moving average of the weights, which upstream's checkpoint lacks; each rank its own part, if parted."""
-    if _is_parted(strategy) or torch.distributed.get_rank() == 0:
-        # A clone has none of DeepSpeed's attributes.
-        parts = {name: _own_part(weight).cpu().clone() for name, weight in average.named_parameters()}
-        torch.save({"weights": parts, "steps": strategy.time_steps["ema"]}, folder / _average_file(strategy))
-
-
-def load_average(average: torch.nn.Module, policy: torch.nn.Module, strategy) -> None:
-    """Load the moving average of a checkpoint; it begins at the loaded policy if the saved run had none."""
-    file = strategy.loaded / _average_file(strategy)
-    if file.is_file():
-        state = torch.load(file, weights_only=True)
-        strategy.time_steps["ema"], weights = state["steps"], state["weights"]
-    else:
-        logger.warning(f"{strategy.loaded} has no moving average: it begins at the checkpoint's weights")
-        weights = {name: _own_part(weight) for name, weight in policy.named_parameters()}
-    for name, weight in average.named_parameters():
-        _own_part(weight).copy_(weights[name])
-
-
-def _own_part(weight: torch.nn.Parameter) -> torch.Tensor:
-    """Return this rank's part of a weight under ZeRO-3, else the weight."""
-    return getattr(weight, "ds_tensor", weight).data
-
-
-def _average_file(strategy) -> str:
-    return f"ema_rank{torch.distributed.get_rank() if _is_parted(strategy) else 0}.pt"
-
-
-def _is_parted(strategy) -> bool:
-    return strategy.stage == 3 or strategy.ds_tensor_parallel_size > 1
+    def _fill_average(self) -> None:
+        """Give OpenRLHF's average model the average, as it is saved in place of the policy."""
+        if self.ema_model:
+            self.strategy.average.copy_to(self.ema_model.model.module)

@@ -33,6 +33,7 @@ from openrlhf_shear.train.checkpoints.resume import newest_whole
 from openrlhf_shear.train.checkpoints.saveable import repair_generation
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
+from openrlhf_shear.train.update.average import WeightAverage
 
 logger = init_logger(__name__)
 _SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # per parameter group
@@ -46,10 +47,12 @@ class ShearStrategy(DeepspeedStrategy):
 
     Attributes:
         loaded: the checkpoint that the last `load_ckpt` read; None for a fresh start.
+        average: the moving average of the policy's weights (--train.enable_ema).
         arrival: the probe of the first optimizer step; None before there is a model, and after the check.
     """
 
     loaded: Path | None = None
+    average: WeightAverage | None = None
     arrival: Arrival | None = None
 
     def prepare(self, *args):
@@ -57,7 +60,12 @@ class ShearStrategy(DeepspeedStrategy):
             model = arg[0] if isinstance(arg, tuple) else arg
             if model is not None:
                 restore_rotary_frequencies(model)
-        return super().prepare(*args)
+        prepared = super().prepare(*args)
+        if self.stage == 0:
+            for arg, made in zip(args, [prepared] if len(args) == 1 else prepared, strict=True):
+                if isinstance(arg, tuple) and made[1] is not None:
+                    forget_empty_step(made[1].optimizer)
+        return prepared
 
     def begin_micro_batch(self, engine, ends_step: bool | None) -> None:
         """Tell DeepSpeed, before a micro-batch's forward pass, whether an optimizer step ends with it.
@@ -86,6 +94,12 @@ class ShearStrategy(DeepspeedStrategy):
             if self.stage == 3:
                 engine.optimizer.check_overflow()
         super().optimizer_step(optimizer, model, scheduler, name=name, **kwargs)
+
+    def moving_average(self, model, model_ema, beta=0.992, device="cpu") -> None:
+        """Take the weights into `average`; upstream calls this after each micro-batch of a fixed size."""
+        self.time_steps["ema"] += 1
+        if self.time_steps["ema"] % self.accumulated_gradient == 0 or self.use_dynamic_batch:
+            self.average.update(beta)
 
     def save_ckpt(
         self,
@@ -214,6 +228,20 @@ class ShearStrategy(DeepspeedStrategy):
             path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
         self.loaded = path and Path(path).parent
         return path, states
+
+
+def forget_empty_step(optimizer: torch.optim.Optimizer) -> None:
+    """Set Adam's count of steps back to 0.
+
+    Without ZeRO, DeepSpeed makes a step with a gradient of 0 when it is built. Adam's corrections for its zero moments
+    count it, so that the first real step would have 0.735 of its size (at betas 0.9 and 0.95).
+    """
+    for group in optimizer.param_groups:
+        if "step" in group:  # of the fused Adam
+            group["step"] = 0
+        for parameter in group["params"]:
+            if "step" in (state := optimizer.state[parameter]):
+                state["step"] = torch.zeros_like(state["step"]) if torch.is_tensor(state["step"]) else 0
 
 
 def _renew(folder: Path) -> None:

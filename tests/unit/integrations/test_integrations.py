@@ -15,7 +15,7 @@ from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
     of_responses,
-    outcomes,
+    refuse_not_finite,
     rows_of_process,
     rule_of,
 )
@@ -133,9 +133,15 @@ def test_a_rule_sees_what_it_needs_and_where_it_stands():
 
 
 def test_what_counts_as_correct():
-    assert outcomes([0.5, 0.4, float("nan")], 0.5) == [True, False, None]
+    """By the scores, or by another reward; a rollout without either has no outcome."""
+    scores, mask = [0.5, 0.4, float("nan"), 1.5], torch.ones(4, 2)
+    rows = rows_of_process(0, "aabb", scores, 0.5, mask, [{}] * 4)
+    assert [row.correct for row in rows] == [True, False, None, True]
+    rows = rows_of_process(0, "aabb", scores, 0.5, mask, [{}] * 4, [0.0, 1.0, 1.0, float("nan")])
+    assert [row.correct for row in rows] == [False, True, None, None]
+    assert [row.reward for row in rows[:2]] == [0.5, 0.4]
     with pytest.raises(ValueError, match=r"credit\.correct_threshold must be finite"):
-        outcomes([], float("inf"))
+        refuse_not_finite(float("inf"))
 
 
 def test_a_rule_is_named_by_the_one_grammar():

@@ -172,6 +172,33 @@ def test_a_reward_file_that_works_is_called_once_with_the_first_row(job, capsys,
     assert not list(Path().rglob("*.pyc"))
 
 
+FORMATTED = """def reward_func(queries, prompts, labels):
+    right = float(queries[0].endswith(labels[0]))
+    return {"rewards": right + 0.5, "extra_logs": {"accuracy": right}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("", "gives 0.5 to 'I do not know.' and 1.5 to the label as response, both at least --credit.correct_thre"),
+        ("--credit.correct_threshold 2", "both below --credit.correct_threshold 2: both responses count alike"),
+        ("--credit.correct_threshold 1", None),
+        ("--credit.correct_reward accuracy", None),
+        ("--credit.correct_reward accuracy --credit.correct_threshold -1", "gives accuracy 0 to 'I do not know.' and"),
+    ],
+)
+def test_a_threshold_that_both_test_responses_pass_is_questioned(job, capsys, words, warned):
+    """An accuracy of weight 1 beside a format reward of 0.5 that every response earns."""
+    Path("mine.py").write_text(FORMATTED)
+    assert parse(job(f"--reward.remote_url mine.py {words}"))
+    told = capsys.readouterr().err
+    assert warned in told if warned else "correct_threshold" not in told
+    assert refusal(capsys, job("--reward.remote_url mine.py --credit.correct_reward acc")).endswith(
+        "is no entry of the extra_logs of mine.py, which have accuracy: got 'acc'; use one of these, or leave it out"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [("import time\ntime.sleep(60)\n", "to import; a model that"), ("", "timeout (reward_func took longer than 1 s)")],

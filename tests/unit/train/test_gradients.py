@@ -11,13 +11,13 @@ NAMES = {
     *("fixed, ZeRO-2", "dynamic, ZeRO-1", "dynamic, offload", "dynamic, ZeRO-3, offload", "one rollout a micro-batch"),
     *("dynamic, packed", "partial batch, dynamic", "partial batch of one, dynamic, packed", "LoRA, dynamic"),
     *("one optimizer step, dynamic", "two epochs, dynamic", "KL and entropy in the loss, dynamic"),
-    *("mean over sequences, dynamic", "GSPO, fixed", "an update rule, dynamic", "critic, dynamic"),
+    *("mean over sequences, dynamic", "GSPO-token, fixed", "an update rule, dynamic", "critic, dynamic"),
     *("dynamic, bfloat16", "dynamic, gradients in float32, bfloat16"),
     *("2 ranks, dynamic, ZeRO-1", "2 ranks, dynamic, ZeRO-3", "2 ranks, partial batch and fillers, fixed"),
     *("2 ranks, partial batch and fillers, dynamic", "2 ranks, LoRA, dynamic, ZeRO-3", "2 ranks, critic, dynamic"),
     *("ring, dynamic", "tensor parallel, dynamic, bfloat16"),
-    *("OpenRLHF 0.11.2: dynamic, ZeRO-2", "OpenRLHF 0.11.2, with the probe: dynamic, offload"),
-    "OpenRLHF 0.11.2, with the probe: 2 ranks, LoRA",
+    *("OpenRLHF 0.11.2: dynamic, ZeRO-2", "OpenRLHF 0.11.2: GSPO with an advantage for each token"),
+    *("OpenRLHF 0.11.2, with the probe: dynamic, offload", "OpenRLHF 0.11.2, with the probe: 2 ranks, LoRA"),
 }
 TRIED = [row for row in (*gradients.ROWS, *gradients.UPSTREAM) if row.name in NAMES]
 
@@ -34,7 +34,7 @@ def test_every_way_to_cut_a_batch(tmp_path, launch):
         elif row.probed:
             assert "GradientLostError: the optimizer step of the policy has the gradient of" in got["error"], got
         else:
-            assert got["cosine"] < 0.95 and not got["passed"], got
+            assert got["cosine"] < 0.98 and not got["passed"], got
 
 
 def test_every_name_is_a_row():

@@ -11,6 +11,7 @@ from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
+from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.train.carriers import FAILED
@@ -21,6 +22,7 @@ from openrlhf_shear.train.experience.graded_experience import (
     sums_from_each_token,
 )
 from openrlhf_shear.train.run.learner import Learner
+from openrlhf_shear.train.screen.outcome import RefusedError
 
 SIZE, KL = 4, 0.05  # rollouts a prompt; the KL coefficient
 
@@ -157,7 +159,7 @@ def weighed(experiences, weights: dict[int, list[float]], kl_coef=KL, negative=N
 @pytest.mark.parametrize("scored", [True, False])
 def test_correctness_and_the_rule_s_rewards_follow_the_score_before_any_shaping(scored):
     ours = maker(CreditExperienceMaker, "group_norm")
-    ours.args.credit = SimpleNamespace(outcome=SimpleNamespace(correct_threshold=0.5))
+    ours.args.credit = SimpleNamespace(outcome=OutcomeConfig())
     ours._schedule, ours.training_step = SimpleNamespace(owners=[0]), 3
     ours._step = Step(samples=batches([0.9, 0.2, -1.0, 0.5], failed=(2,)))
     first, second = ours._step.samples
@@ -168,6 +170,54 @@ def test_correctness_and_the_rule_s_rewards_follow_the_score_before_any_shaping(
     assert [request.correct for request in requests] == [expected[:3], expected[3:]]
     values = [0.25, 0.75, math.nan, 0.0] if scored else [0.9, 0.2, math.nan, 0.5]
     assert [value for request in requests for value in request.rewards] == pytest.approx(values, nan_ok=True)
+
+
+def gae(values, rewards, gamma, lambd):
+    """Generalized advantage estimation of one row without gaps, float64, by its definition."""
+    deltas = [
+        r + gamma * after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0][: len(values)], strict=True)
+    ]
+    return [
+        sum((gamma * lambd) ** (later - t) * deltas[later] for later in range(t, len(deltas)))
+        for t in range(len(deltas))
+    ]
+
+
+@pytest.mark.parametrize(("gamma", "lambd"), [(1.0, 1.0), (1.0, 0.5), (0.9, 0.95), (0.99, 0.0)])
+def test_gae_runs_over_the_policys_own_tokens(gamma, lambd):
+    """Rows with a tool's output, with padding on both sides, and without a gap, where upstream's result is the same."""
+    draw = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1, 0], [0, 1, 1, 1, 1, 0, 0], [1, 0, 1, 0, 1, 0, 1], [0] * 7])
+    values, rewards = torch.randn(4, 7, generator=draw), torch.randn(4, 7, generator=draw) * mask
+    ours = maker(GradedExperienceMaker, "gae")
+    advantages, returns = ours.get_advantages_and_returns(values, rewards, mask, gamma, lambd)
+    for row, keep in enumerate(mask.bool()):
+        expected = gae(values[row, keep].tolist(), rewards[row, keep].tolist(), gamma, lambd)
+        assert advantages[row, keep].tolist() == pytest.approx(expected, abs=1e-6)
+        assert returns[row, keep].tolist() == pytest.approx(
+            [a + v for a, v in zip(expected, values[row, keep].tolist(), strict=True)], abs=1e-6
+        )
+    assert not advantages[~mask.bool()].any() and not returns[~mask.bool()].any()
+    upstream = RemoteExperienceMaker.get_advantages_and_returns(ours, values, rewards, mask, gamma, lambd)
+    solid = mask[1].bool()
+    assert all(torch.equal(a[1, solid], b[1, solid]) for a, b in zip((advantages, returns), upstream, strict=True))
+    assert lambd == 1.0 or not torch.allclose(advantages[2], upstream[0][2] * mask[2])
+
+
+def test_a_named_reward_decides_correctness_in_place_of_the_score():
+    """Accuracy of weight 1 beside a format reward of 0.5: the scores are all at least 0.5, the accuracies are not."""
+    ours = maker(CreditExperienceMaker, "group_norm")
+    ours.args.credit = SimpleNamespace(outcome=OutcomeConfig(correct_reward="accuracy"))
+    ours._schedule, ours.training_step = SimpleNamespace(owners=[0]), 3
+    ours._step = Step(samples=batches([1.5, 0.5, 0.5, 1.5], failed=(2,)))
+    for samples, values in zip(ours._step.samples, ([1.0, 0.0, 0.4], [1.0]), strict=True):
+        samples.info["accuracy"] = torch.tensor(values)
+    requests = ours._credit_requests()
+    assert [request.correct for request in requests] == [(True, False, None), (True,)]
+    assert requests[0].rewards[:2] == (1.5, 0.5)
+    del ours._step.samples[1].info["accuracy"]
+    with pytest.raises(RefusedError, match=r"--credit\.correct_reward accuracy: the extra_logs .* have none"):
+        ours._credit_requests()
 
 
 def drawn(experiences, seed: int) -> dict[int, list[float]]:

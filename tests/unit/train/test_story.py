@@ -66,11 +66,12 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, told):
     ]
     told.clear()
     (tmp_path / "ckpt" / "_actor").mkdir(parents=True)
-    run.ended({"global_step": 13}, True, True, "9 of 9 rollouts")
+    run.ended({"global_step": 13}, True, True, "9 of 9 rollouts", "rewards differ")
     summary, saving = told
-    assert summary.lines()[:3] == [
+    assert summary.lines()[:4] == [
         "finished after step 13 of 40: 2 steps in this attempt with 4 optimizer steps",
         "learned   9 of 9 rollouts",
+        "NO CREDIT rewards differ",
         f"resume    the same line with --ckpt.load_enable, from {tmp_path}/ckpt",
     ]
     assert saving.printed() == "[openrlhf_shear:now] saving the model\n", "the driver names it once it is saved"

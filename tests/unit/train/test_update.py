@@ -14,8 +14,8 @@ from openrlhf_shear.train.experience.fillers import shared_out, without_fillers
 from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.actor import ShearPolicyActor
 from openrlhf_shear.train.update.arrival import arrivals
+from openrlhf_shear.train.update.average import WeightAverage
 from openrlhf_shear.train.update.meter import Meter
-from openrlhf_shear.train.update.policy_files import load_average
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
 
 
@@ -325,14 +325,19 @@ def test_the_first_weight_that_is_not_finite_is_named(value):
     assert first_not_finite(module) == "1.bias"
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_the_moving_average_begins_at_the_checkpoint_where_that_has_none(tmp_path, kept):
-    policy, average = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    strategy = SimpleNamespace(loaded=tmp_path, stage=2, ds_tensor_parallel_size=1, time_steps={"ema": 0})
-    of_file = {name: torch.full_like(weight, 7.0) for name, weight in policy.state_dict().items()}
-    if kept:
-        torch.save({"weights": of_file, "steps": 5}, tmp_path / "ema_rank0.pt")
-    load_average(average, policy, strategy)
-    for name, weight in average.state_dict().items():
-        assert torch.equal(weight, of_file[name] if kept else policy.state_dict()[name])
-    assert strategy.time_steps["ema"] == (5 if kept else 0)
+@pytest.mark.parametrize("held", [True, False])
+def test_the_moving_average_begins_at_the_checkpoint_where_that_has_none(tmp_path, held, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    module = torch.nn.Linear(2, 1)
+    flat = [weight.data for weight in module.parameters()]
+    engine = SimpleNamespace(
+        zero_optimization_stage=lambda: 2, optimizer=SimpleNamespace(single_partition_of_fp32_groups=flat)
+    )
+    average = WeightAverage(engine)
+    if held:
+        average.parts = [torch.full_like(part, 7.0) for part in average.parts]
+        average.save(tmp_path, 5)
+    later = WeightAverage(engine)
+    assert later.load(tmp_path) == (5 if held else 0)
+    expected = average.parts if held else flat
+    assert all(torch.equal(part, other) for part, other in zip(later.parts, expected, strict=True))
