@@ -108,8 +108,10 @@ class CreditSpec:
     def traits(self) -> Traits | None:
         """Traits of a built-in rule with these knobs; None for a rule from outside."""
         entry = self.name.built_in
-        if entry is None or self.config is None:
-            return entry and entry.traits
+        if entry is None:
+            return None
+        if self.config is None:
+            return entry.traits
         return replace(entry.traits, needs=entry.traits.needs - self.config.idle_needs())
 
     def knobs(self) -> dict:
@@ -126,17 +128,17 @@ class CreditSpec:
 
 def credit_spec(
     name: RuleName,
-    values: Mapping[str, object] | None = None,
-    search: Mapping[str, object] | None = None,
-    outcome: Mapping[str, object] | None = None,
-    prm: Mapping[str, object] | None = None,
+    values: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
+    outcome: Mapping[str, Any] | None = None,
+    prm: Mapping[str, Any] | None = None,
 ) -> CreditSpec:
     """Make the spec of a rule. Knobs in `name` come first; the mappings supply others by name, of each class of knobs.
 
     Raises ValueError: a built-in rule has no such knob, or a value is of another type or out of range.
     """
     entry = name.built_in
-    shared = {"outcome": OutcomeConfig(**outcome or {}), "prm": PrmConfig(**prm or {})}
+    shared: dict[str, Any] = {"outcome": OutcomeConfig(**outcome or {}), "prm": PrmConfig(**prm or {})}
     if entry is None:
         return CreditSpec(name.text, search=SearchConfig(**search or {}), **shared)
     kinds = [entry.config] if entry.config else []
