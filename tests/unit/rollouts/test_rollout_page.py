@@ -78,23 +78,10 @@ def test_the_summary_counts_what_the_page_shows():
     assert dict(summary([failed]))["Without a reward"] == dict(summary([failed]))["Truncated"] == "1"
 
 
-def test_the_limit_counts_groups_and_the_page_counts_omitted_groups():
-    page = make_page(arithmetic_groups(4), SETTINGS, limit=3)
-    assert page.count('type="application/json" id="block-') == 3
-    assert "1 more group of the file left out" in page
-
-
 def made_by_command(tmp_path, *flags):
     path = write_rollouts(tmp_path / "step.parquet", arithmetic_groups(2), SETTINGS)
     rollout_page.main([str(path), "--output", str(tmp_path / "new" / "page.html"), *flags])
     return (tmp_path / "new" / "page.html").read_text()
-
-
-def test_a_diagnosis_with_the_steps_of_a_process_reward_model_is_shown(tmp_path, capsys):
-    write_rollouts(tmp_path / "run/rollouts.parquet", arithmetic_groups(3), SETTINGS)
-    (tmp_path / "run/steps.parquet").write_bytes(b"scores of steps, another table")
-    rollout_page.main([str(tmp_path / "run"), "--output", str(tmp_path / "page.html")])
-    assert "heat" in (tmp_path / "page.html").read_text()
 
 
 def test_a_run_shows_all_its_steps_and_the_limit_counts_groups_of_a_step(tmp_path, capsys):
