@@ -31,15 +31,11 @@ def shear_evidence(
     return result, group_evidence(hidden_states, result, config, search, heatmaps, controls=controls)
 
 
-def shown_spans(count: int, most: int = SHOWN_SPANS) -> torch.Tensor:
-    """Choose all of `count` spans, or `most` (at least 2) evenly from first to last: int64 indices, ascending.
-
-    >>> shown_spans(10, most=4).tolist()
-    [0, 3, 6, 9]
-    """
-    if count <= most:
+def shown_spans(count: int) -> torch.Tensor:
+    """Choose all of `count` spans, or `SHOWN_SPANS` evenly from first to last: int64 indices, ascending."""
+    if count <= SHOWN_SPANS:
         return torch.arange(count)
-    return torch.arange(most) * (count - 1) // (most - 1)
+    return torch.arange(SHOWN_SPANS) * (count - 1) // (SHOWN_SPANS - 1)
 
 
 @torch.no_grad()
@@ -49,17 +45,15 @@ def group_evidence(
     config: ShearConfig,
     search: SearchConfig,
     heatmaps: bool = True,
-    most: int = SHOWN_SPANS,
     controls: bool = False,
 ) -> GroupEvidence:
     """Return the evidence of a group, from the arguments and the `result` of `shear_weights`.
 
     Args:
         heatmaps: whether to compute heatmaps; they take most of the time, as every pair of shown spans is solved.
-        most: shown spans of a rollout, at least 2.
         controls: whether to compute the control distances, which take about two further searches.
     """
-    shown = [shown_spans(len(starts), most) for starts in result.span_starts]
+    shown = [shown_spans(len(starts)) for starts in result.span_starts]
     maps = _heatmaps(hidden_states, result, config, search, shown) if heatmaps and result.mean_norm > 0 else {}
     beside = _controls(hidden_states, result, config, search) if controls else [{}] * len(shown)
     rows = zip(result.span_starts, result.span_distances, result.nearest_rollouts, result.nearest_spans, strict=True)

@@ -11,7 +11,7 @@ from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.placement import placement_table
 from openrlhf_shear.lab.settings import TASKS
-from openrlhf_shear.lab.worth import EVALUATED, LabRun, Worth, curve, worths
+from openrlhf_shear.lab.worth import BLOCK, EVALUATED, LabRun, Worth, curve, worths
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import FEW_PAIRS, POWER, Paired, Stat
 from openrlhf_shear.report.findings import Results, apart, plain
@@ -110,7 +110,6 @@ def find(
     placements: Mapping[str, Analysis],
     settings: Mapping,
     baseline: str = "uniform",
-    block: int = 5,
 ) -> Results:
     """Return the numbers of both tables and the pictures.
 
@@ -119,17 +118,16 @@ def find(
         placements: rule -> its `placement` on the fixed rollouts, in the order to be shown.
         settings: of the task and the trainer, as JSON values.
         baseline: the rule to compare all others with; without runs of it nothing is compared.
-        block: steps of a block of the learning curves.
 
     Raises:
-        ValueError: block is below 1; a rule has a seed twice; paired runs differ in their number of steps.
+        ValueError: a rule has a seed twice; paired runs differ in their number of steps.
     """
     runs = list(runs)
     compared = worths(runs, baseline)
-    curves = {worth.rule: curve(runs, worth.rule, baseline, block) for worth in compared if worth.rule != baseline}
+    curves = {worth.rule: curve(runs, worth.rule, baseline) for worth in compared if worth.rule != baseline}
     task = f"built-in {settings.get('task', TASKS[0])}"
     place = _place(task, runs)
-    results = {"settings": dict(settings), "baseline": baseline, "block": block}
+    results = {"settings": dict(settings), "baseline": baseline, "block": BLOCK}
     results["made"] = distinct(run.made for run in runs)
     results["rules"] = [
         {

@@ -15,6 +15,7 @@ from openrlhf_shear.report.bootstrap import Analysis, parts
 from openrlhf_shear.report.estimates import Stat, paired, stat
 
 MEASURES = ("final", "mean")  # of a run: accuracy on held-out problems at the end; mean accuracy over the steps
+BLOCK = 5  # steps of a block of a learning curve
 EVALUATED = "evaluated"  # of a run with evaluations: their mean
 
 
@@ -106,27 +107,24 @@ def _step_means(runs: Iterable[LabRun], metric: str) -> list[float]:
     return [fmean(values) for values in held if values]
 
 
-def curve(runs: Iterable[LabRun], rule: str, baseline: str, block: int = 5) -> list[Analysis]:
-    """Return the learning curve in blocks of `block` steps (the last may be shorter); empty if no seed is shared.
+def curve(runs: Iterable[LabRun], rule: str, baseline: str) -> list[Analysis]:
+    """Return the learning curve in blocks of `BLOCK` steps (the last may be shorter); empty if no seed is shared.
 
     Each block has the steps `first`..`last` (counted from 1), the rule's `mean` accuracy, the `baseline`'s, both over
     the shared seeds, and their `Paired` `difference`.
 
-    Raises:
-        ValueError: block is below 1, a rule has a seed twice, or pairs differ in their number of steps.
+    Raises ValueError: a rule has a seed twice, or pairs differ in their number of steps.
     """
-    if block < 1:
-        raise ValueError(f"block must be at least 1: got {block}; use the number of steps to average, e.g. 5")
     pairs = _pairs(runs, rule, baseline)
     if not pairs:
         return []
     steps = len(pairs[0][0].accuracy)
-    starts = range(0, steps, block)
+    starts = range(0, steps, BLOCK)
     tables = (np.array([pair[side].accuracy for pair in pairs]) for side in (0, 1))
-    mine, others = ([table[:, at : at + block].mean(axis=1) for at in starts] for table in tables)
+    mine, others = ([table[:, at : at + BLOCK].mean(axis=1) for at in starts] for table in tables)
     return parts(
         first=[at + 1 for at in starts],
-        last=[min(at + block, steps) for at in starts],
+        last=[min(at + BLOCK, steps) for at in starts],
         mean=[float(accuracies.mean()) for accuracies in mine],
         baseline=[float(accuracies.mean()) for accuracies in others],
         difference=[paired(own - other) for own, other in zip(mine, others, strict=True)],

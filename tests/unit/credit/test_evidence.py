@@ -15,6 +15,7 @@ from test_shear_weights import oracle_bandwidth, oracle_distance, oracle_spans
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.shear import AGGREGATES, DISTANCES
+from openrlhf_shear.credit import heatmaps as heatmaps_module
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
@@ -143,10 +144,11 @@ def test_the_nearest_pair_is_the_nearest_for_every_aggregate(aggregate):
 
 
 @pytest.mark.parametrize("most", [2, 3])
-def test_long_rollouts_show_some_of_their_spans(most):
+def test_long_rollouts_show_some_of_their_spans(most, monkeypatch):
     """Shown spans of which some don't overlap: the tokens between them are left out."""
+    monkeypatch.setattr(heatmaps_module, "SHOWN_SPANS", most)
     hidden, config = states((40, 31, 8, 25, 40)), ShearConfig(**SMALL)
-    evidence = group_evidence(hidden, shear_weights(hidden, MIXED, config), config, SearchConfig(), most=most)
+    evidence = group_evidence(hidden, shear_weights(hidden, MIXED, config), config, SearchConfig())
     shown = {2: [[0, 12], [0, 9], [0, 1], [0, 7], [0, 12]], 3: [[0, 6, 12], [0, 4, 9], [0, 1], [0, 3, 7], [0, 6, 12]]}
     assert [spans.heatmap_spans.tolist() for spans in evidence.rollouts] == shown[most]
     assert_heatmaps(evidence, oracle(hidden, range(5), shown=shown[most]), range(5))

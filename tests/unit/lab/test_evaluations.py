@@ -90,7 +90,7 @@ def test_a_temperature_divides_the_logits():
     with torch.no_grad():
         logits = policy.model(input_ids=ids).logits[0, -1].double()
     for temperature in (1.0, 0.5):
-        drawn = sample_ids(policy, policy.tokenizer, [prompt] * 1000, 1, 500, 1, temperature)
+        drawn = sample_ids(policy.model, policy.tokenizer, [prompt] * 1000, 1, 500, 1, temperature)
         counts = torch.bincount(torch.cat(drawn), minlength=len(logits)).double() / 1000
         expected = (logits / temperature).exp() / (logits / temperature).exp().sum()
         error = (expected * (1 - expected) / 1000).sqrt()

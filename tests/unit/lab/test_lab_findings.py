@@ -53,7 +53,7 @@ def planted(jump, **changes):
 @pytest.fixture(scope="module")
 def findings():
     placements = {"uniform": planted(0.0), "shear": planted(0.5)}
-    return find(planted_runs(), placements, {"steps": STEPS, "start": "shipped"}, block=5)
+    return find(planted_runs(), placements, {"steps": STEPS, "start": "shipped"})
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
 def test_25_rules_with_long_names_are_drawn(name):
     rules = ["uniform", *(f"some_package.rules:MyLongRule/window={i}/stride=1/matched" for i in range(24))]
     placements = dict.fromkeys(rules, planted(0.5)) | {"never": planted(0.5, problems=0)}
-    found = find(planted_runs({rule: 0.001 * i for i, rule in enumerate(rules)}, seeds=2), placements, {}, block=4)
+    found = find(planted_runs({rule: 0.001 * i for i, rule in enumerate(rules)}, seeds=2), placements, {})
     picture = next(picture for picture in found.pictures if picture.name == name)
     assert picture.height > 8
     light = matplotlib.image.imread(io.BytesIO(render(picture, "png")))[..., :3]

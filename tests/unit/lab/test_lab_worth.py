@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from openrlhf_shear.lab import worth
 from openrlhf_shear.lab.worth import LabRun, curve, worths
 from openrlhf_shear.report.estimates import Stat, paired
 
@@ -95,10 +96,11 @@ def test_another_baseline_may_be_shear_itself():
     assert list(found["uniform"].against) == ["baseline"] and found["shear"].against == {}
 
 
-def test_a_curve_has_the_means_of_blocks_over_the_shared_seeds():
+def test_a_curve_has_the_means_of_blocks_over_the_shared_seeds(monkeypatch):
+    monkeypatch.setattr(worth, "BLOCK", 2)
     runs = [run("a", 0, (0.1, 0.3, 0.5, 0.7, 0.9)), run("a", 1, (0.3, 0.5, 0.5, 0.7, 0.7)), run("a", 2, (1,) * 5)]
     runs += [run("uniform", 0, (0.1,) * 5), run("uniform", 1, (0.2,) * 5), run("uniform", 3, (1,) * 5)]
-    blocks = curve(runs, "a", "uniform", block=2)
+    blocks = curve(runs, "a", "uniform")
     assert [(block.first, block.last) for block in blocks] == [(1, 2), (3, 4), (5, 5)]
     assert [block.mean for block in blocks] == pytest.approx([0.3, 0.6, 0.8])
     assert [block.baseline for block in blocks] == pytest.approx([0.15] * 3)
@@ -107,8 +109,6 @@ def test_a_curve_has_the_means_of_blocks_over_the_shared_seeds():
     assert blocks[0].difference.mean == pytest.approx(0.15)
 
 
-def test_a_curve_without_shared_seeds_is_empty_and_a_block_has_steps():
+def test_a_curve_without_shared_seeds_is_empty():
     runs = [run("a", 0), run("uniform", 1)]
     assert curve(runs, "a", "uniform") == []
-    with pytest.raises(ValueError, match="block must be at least 1: got 0"):
-        curve(runs, "a", "uniform", block=0)
