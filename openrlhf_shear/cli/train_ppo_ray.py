@@ -78,10 +78,10 @@ def examine(argv: Sequence[str]) -> Verdict:
         parser = build_parser()
     except (ModuleNotFoundError, RuntimeError) as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
-    findings, run, models, mark = Findings(), None, {}, None
+    findings, words, run, models, mark = Findings(), [*argv], None, {}, None
     first = attempts.ATTEMPT not in os.environ  # it checks for later attempts too
     with findings.caught():
-        words = spelling.expand(argv, parser, findings.refusals)
+        words = spelling.expand(words, parser, findings.refusals)
         words, notes = spelling.translate(words)
         findings.notes += notes
         args, refused = frame.parse(parser, words)

@@ -98,7 +98,7 @@ def _read(name: str, wrong: list[Refusal]) -> dict:
     try:
         text = file.read_text(encoding="utf-8")
         content = yaml.load(text, _Loader)
-        places = [*_lines(yaml.compose(text, _Loader))]
+        twice = _twice(yaml.compose(text, _Loader))
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:
@@ -107,24 +107,31 @@ def _read(name: str, wrong: list[Refusal]) -> dict:
         raise ValueError(f"--config {name} is empty; use KEY: VALUE lines")
     if not isinstance(content, dict):
         raise ValueError(f"--config {name} must hold KEY: VALUE lines: got {type(content).__name__}")
-    first: dict[str, int] = {}
-    for key, line in places:
-        if key in first:
-            wrong.append(
-                Refusal("", f"--config {name}: {key} is there twice, in lines {first[key]} and {line}; keep one")
-            )
-        first.setdefault(key, line)
+    for key, first, second in twice:
+        wrong.append(Refusal("", f"--config {name}: {key} is there twice, in lines {first} and {second}; keep one"))
     return content
 
 
-def _lines(node: yaml.Node, above: str = "") -> Iterator[tuple[str, int]]:
-    """Yield (key, line) of every value of a file, nested or dotted."""
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        name = f"{above}{key.value}"
-        if isinstance(value, yaml.MappingNode):
-            yield from _lines(value, f"{name}.")
-        else:
-            yield name, key.start_mark.line + 1
+def _twice(node: yaml.Node) -> list[tuple[str, int, int]]:
+    """Return (key, line, line) for every key that a file has twice, nested or dotted."""
+    lines: dict[str, int] = {}
+    found: list[tuple[str, int, int]] = []
+
+    def look(mapping: yaml.Node, above: str) -> None:
+        here: set[str] = set()
+        for key, value in mapping.value:
+            name, line = f"{above}{key.value}", key.start_mark.line + 1
+            nested = isinstance(value, yaml.MappingNode)
+            if name in here or (not nested and name in lines):
+                found.append((name, lines[name], line))
+            elif nested:
+                look(value, f"{name}.")
+            here.add(name)
+            lines.setdefault(name, line)
+
+    if isinstance(node, yaml.MappingNode):
+        look(node, "")
+    return found
 
 
 def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:

@@ -90,6 +90,9 @@ RANGES |= {
 }  # of rules that the run does not use too
 
 
+_HIGH_RATE = 1e-3  # of Adam; the usual rates are 1e-6, and 1e-5 to 1e-4 with LoRA
+
+
 def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | None:
     """Run every check and note its findings. Quick checks run first; the check that reads every row runs last.
 
@@ -146,6 +149,14 @@ def _modes(run: Run) -> Iterator[Finding]:
     if generated is not None and generated < batch:
         problem = f"must be at least rollout.batch_size ({batch}), or steps are short of prompts"
         yield refusal("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
+
+
+def _rates(run: Run) -> Iterator[Finding]:
+    models = ("actor", "critic") if run.estimator == "gae" else ("actor",)
+    for flag in (f"{model}.adam.lr" for model in models):
+        if run.flags[flag] > _HIGH_RATE:
+            message = f"--{flag} {run.flags[flag]:g} is so high that most models break in the first step"
+            yield Note(f"{message}; use e.g. 1e-6, or 1e-5 with LoRA")
 
 
 def _evaluation(run: Run) -> Iterator[Finding]:
@@ -274,7 +285,8 @@ def _own_advantages(run: Run) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
-    *(_needed, _ranges, _groups, _modes, optimizer, average, kl_loss, _evaluation, _correction, _engine_policy),
+    *(_needed, _ranges, _groups, _modes, optimizer, average, kl_loss),
+    *(_rates, _evaluation, _correction, _engine_policy),
     *(placement, parallel, batches, _rule, _dump, suite, code, shaping, threshold),
     *(folders, checkpoints, temporary_folder, limits, stack),
 )

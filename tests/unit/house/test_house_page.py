@@ -22,10 +22,6 @@ def first_cells(text: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)/` \|", text, re.M)
 
 
-def test_the_page_begins_with_the_afternoons_reading():
-    assert re.search(r"^## (.*)", PAGE, re.M)[1] == "The afternoon's reading"
-
-
 def test_the_reading_is_ten_files_of_under_2500_lines_together():
     names = re.findall(r"^\| \d+ \| `([^`]+)` \| \w", section("The afternoon's reading"), re.M)
     assert len(names) == len(set(names)) == 10
@@ -42,11 +38,6 @@ def test_the_tables_have_every_room_and_folder_in_the_order_of_imports():
 
 def test_the_picture_is_of_todays_imports():
     assert house_picture.PICTURE.read_text() == house_picture.picture(), "python scripts/house_picture.py"
-
-
-def test_an_arrow_is_left_out_if_others_say_it():
-    arrows = {"cli": {"train", "credit"}, "train": {"credit"}, "credit": set()}
-    assert house_picture.without_implied(arrows) == {"cli": {"train"}, "train": {"credit"}, "credit": set()}
 
 
 def test_the_files_that_the_words_name_exist():

@@ -35,16 +35,6 @@ def test_the_oracle_is_the_value_of_the_reference_solver():
     assert ((gpu_check.sinkhorn(costs) - values).abs() < 1e-3 * gpu_check.EPSILON).all()
 
 
-@pytest.mark.parametrize("window, wanted, arithmetic, shared", [(100, 0.12, 0.03, 0.06), (50, 0.03, 0.0075, 0.015)])
-def test_limits_are_those_of_the_problem_s_size(window, wanted, arithmetic, shared, monkeypatch):
-    monkeypatch.setattr(gpu_check, "problem", lambda device, window, spans: (None, range(1000)))
-    for seconds, holds in ((wanted * 0.99e-3, True), (wanted * 1.01e-3, False)):
-        monkeypatch.setattr(gpu_check, "seconds_of", lambda *of, seconds=seconds: seconds)
-        row = gpu_check.fast(CPU, window)
-        assert row["wanted"] == f"<= {wanted} (limits: {arithmetic} arithmetic, {shared} shared memory)"
-        assert row["holds"] is holds and row["measured"] == pytest.approx(seconds * 1000)
-
-
 def test_the_default_launch_is_compared_with_the_fastest_that_works(monkeypatch):
     def timed(*_):
         if LAUNCH["maxnreg"] is None:

@@ -1,16 +1,13 @@
 """The parser: all of OpenRLHF's flags, the fork's flags made from `ShearConfig`, and no heavy import on the way."""
 
-import json
 import sys
 from dataclasses import fields
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from command_lines import run_fresh
 
-from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse, read
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.knobs import Range
@@ -43,37 +40,10 @@ def test_no_flag_takes_the_next_flag_for_its_value(capsys):
         assert f"{flag}: expected" in capsys.readouterr().err
 
 
-def test_only_the_fork_adds_flags():
-    added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
-    configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config and not rule.traits.lab_alone]
-    configs += [("prm", PrmConfig), ("credit", SearchConfig), ("credit", OutcomeConfig)]
-    flags = (
-        "device device_memory dry_run json trust_remote_code dump_rollouts_every "
-        "eval.before_train eval.suite eval.data_dir eval.k eval.limit"
-    )
-    flags += (
-        " config verbose reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed reward.answer_format"
-    )
-    flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
-    flags += " ckpt.accept_changes"
-    flags += " train.max_restarts train.max_skipped_steps train.grace_seconds train.wait_for_gpus"
-    flags += " vllm.max_gap"
-    knobs = {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)}
-    assert added == knobs | set(flags.split())
-
-
 def test_defaults_of_the_flags_are_those_of_the_configs():
     for name, rule in RULES.items():
         spec = spec_of(vars(build_parser().parse_args(["--algo.advantage.estimator", name])))
         assert spec == CreditSpec(name, rule.config() if rule.config else None)
-
-
-def test_types_of_the_shear_flags_come_from_the_annotations():
-    line = "--shear.window 7 --shear.stride 3 --shear.epsilon 4.5 --shear.epsilon_rel 1e-2 --shear.pool mean"
-    line += " --algo.advantage.estimator shear"
-    config = spec_of(vars(build_parser().parse_args(line.split()))).config
-    assert config == ShearConfig(window=7, stride=3, epsilon=4.5, epsilon_rel=0.01, pool="mean")
-    assert isinstance(config.window, int)
 
 
 def test_parse_hands_over_group_norm_and_the_rule(job):
@@ -92,16 +62,6 @@ def test_dumps_are_of_every_rule_and_no_part_of_one(job, capsys):
         assert args.dump_rollouts_every == 20
         assert args.credit.search == SearchConfig(), "two runs that differ in this compute the same"
     assert "no effect" not in capsys.readouterr().err
-
-
-def test_another_estimator_has_no_rule(job):
-    values = vars(parse(job("AS rloo")))
-    assert values["credit"] is None and values["algo.advantage.estimator"] == "rloo"
-
-
-def test_old_spellings_reach_parse(job):
-    values = vars(parse(job("--seed 11 --max_norm 0.5")))
-    assert (values["train.seed"], values["actor.max_norm"], values["critic.max_norm"]) == (11, 0.5, 0.5)
 
 
 def test_what_the_prm_flags_say_is_what_the_workers_get(prm, job):
@@ -172,17 +132,6 @@ def test_a_description_does_not_change(job):
     with pytest.raises(TypeError):
         run.flags["train.seed"] = 4
     assert run.with_flags({"train.seed": 4}).train.seed == 4 and run.train.seed == 3
-
-
-@pytest.mark.parametrize("form", ["words", "a file", "without --dry_run"])
-def test_json_is_a_dry_run_however_it_is_asked_for(job, capsys, monkeypatch, form):
-    monkeypatch.setattr(train_ppo_ray.attempts, "supervise", lambda *_: pytest.fail("a training was started"))
-    words = {"words": "--dry_run --json", "a file": "--config dry.yaml", "without --dry_run": "--json"}[form]
-    Path("dry.yaml").write_text("dry_run: true\njson: true\n")
-    for wrong in ("", " --train.seed -4"):
-        with pytest.raises(SystemExit) as ended:
-            main(job(words + wrong))
-        assert json.loads(capsys.readouterr().out)["ok"] == (not wrong) and ended.value.code == (2 if wrong else 0)
 
 
 def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():

@@ -1,7 +1,6 @@
 """How a command ends, and what it prints before."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -27,11 +26,6 @@ def run(error: BaseException | None, refused=(), interrupted="interrupted") -> N
             raise error
 
     main([])
-
-
-def test_a_command_that_works_ends_quietly(capsys):
-    run(None)
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), FileNotFoundError("no"), UnicodeError("no")])
@@ -66,14 +60,6 @@ def test_progress_is_quiet_without_a_terminal(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(frame.progress([1, 2], "counting")) == [1, 2] and "counting" in capsys.readouterr().err
-
-
-def test_a_json_file_gets_its_folder(tmp_path, capsys):
-    path = tmp_path / "no" / "such" / "x.json"
-    for content in ({"a": 1}, {"a": 2}):
-        frame.write_json(path, content)
-        assert json.loads(path.read_text()) == content
-    assert capsys.readouterr().out == f"{path}: written\n" * 2
 
 
 COMMANDS = [file.stem for file in Path(cli.__file__).parent.glob("*.py") if "\n    main()\n" in file.read_text()]

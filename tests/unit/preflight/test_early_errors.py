@@ -143,12 +143,6 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
     assert parse(job(f"--reward.remote_url {reward} --reward.allow_unsandboxed"))
 
 
-def test_an_unknown_answer_format_is_refused(job, capsys):
-    told = refusal(capsys, job("--reward.remote_url math --reward.answer_format box --reward.allow_unsandboxed"))
-    assert "reward.answer_format" in told and "must be of boxed, tags, last: got ('box',)" in told
-    assert parse(job("--reward.remote_url math --reward.answer_format tags,last --reward.allow_unsandboxed"))
-
-
 @pytest.mark.parametrize(
     ("source", "warned"),
     [
@@ -268,21 +262,6 @@ def test_rows_are_read_once_and_all_of_them(job, monkeypatch):
     assert read == ["prompts.jsonl"], "also by a run that compares its rows with a checkpoint's"
 
 
-def test_a_batch_that_a_step_does_not_fill_is_warned_of(job, capsys):
-    parse(job("--train.batch_size 256"))
-    assert "[Warning] train.batch_size (256) exceeds the 128 rollouts" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("temperature", "without"), [(1, False), (0.7, True)])
-def test_sampling_from_a_nucleus_is_warned_of(job, capsys, temperature, without):
-    parse(job(f"--rollout.top_p 0.9 --rollout.temperature {temperature}"))
-    said = capsys.readouterr().err
-    assert "[Warning] rollout.top_p 0.9: engines draw from the nucleus" in said
-    assert ("there is no vllm_kl either" in said) == without
-    parse(job(f"--rollout.temperature {temperature}"))
-    assert "nucleus" not in capsys.readouterr().err
-
-
 def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
     import huggingface_hub
 
@@ -296,12 +275,6 @@ def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
         "neither a folder here nor a model that can be reached on the hub (no connection): got 'no/such-model'" in told
     )
     parse(job("--actor.model_name_or_path no/such-model --use_ms"))
-
-
-def test_a_model_that_cannot_be_reached_is_told_once_and_not_asked_again_for_its_template(job, capsys, monkeypatch):
-    monkeypatch.setattr(hub, "unreachable", lambda: "no network")
-    told = refusal(capsys, job("--actor.model_name_or_path no/such-model --data.apply_chat_template"))
-    assert told.count("\n") == 0 and "can be reached on the hub (no network)" in told
 
 
 def test_a_model_in_the_cache_or_on_the_hub_is_fine(job, monkeypatch):

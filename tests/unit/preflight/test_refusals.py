@@ -119,7 +119,7 @@ def test_no_more_than_twenty_are_shown(job, capsys):
 @pytest.mark.parametrize("words", [WRONG, ""])
 def test_a_dry_run_gives_the_list_as_json(job, capsys, words):
     with pytest.raises(SystemExit) as stopped:
-        train(job(f"{words} --dry_run --json"))
+        train(job(f"{words} --json"))
     said = json.loads(capsys.readouterr().out)
     assert stopped.value.code == (2 if words else 0) and said["ok"] == (not words)
     assert [each["flag"] for each in said["refusals"]] == (FLAGS if words else [])
