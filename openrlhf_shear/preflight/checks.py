@@ -285,9 +285,8 @@ def _own_advantages(run: Run) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
-    *(_needed, _ranges, _groups, _modes, optimizer, average, kl_loss),
-    *(_rates, _evaluation, _correction, _engine_policy),
-    *(placement, parallel, batches, _rule, _dump, suite, code, shaping, threshold),
+    *(_needed, _ranges, _groups, _modes, _rates, _evaluation, _correction, _engine_policy, _rule, _dump),
+    *(optimizer, average, kl_loss, placement, parallel, batches, suite, code, shaping, threshold),
     *(folders, checkpoints, temporary_folder, limits, stack),
 )
 OF_MODELS: tuple[Callable[[Run, Models], Iterator[Finding]], ...] = (models, adapters, memory, disks)
