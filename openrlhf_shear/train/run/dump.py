@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.rollouts.columns import FirstError
@@ -44,14 +43,15 @@ class RolloutDump:
     def write(self, step: int, rollouts: StepRollouts) -> dict[str, float]:
         """Write a step's rollouts; return `RULE/dump_seconds`, including the seconds for the evidence.
 
-        If the disk refuses the file, the run logs it and goes on.
+        If the disk refuses the file, or a rule's evidence does not fit its rollouts, the run logs it and goes on.
         """
         path, started = self._folder / f"step{step:06d}.parquet", time.perf_counter()
-        rows = rollout_rows(rollouts, self._tokenizer, self._group_size, self._first_error)
         try:
+            rows = rollout_rows(rollouts, self._tokenizer, self._group_size, self._first_error)
             write_rollouts(path, rows, self._settings | {"step": step})
-        except (OSError, pyarrow.ArrowException) as error:
-            logger.warning(f"the rollouts of step {step} could not be written to {path}: {error}; training goes on")
+        except Exception as error:  # of any kind: the evidence is a user's
+            why = f"{type(error).__name__}: {error}"
+            logger.warning(f"the rollouts of step {step} could not be written to {path}: {why}; training goes on")
         else:
             logger.info(f"{len(rows)} rollouts of step {step} written to {path}")
         return {f"{self._rule}/dump_seconds": rollouts.evidence_seconds + time.perf_counter() - started}

@@ -171,6 +171,14 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
     assert (settings["window"], settings["stride"], settings["samples_per_prompt"]) == (8, 3, SIZE)
 
 
+def test_evidence_that_does_not_fit_its_rollouts_costs_the_file_and_not_the_run(tmp_path, tokenizer, caplog):
+    dump, made = RolloutDump(arguments(tmp_path), "mine", tokenizer), step(tokenizer, ShearRule(CONFIG))
+    short = [replace(group, evidence=replace(group.evidence, rollouts=("none",) * SIZE)) for group in made.groups]
+    assert list(dump.write(20, replace(made, groups=short))) == ["mine/dump_seconds"]
+    assert not (tmp_path / "rollouts").exists()
+    assert "the rollouts of step 20 could not be written" in caplog.text and "training goes on" in caplog.text
+
+
 @pytest.mark.parametrize("rewards", ["math", "http://localhost:5000", "tasks/arithmetic/arithmetic.py"])
 def test_prompts_of_another_task_are_not_read_as_arithmetic(tmp_path, tokenizer, monkeypatch, rewards):
     monkeypatch.setattr(arithmetic, "first_error", lambda *_: pytest.fail("the toy task parses every prompt"))
