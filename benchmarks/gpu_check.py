@@ -9,18 +9,11 @@ Needs torch, triton, numpy, rich, tqdm and transformers, and neither vllm nor ra
 - launches: warps and registers of a solve for spans of 50 and 100 tokens, the default beside the fastest
 - fast: seconds for a million problems, all iterations solved, beside the chip's limits
 - memory: of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--credit.max_cost_bytes`
-- share: the credit stage in a step of a 7B-shaped model (`credit_share.py`); --no-share leaves it out
 
 Each row says whether it holds; the exit status is 0 if all do.
 """
 
-import argparse
-import json
 import math
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -39,20 +32,17 @@ ACCURACY = 1e-2  # of epsilon, as in the tests
 # Limits for 1e6 problems of 100 x 100 with 50 iterations, at an H100's peak. The first counts fp32 multiplications and
 # additions. The second counts reads of shared memory by a solver whose blocks do not stay in registers.
 FMA_SECONDS, SHARED_SECONDS = 0.030, 0.060
-SHARE = 0.005
 SHARED_GOAL = 0.5  # of the shared-memory limit
 
 
 def main() -> None:
-    args = _arguments()
+    args = script_parser(__doc__).parse_args()
     args.device = pick_device("cuda", "a machine with a CUDA GPU")
     device = torch.device(args.device)
     rows = [right(device)]
     rows += together(device)
     rows += [check(device, window) for check in (launches, fast) for window in (50, 100)]
-    rows += [memory(device, tokens, args.hidden) for tokens in (3_000, 8_000, 32_000)]
-    if not args.no_share:
-        rows.append(share())
+    rows += [memory(device, tokens) for tokens in (3_000, 8_000, 32_000)]
     print_table("GPU check", rows, {"what": "what", "measured": "measured", "wanted": "wanted", "holds": "holds"})
     if args.output:
         write_json(args.output, {"environment": environment(args.device), "rows": rows})
@@ -160,7 +150,7 @@ def fast(device: torch.device, window: int) -> dict:
     return _row(f"a million problems of {window} x {window} [s]", million, note, million <= wanted)
 
 
-def memory(device: torch.device, tokens: int, hidden: int, rollouts: int = 8) -> dict:
+def memory(device: torch.device, tokens: int, hidden: int = 3584, rollouts: int = 8) -> dict:
     """Check the extra GPU memory of a group's weights, in GiB."""
     generator = torch.Generator(device).manual_seed(0)
     states = [
@@ -175,26 +165,8 @@ def memory(device: torch.device, tokens: int, hidden: int, rollouts: int = 8) ->
     return _row(f"memory of a group of 8 x {tokens} [GiB]", peak, f"<= {most:.2f}", peak <= most)
 
 
-def share() -> dict:
-    """Check the share of the credit stage in a step of a 7B-shaped model."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "share.json")
-        script = Path(__file__).with_name("credit_share.py")
-        subprocess.run([sys.executable, str(script), "--rounds", "2", "--output", str(file)], check=True)
-        found = json.loads(file.read_text(encoding="utf-8"))
-    measured = found["credit_share"]
-    return _row("credit's share of a 7B-shaped step", measured, f"< {SHARE}", measured < SHARE)
-
-
 def _row(what: str, measured: float, wanted: str, holds: bool) -> dict:
     return {"what": what, "measured": measured, "wanted": wanted, "holds": bool(holds)}
-
-
-def _arguments() -> argparse.Namespace:
-    parser = script_parser(__doc__)
-    parser.add_argument("--hidden", type=int, default=3584, help="hidden size of the memory check (default 3584)")
-    parser.add_argument("--no-share", action="store_true", help="without the 7B-shaped model, which takes 40 GB")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,8 +28,6 @@ COMMON = (  # flags of every training here
     *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--rollout.n_samples_per_prompt", str(GROUP_SIZE)),
 )
 JOBS = pytest.StashKey[Jobs]()
-RAY_LOGS, LAST_WORDS = ("python-core-driver*", "raylet.out", "raylet.err"), 2000  # characters of each
-STARTED = time.time()
 DRIVER = "import ray, sys; ray.init(sys.argv[1])"
 JOB = """\
 #!/usr/bin/env bash
@@ -64,16 +61,6 @@ def pytest_runtest_makereport(item, call):
     if report.failed and JOBS in item.stash:
         report.sections += item.stash[JOBS].tails()
     return report
-
-
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
-def pytest_testnodedown(node, error):
-    """Print the end of Ray's logs for a pytest worker that died without a report."""
-    if error:
-        logs = [log for names in RAY_LOGS for log in Path("/tmp").glob(f"ray_*/session_2*/logs/{names}")]
-        for log in logs:
-            if log.stat().st_mtime > STARTED:
-                print(f"\n{node.gateway.id}: {error}; the end of {log}:\n{log.read_text()[-LAST_WORDS:]}")
 
 
 @pytest.fixture
