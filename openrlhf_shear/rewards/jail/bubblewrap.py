@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from openrlhf_shear.rewards.jail import another_user, forbidden, seccomp
+from openrlhf_shear.rewards.jail import another_user, cgroups, forbidden, seccomp
 from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ class Limits:
 
 class JailProcess(subprocess.Popen):
     """A process in a jail. Its stdin and stdout are binary pipes without buffers."""
+
+    group: Sequence[Path] = ()  # folders of its control group
 
     def greet(self) -> None:
         """Wait until it says that it is ready. Raises JailError: it will not be ready."""
@@ -113,6 +115,7 @@ class JailProcess(subprocess.Popen):
                     self.wait(_REAP_SECONDS)
         self.kill()
         self.wait()
+        cgroups.remove(self.group)
         for pipe in filter(None, (self.stdin, self.stdout, self.stderr)):
             pipe.close()
 
@@ -123,7 +126,7 @@ class Jail:
     `no_fork` is a seccomp program (hexadecimal). A script inside installs it in a child before that child runs
     untrusted code. It allows threads but no processes, and no access to other processes. It is "" only if nothing is
     sandboxed and libseccomp is missing. `is_sandbox`: there is isolation at all. `threads`: the limit (RLIMIT_NPROC)
-    that such a child sets itself, 0 if it would not hold.
+    that such a child sets itself, 0 if it would not hold. `has_group`: each jail has a control group.
     """
 
     def __init__(
@@ -132,11 +135,12 @@ class Jail:
         self._bwrap, self._prlimit, self._base, self._changes_user = bwrap, prlimit, filters[0], changes_user
         self.no_fork, self.is_sandbox = filters[1].hex(), bwrap is not None
         self.threads, self.notes = _THREADS if bwrap else 0, ()
+        self.has_group = self.is_sandbox and cgroups.work()
 
     @property
     def lacks(self) -> set[str]:
         """Escapes (see `escapes`) that it cannot refuse on this machine."""
-        threads = set() if self.threads else {"threads"}
+        threads = set() if self.threads or self.has_group else {"threads"}
         return threads | ({"own what is root's"} if os.geteuid() == 0 and not self._changes_user else set())
 
     @property
@@ -144,6 +148,7 @@ class Jail:
         return (
             *(_MECHANISMS if self._bwrap else ()),
             *(("a separate user, not root",) if self._changes_user else ()),
+            *(("a control group (processes and threads, processors)",) if self.has_group else ()),
             *("a separate session and environment", "resource limits (processor, memory, files, core)"),
             *(("seccomp: untrusted code cannot start processes, nor signal or limit others",) if self.no_fork else ()),
             *((f"at most {self.threads} threads",) if self.threads else ()),
@@ -175,7 +180,9 @@ class Jail:
         disk = limits.tmp_mb << 20
         most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
         limited = {name: _at_most(name, value) for name, value in most.items()}
-        command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in limited.items())]
+        group = cgroups.make() if self.has_group else []
+        command = cgroups.enter(group) if group else []
+        command += [self._prlimit, *(f"--{name}={value}:{value}" for name, value in limited.items())]
         pass_fds = ()
         with contextlib.ExitStack() as stack:
             if self._bwrap:
@@ -192,8 +199,11 @@ class Jail:
             options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
             pipes = {"bufsize": 0, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
-                return JailProcess(command, **pipes, **options)
+                process = JailProcess(command, **pipes, **options)
+                process.group = group
+                return process
             except OSError as error:
+                cgroups.remove(group)
                 raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
 
@@ -274,6 +284,7 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
         return errors.decode(errors="replace").strip()[-500:] or f"it ended with exit code {process.returncode}"
     if not 16 <= int(counted) <= 24:
         jail.threads = 0
+    if not jail.threads and not jail.has_group:
         how = "sets no such limit for root" if int(counted) > 24 else "counts those of other jails, too"
         jail.notes += (f"no limit on threads, as the kernel {how}",)
     return None

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE, descriptors, stats, wait_until
 
-from openrlhf_shear.rewards.jail import Jail, JailError, JailProcess, Limits, another_user, find_jail
+from openrlhf_shear.rewards.jail import Jail, JailError, JailProcess, Limits, another_user, cgroups, find_jail
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 from openrlhf_shear.rewards.jail.escapes import ESCAPES, ESCAPES_OF_A_PROGRAM, LEFT_BEHIND, MARK, try_escapes
 
@@ -122,6 +122,7 @@ def test_root_s_jails_are_another_user_s_each_and_leave_the_devices_as_they_are(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_jails_of_root_say_why_they_are(needs_jail, monkeypatch):
     monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
+    monkeypatch.setattr(cgroups, "parents", list)
     jail = find_jail()
     assert jail.lacks == {"threads", "own what is root's"}
     tried = try_escapes(jail)
@@ -129,6 +130,46 @@ def test_jails_of_root_say_why_they_are(needs_jail, monkeypatch):
     told = "; ".join(jail.mechanisms)
     assert "as root, because another user cannot run it: this container has no other user" in told
     assert "no limit on threads" in told and "at most" not in told
+
+
+@pytest.mark.usefixtures("probed_anew")
+def test_a_control_group_limits_threads_where_the_kernel_does_not(needs_jail, monkeypatch, tmp_path: Path):
+    if not cgroups.work():
+        pytest.skip("no control group can be made here")
+    before = groups()
+    monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
+    jail = find_jail()
+    assert "a control group" in "; ".join(jail.mechanisms) and "no limit on threads" not in "; ".join(jail.mechanisms)
+    text = (jails.INSIDE / "threads.py").read_text().replace("_LIMIT = 24", "_LIMIT = 900")
+    script = text.replace("    resource.setrlimit", "    # resource.setrlimit")
+    assert 50 < int(run(jail, tmp_path / "threads.py", script)) < 80
+    assert wait_until(lambda: groups() <= before)
+
+
+def groups() -> set[Path]:
+    return {folder for _, _, parent in cgroups.parents() for folder in parent.glob(f"*-{os.getpid()}-*")}
+
+
+def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_path: Path):
+    """Version 1: below this process's own. Version 2: beside it, as a group with processes hands on no controllers."""
+    first, second = tmp_path / "one", tmp_path / "two"
+    (first / "mine").mkdir(parents=True)
+    (second / "app" / "mine").mkdir(parents=True)
+    for folder, handed in ((second, "pids cpu"), (second / "app", "pids"), (second / "app" / "mine", "")):
+        (folder / "cgroup.subtree_control").write_text(handed)
+        (folder / "cgroup.procs").write_text("")
+    files = {
+        "/proc/self/cgroup": "3:cpu,cpuacct:/docker/x/mine\n0::/app/mine\n",
+        "/proc/self/mountinfo": f"30 1 0:1 /docker/x {first} rw - cgroup cgroup rw,cpu,cpuacct\n"
+        f"31 1 0:2 / {second} rw,relatime shared:1 - cgroup2 cgroup rw\n32 1 0:3 / /tmp rw - tmpfs tmpfs rw\n",
+    }
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: files.get(str(path)) or read(path))
+    assert cgroups.parents() == [("cpu", 1, first / "mine"), ("pids", 2, second / "app")]
+    (second / "app" / "cgroup.subtree_control").write_text("memory")
+    assert cgroups.parents() == [("cpu", 1, first / "mine")]
+    monkeypatch.setattr(Path, "read_text", lambda path: read(Path("/nowhere")))
+    assert cgroups.parents() == []
 
 
 def test_a_jail_that_ends_at_once_says_so(jail: Jail, tmp_path: Path):
