@@ -38,9 +38,6 @@ def launch(run: Run, args: argparse.Namespace) -> None:
     on_cpu = cluster.uses_cpu(run.device)
     if not on_cpu:
         ring_package(run)
-    elif run.data.max_images_per_prompt > 0:
-        why = "vLLM's models that see import torchvision, which the CPU profile is without"
-        raise RefusedError(f"--data.max_images_per_prompt needs a GPU: {why}")
     if "hidden_states" in run.traits.needs:
         check_device(run.spec.search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in run.traits.needs:
