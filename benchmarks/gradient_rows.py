@@ -24,6 +24,7 @@ class Row:
     upstream: bool = False  # as OpenRLHF 0.11.2, DeepSpeed is not told where a step ends; the row must fail
     probed: bool = True  # whether the run's own probe is on
     launch: str = ""  # rows of the same launch share processes
+    sees: bool = False  # the model of `vision.py`, and a picture in every prompt
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -36,7 +37,7 @@ class Row:
 
     @property
     def processes(self) -> str:
-        return self.launch or f"ranks{self.ranks}"
+        return self.launch or f"{'images' * self.sees}ranks{self.ranks}"
 
 
 DYNAMIC = "--train.dynamic_batch_enable --train.max_tokens_per_gpu 300 --rollout.max_tokens_per_gpu 300"
@@ -83,6 +84,9 @@ def _rows() -> Iterator[Row]:
     yield Row("2 ranks, critic, dynamic", DYNAMIC, role="critic", ranks=2)
     yield Row("ring, fixed", RING, ranks=2, launch="ring")
     yield Row("ring, dynamic", f"{RING} {DYNAMIC}", ranks=2, launch="ring")
+    yield Row("images, one rollout a micro-batch", "--train.micro_batch_size 1", sees=True)
+    yield Row("2 ranks, images, ZeRO-2", "--ds.zero_stage 2", ranks=2, sees=True)
+    yield Row("2 ranks, images, partial batch and fillers, ZeRO-3", "--ds.zero_stage 3", 13, 2, sees=True)
     tensor = {"ranks": 2, "launch": "tensor", "bfloat16": True}  # OpenRLHF supports it in bfloat16 only
     yield Row("tensor parallel, fixed, bfloat16", TENSOR, **tensor)
     yield Row("tensor parallel, dynamic, bfloat16", f"{TENSOR} {DYNAMIC}", **tensor)

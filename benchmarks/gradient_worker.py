@@ -45,8 +45,8 @@ def experience_of(rollout: dict) -> Experience:
         index=[rollout["index"]],
         prompts=["p"],
         labels=["l"],
-        images=[None],
-        mm_train_inputs=[None],
+        images=["picture" if rollout["seen"] else None],
+        mm_train_inputs=[rollout["seen"]],
         info={"reward": torch.tensor([rollout["reward"]]), "kl": torch.tensor([rollout["kl"]])},
     )
 
@@ -109,6 +109,7 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     if row["role"] == "policy":  # old log-probs come from the actor's own pass, which rounds as its update does
         for experience, rollout in zip(given, rollouts, strict=False):
             inputs = (experience.sequences, experience.action_mask, experience.attention_mask)
+            inputs += (None, experience.mm_train_inputs)
             experience.action_log_probs = actor.forward(*inputs).float() + rollout["off_policy"]
     given = [Experience.concat_experiences(given[i : i + micro], pad) for i in range(0, len(given), micro)]
     given = shared_out(given, batch, micro, [ranks // copies], pad, args.train.dynamic_batch_enable)
@@ -123,8 +124,8 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     step, applied = trainer.training_step, strategy.optimizer_step
 
     def training_step(experience, *others):
-        for tokens, attended in zip(experience.sequences.tolist(), experience.attention_mask.tolist(), strict=True):
-            seen[-1].append([token for token, here in zip(tokens, attended, strict=True) if here])
+        rows = zip(experience.sequences, experience.attention_mask.bool(), experience.action_mask, strict=True)
+        seen[-1] += [tokens[attended].tolist() for tokens, attended, actions in rows if actions.any()]  # no fillers
         return step(experience, *others)
 
     def optimizer_step(*given, **named):

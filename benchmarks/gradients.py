@@ -23,10 +23,11 @@ from pathlib import Path
 import measure
 import ranks
 import torch
+import vision
 from gradient_rows import ENTROPY, KL, LORA_ALPHA, LORA_RANK, ROWS, UPSTREAM, Row
 from torch.func import functional_call
 from tqdm import tqdm
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import openrlhf_shear.tasks.arithmetic
@@ -43,19 +44,19 @@ CLIP = (0.2, 0.3)
 # ── The batch ──
 
 
-def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
-    """Return rollouts with every number that an update reads.
+def make_rollouts(count: int = 16, seed: int = 0, sees: bool = False) -> list[dict]:
+    """Return rollouts with every number that an update reads; with `sees`, of prompts with a picture.
 
     Responses have 14 to 77 tokens, some with a gap of tokens that are not theirs. Log-ratios are small, or far outside
     the clip range, so that rounding moves none across its border.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer, rng = AutoTokenizer.from_pretrained(POLICY), random.Random(seed)
-    model, made = plain_model(AutoModelForCausalLM), []
+    tokenizer, rng = AutoTokenizer.from_pretrained(vision.saved() if sees else POLICY), random.Random(seed)
+    model, made = policy_model(sees), []
     draw = torch.Generator().manual_seed(seed)
     for index, problem in enumerate(make_problems(count, seed=seed + 7)):
-        prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]
+        text = vision.PICTURE_READ * sees + problem.prompt
+        seen = vision.pixels("abcd"[index % 4]) if sees else None
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
         response = tokenizer(write_solution(problem, rng), add_special_tokens=False)["input_ids"]
         response = [*response, tokenizer.eos_token_id][: rng.choice((14, 30, 60, 110))]
         tokens = torch.tensor(prompt + response)
@@ -63,7 +64,7 @@ def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
         if index % 4 == 3:
             actions[len(prompt) + 3 : len(prompt) + 7] = False  # a tool's output
         with torch.no_grad():
-            now = log_probs(model(tokens[None]).logits[0].double(), tokens)
+            now = log_probs(model(tokens[None], **model_inputs(tokens, seen)).logits[0].double(), tokens)
         noise = 0.03 * torch.randn(now.shape, generator=draw).clamp(-2, 2)
         far = torch.rand(now.shape, generator=draw)
         noise = torch.where(far < 0.05, 0.6, torch.where(far > 0.95, -0.6, noise))
@@ -76,17 +77,26 @@ def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
                 "advantages": (1.0, -0.6, -0.9, 0.5)[index % 4] * (0.5 + torch.rand(now.shape, generator=draw)),
                 "values": torch.randn(now.shape, generator=draw),
                 "returns": torch.randn(now.shape, generator=draw),
-                "kl": float(torch.rand((), generator=draw)),
+                **{"kl": float(torch.rand((), generator=draw)), "seen": seen},
             }
         )
     return made
 
 
 @functools.cache
-def plain_model(kind) -> torch.nn.Module:
-    """Return the built-in policy by Hugging Face alone, float32."""
+def plain_model(kind, folder: Path = POLICY) -> torch.nn.Module:
+    """Return the built-in policy, or another, by Hugging Face alone, float32."""
     disable_progress_bar()
-    return kind.from_pretrained(POLICY, dtype=torch.float32, attn_implementation="eager").eval()
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def policy_model(sees: bool) -> torch.nn.Module:
+    return plain_model(AutoModelForImageTextToText, vision.saved()) if sees else plain_model(AutoModelForCausalLM)
+
+
+def model_inputs(tokens: torch.Tensor, seen: dict | None) -> dict[str, torch.Tensor]:
+    """Return what a forward pass of (T,) tokens gets beside them."""
+    return {} if seen is None else seen | {"mm_token_type_ids": vision.is_image(tokens)[None]}
 
 
 def log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -121,11 +131,12 @@ def oracle(row: Row, weights: dict[str, torch.Tensor], batch: Sequence[dict]) ->
 
 def policy_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torch.Tensor, dict]:
     """Return PPO's clipped loss (or GSPO-token's) with the terms that the row's flags add, and the metrics."""
-    model, weights = plain_model(AutoModelForCausalLM), with_adapters(variables)
+    model, weights = policy_model(row.sees), with_adapters(variables)
     per_token, entropies, kls, ratios, clipped, lengths = [], [], [], [], [], []
     for rollout in batch:
         mask, tokens = rollout["actions"], rollout["tokens"]
-        logits = functional_call(model, weights, (tokens[None],)).logits[0]
+        inputs = model_inputs(tokens, rollout.get("seen"))
+        logits = functional_call(model, weights, (tokens[None],), inputs).logits[0]
         now, log_softmax = log_probs(logits, tokens)[mask], logits[:-1].log_softmax(-1)
         entropy = -(log_softmax.exp() * log_softmax).sum(-1)[mask]
         old, advantages = rollout["action_log_probs"][mask], rollout["advantages"][mask]
@@ -251,11 +262,11 @@ def flat(gradient: dict, like: dict) -> torch.Tensor:
 
 def run(rows: Sequence[Row], folder: Path) -> Iterator[dict]:
     """Yield `compare` of each row; rows of a launch share processes, which end after the last row."""
-    rollouts = make_rollouts()
     write_dataset(folder / "train.jsonl", 16, seed=0)
     shapes = {name: value.shape for name, value in plain_model(AutoModelForCausalLM).named_parameters()}
     for launch in dict.fromkeys(row.processes for row in rows):
         here = [row for row in rows if row.processes == launch]
+        rollouts = make_rollouts(sees=here[0].sees)
         asked = {"rows": [asdict(row) | {"line": line(row, folder)} for row in here], "rollouts": rollouts}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(measure.free_port())}
         asked |= {"shapes": shapes, "environment": address}
@@ -272,9 +283,10 @@ def run(rows: Sequence[Row], folder: Path) -> Iterator[dict]:
 def line(row: Row, folder: Path) -> list[str]:
     """Return the row's command line."""
     estimator = "entropy_adv" if "entropy_adv" in row.flags else "group_norm"
+    model = vision.saved() if row.sees else POLICY
     words = [
         *("--device", "cpu", "--algo.advantage.estimator", estimator, "--algo.kl.init_coef", "0"),
-        *("--actor.model_name_or_path", str(POLICY), "--reward.remote_url", str(REWARD), "--vllm.enforce_eager"),
+        *("--actor.model_name_or_path", str(model), "--reward.remote_url", str(REWARD), "--vllm.enforce_eager"),
         *("--data.prompt_dataset", str(folder / "train.jsonl"), "--data.input_key", "prompt"),
         *("--data.label_key", "answer", "--data.max_len", "256", "--ckpt.output_dir", str(folder / "model")),
         *("--ckpt.path", str(folder / "ckpt"), "--vllm.num_engines", "1", "--actor.num_gpus_per_node", str(row.ranks)),

@@ -3,7 +3,9 @@
 `save_model` needs no torchvision; to load the processor does.
 """
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 
 import torch
@@ -17,7 +19,8 @@ PATCHES = (SIDE // PATCH) ** 2
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)  # of the three channels, subtracted and divided by
 COLOURS = {"a": (230, 30, 20), "b": (20, 200, 40), "c": (40, 60, 240), "d": (240, 230, 30)}
 SPECIAL = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"  # in a prompt
+PICTURE_READ = PICTURE.replace("<|image_pad|>", "<|image_pad|>" * (PATCHES // MERGE**2))  # as the model reads it
 _TOKENIZER = Path(openrlhf_shear.tasks.arithmetic.__file__).parent / "shipped_policy"
 _CONSTANT, _NEVER = 8.0, -8.0
 
@@ -57,6 +60,27 @@ def save_model(folder: Path, seed: int = 0) -> Path:
         content = pixels | {kind: name, "processor_class": "Qwen2_5_VLProcessor"}
         (folder / f"{file}.json").write_text(json.dumps(content))
     return folder
+
+
+@functools.cache
+def saved() -> Path:
+    """Return a folder with the model, which goes when this process ends."""
+    return save_model(Path(_folder().name))
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def _image_token() -> int:
+    return json.loads((saved() / "config.json").read_text())["image_token_id"]
+
+
+def is_image(tokens: torch.Tensor) -> torch.Tensor:
+    """Return (T,) 1 where a token stands for a part of a picture, else 0."""
+    return (tokens == _image_token()).int()
 
 
 @torch.no_grad()
