@@ -39,7 +39,7 @@ test-long: setup-tests
 test-faults: setup-tests
 	python -m pytest tests/distributed/test_faults.py -m faults
 
-check-gradients: setup
+check-gradients: setup-tests
 	python benchmarks/gradients.py
 
 test-trl test-verl: test-%:

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import sys
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -19,7 +20,8 @@ IMPORTED = (  # in this order: the first puts stand-ins in place of packages tha
     *("openrlhf.trainer.ray.ppo_critic", "transformers.models.qwen2.modeling_qwen2"),
 )
 SECONDS = 600  # timeout of a job
-_PATHS = (Path(__file__).parent, Path(__file__).parents[1])  # of what is imported
+# of what is imported; torchvision is for the processor of a vision model (scripts/setup_tests.sh)
+_PATHS = (Path(__file__).parent, Path(__file__).parents[1], Path(sys.prefix) / "torchvision")
 
 
 def run_ranks(module: str, ranks: int, *given: object) -> None:

@@ -212,6 +212,10 @@ def _data_set(
     rows: list[tuple[str, object]] = []
     digests: list[bytes] = []
     label: object = ""
+    blind: list[str] = []
+    # A rank whose micro-batch has no picture runs other collectives than the others, with every ZeRO stage.
+    sees, several = run.data.max_images_per_prompt > 0, run.ranks["actor"] > 1
+    all_must_see = sees and several and flag == "data.prompt_dataset"
     resumes = run.ckpt.load_enable
     try:
         read = training_rows(name, run.flags[split_flag], run.use_ms, hub=resumes)
@@ -224,6 +228,8 @@ def _data_set(
             prompt = value_at(row, run.data.input_key)
             if problem := prompts.format.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
+            if all_must_see and not any(_pictures(row.get(run.flags["data.image_key"]))):
+                blind.append(where)
             if "data.label_key" in keys:
                 value = label_at(row, keys["data.label_key"])
                 if isinstance(value, dict):
@@ -252,6 +258,10 @@ def _data_set(
             of = f"{len(problems)} of {len(rows)} rows of {name} (--{flag})"
             remedy = f"a data set with a {what} in every row"
             wrong.append(refusal(key, f"gives no {what} in {of}: {shown}", keys[key], remedy))
+    if blind:
+        of = f"{len(blind)} of {len(rows)} rows of {name}: {'; '.join(blind[:_SHOWN])}{'; ...' * (len(blind) > _SHOWN)}"
+        remedy = "a data set with a picture in every row, or one actor; ranks with and without pictures do not go together"
+        wrong.append(refusal("data.image_key", f"gives no picture in {of}", run.flags["data.image_key"], remedy))
     if wrong:
         raise LineError(*wrong)
     yield from _question_labels(run, name, columns)
@@ -260,6 +270,10 @@ def _data_set(
     first = prompts.text(*rows[0])
     yield from prompts.check_lengths(name, rows, first)
     return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
+
+
+def _pictures(value: object) -> list:
+    return value if isinstance(value, list) else [value]
 
 
 def _no_columns(key: str, columns_key: str, of: str, columns: dict[str, None], filled: set[str]) -> Iterator[Refusal]:

@@ -7,6 +7,7 @@ import torch
 import transformers
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+from openrlhf.utils import get_tokenizer
 
 from openrlhf_shear.credit.apply import shaped_advantages
 from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
@@ -34,14 +35,16 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
     def _policy(self) -> Actor:
         return self.actor
 
-    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+    def init_model_from_pretrained(self, strategy, pretrain, *args, **kwargs):
         """Load the model as upstream does, check it, and restore the state that upstream's checkpoint lacks.
 
         Raises:
             NotFiniteError: a weight is not finite.
             RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save.
         """
-        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        super().init_model_from_pretrained(strategy, pretrain, *args, **kwargs)
+        if self.actor.is_vlm:  # upstream keeps the tokenizer alone, and saved models would lack the processor
+            self.tokenizer = get_tokenizer(pretrain, None)
         lora.refuse_unmergeable(self.actor.model.module)
         refuse_unsaveable("--actor.model_name_or_path", self.actor.model.module, self.tokenizer)
         spec = strategy.args.credit
