@@ -260,7 +260,7 @@ def _data_set(
             wrong.append(refusal(key, f"gives no {what} in {of}: {shown}", keys[key], remedy))
     if blind:
         of = f"{len(blind)} of {len(rows)} rows of {name}: {'; '.join(blind[:_SHOWN])}{'; ...' * (len(blind) > _SHOWN)}"
-        remedy = "a data set with a picture in every row, or one actor; ranks with and without pictures do not go together"
+        remedy = "a data set with a picture in every row, or --actor.num_gpus_per_node 1: ranks have to see together"
         wrong.append(refusal("data.image_key", f"gives no picture in {of}", run.flags["data.image_key"], remedy))
     if wrong:
         raise LineError(*wrong)

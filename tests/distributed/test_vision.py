@@ -58,7 +58,7 @@ def check_gap(scalars, steps: int):
     """In every step the engine's log-probs are the trainer's, after updates that move the policy and its sight."""
     gaps = scalars["train/vllm_gap"]  # measured: 0.008 to 0.010; 0.8 where one of them does not see
     assert len(gaps) == steps and max(gaps) < LOGPROB_NOISE
-    assert max(scalars["train/ppo_kl"][:-1]) > 3 * LOGPROB_NOISE, "the update must move the policy, or this shows nothing"
+    assert max(scalars["train/ppo_kl"][:-1]) > 3 * LOGPROB_NOISE, "the policy must move, or this shows nothing"
 
 
 def check_model(folder: Path):

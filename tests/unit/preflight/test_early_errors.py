@@ -45,8 +45,11 @@ def upstream_main(args: argparse.Namespace) -> None:
         ("--train.async_enable --vllm.enable_sleep --train.colocate_all --ref.num_gpus_per_node 2", "enable_sleep"),
         ("--train.partial_rollout_enable", "partial_rollout_enable requires --train.async_enable"),
         ("--rollout.vllm_generate_batch_size 64", "vllm_generate_batch_size > --rollout.batch_size requires"),
-        ("AS gae --data.max_images_per_prompt 1 --critic.num_gpus_per_node 2", "critic model"),
-        ("--data.max_images_per_prompt 1 --ds.packing_samples", "does not support --packing_samples"),
+        ("AS gae --data.max_images_per_prompt 1 --actor.num_gpus_per_node 1", "critic model"),
+        (
+            "--data.max_images_per_prompt 1 --ds.packing_samples --actor.num_gpus_per_node 1",
+            "does not support --packing_samples",
+        ),
         ("--algo.advantage.is_correction_threshold 1 2 3", "takes HIGH or LOW HIGH"),
         ("NO_CODE model --eval.dataset prompts.jsonl", "`--eval_dataset` requires"),
         ("NO_CODE model --algo.dynamic_filtering_enable", "must be specified when using dynamic filtering"),
@@ -64,6 +67,20 @@ def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
     vars(args)["data.max_images_per_prompt"] = 1
     upstream_main(args)  # raises where it refuses
     assert vars(args)["train.dynamic_batch_enable"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pictures", "refused"),
+    [(2, ["a.png", None, [None]], True), (1, ["a.png", None, []], False), (2, ["a.png", ["b.png"], ["c.png"]], False)],
+)
+def test_ranks_have_to_see_together(job, capsys, ranks, pictures, refused):
+    write_rows("mine.jsonl", [{"question": "<image>", "answer": "2", "images": each} for each in pictures])
+    changes = f"--data.max_images_per_prompt 1 --data.prompt_dataset mine.jsonl --actor.num_gpus_per_node {ranks}"
+    if refused:
+        expected = "data.image_key gives no picture in 2 of 3 rows of mine.jsonl: line 2; line 3"
+        assert expected in refusal(capsys, job(f"GRPO {changes}"))
+    else:
+        assert parse(job(f"GRPO {changes}"))
 
 
 @pytest.mark.usefixtures("outside")

@@ -1,41 +1,50 @@
 """Prompts with images: the policy's side of credit, on a small random Qwen2.5-VL in OpenRLHF's own `Actor`.
 
-No test samples such prompts: vLLM's vision models import torchvision.
+`tests/distributed/test_vision.py` has whole runs.
 """
 
+import os
+import subprocess
+import sys
 from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+import vision
 from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoTokenizer
 
+import openrlhf_shear
 from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.train.experience.fillers import shared_out
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import launch
 
-PAD, IMAGE, START = 0, 5, 6
-PATCHES = 16  # of an image; four of them are one token
+TORCHVISION = Path(sys.prefix) / "torchvision"
+PAD = 0
+# Prints what the processor makes of a picture, and of a prompt with one.
+PROCESS = """
+import sys, torch, vision
+from pathlib import Path
+from transformers import AutoProcessor
+processor = AutoProcessor.from_pretrained(vision.saved())
+from PIL import Image
+picture = Image.open(vision.save_picture("c", Path(sys.argv[1])))
+made = processor(text=[f"{vision.PICTURE}12="], images=[picture], return_tensors="pt")
+text = processor.tokenizer.decode(made["input_ids"][0])
+torch.save({"text": text, **{name: made[name] for name in ("pixel_values", "image_grid_thw")}}, sys.argv[2])
+"""
 
 
 @pytest.fixture(scope="module")
-def actor(tmp_path_factory) -> Actor:
-    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text |= {"num_key_value_heads": 1, "vocab_size": 40, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2}
-    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
-    vision |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [0]}
-    special = {"image_token_id": IMAGE, "vision_start_token_id": START, "video_token_id": 7, "vision_end_token_id": 8}
-    torch.manual_seed(0)
-    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **special))
-    folder = tmp_path_factory.mktemp("vlm")
-    model.save_pretrained(folder)
-    actor = Actor(str(folder), attn_implementation="sdpa", param_dtype="bf16").float().eval()
+def actor() -> Actor:
+    actor = Actor(str(vision.saved()), attn_implementation="sdpa", param_dtype="bf16").float().eval()
     assert actor.is_vlm
     return actor
 
@@ -43,12 +52,12 @@ def actor(tmp_path_factory) -> Actor:
 def rollout(seed: int, prompt: int, response: int, seen: bool = True) -> Experience:
     """One rollout: an image where `seen`, `prompt` more tokens, and `response` tokens; as it was sampled."""
     generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(10, 40, (prompt + response,), generator=generator)
-    tokens = torch.cat([torch.tensor([START] + [IMAGE] * (PATCHES // 4) + [8]), words]) if seen else words
-    pixels = {
-        "pixel_values": torch.randn(PATCHES, 3 * 2 * 4 * 4, generator=generator),
-        "image_grid_thw": torch.tensor([[1, 4, 4]]),
-    }
+    tokens = torch.randint(3, 30, (prompt + response,), generator=generator)
+    if seen:
+        picture = AutoTokenizer.from_pretrained(vision.saved())(vision.PICTURE_READ, return_tensors="pt")["input_ids"]
+        tokens = torch.cat([picture[0], tokens])
+    pixels = vision.pixels("a")
+    pixels["pixel_values"] = torch.randn(pixels["pixel_values"].shape, generator=generator)
     mask = torch.zeros(len(tokens) - 1)
     mask[-response:] = 1
     return Experience(
@@ -83,11 +92,11 @@ def test_states_of_a_batch_with_images_are_those_of_each_rollout_in_float64(acto
                 for name, value in (row.mm_train_inputs[0] or {}).items()
             }
             if inputs:
-                inputs["mm_token_type_ids"] = (row.sequences == IMAGE).int()
+                inputs["mm_token_type_ids"] = vision.is_image(row.sequences)
             with torch.no_grad():
                 exact = double.model(input_ids=row.sequences, attention_mask=row.attention_mask, **inputs)
             response = int(row.action_mask.sum())
-            # float32 through two layers of 32: some hundred roundings of states of about 1.
+            # float32 through two layers of 64: some hundred roundings of states of about 1.
             torch.testing.assert_close(got.double(), exact.last_hidden_state[0, -response:], rtol=0, atol=1e-5)
     finally:
         actor.model.float()
@@ -100,12 +109,44 @@ def test_a_filler_sees_what_its_row_saw(actor):
     assert len(pieces) == 4 and [bool(piece.info["filler"].item()) for piece in pieces] == [False] * 3 + [True]
     filler = pieces[-1]
     assert filler.mm_train_inputs[0] is not None and filler.action_mask.sum() == 0 and filler.index == [-1]
-    assert states(actor, filler)[0].shape == (0, 32)
+    assert states(actor, filler)[0].shape == (0, 64)
 
 
-def test_images_are_refused_on_the_cpu_before_ray_starts(monkeypatch, tmp_path):
+@pytest.mark.skipif(not TORCHVISION.is_dir(), reason="scripts/setup_tests.sh installs torchvision")
+def test_the_processor_works_with_the_wheel_for_cuda(tmp_path):
+    """In another process, as vLLM starts some: with the operators' names it makes the pixels that `vision` has."""
+
+    def process(folder: Path) -> subprocess.CompletedProcess:
+        code = (Path(vision.__file__).parent, Path(openrlhf_shear.__file__).parents[1])
+        paths = os.pathsep.join(map(str, (folder, *code)))
+        command = [sys.executable, "-c", PROCESS, tmp_path, tmp_path / "made.pt"]
+        return subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for part in TORCHVISION.glob("torchvision*"):
+        (bare / part.name).symlink_to(part)
+    assert "torchvision::nms does not exist" in process(bare).stderr, "or the names are no longer needed"
+    done = process(TORCHVISION)
+    assert done.returncode == 0, done.stderr
+    made = torch.load(tmp_path / "made.pt")
+    assert made["text"] == f"{vision.PICTURE_READ}12="
+    for name, value in vision.pixels("c").items():
+        torch.testing.assert_close(made[name], value)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_images_on_the_cpu_need_torchvision(monkeypatch, tmp_path, installed):
+    class StartedError(Exception):
+        pass
+
+    def start(*of):
+        raise StartedError
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch.cluster, "join_on_cpu", lambda *of: pytest.fail("Ray was started"))
+    monkeypatch.setattr(launch.cluster, "gpus_needed", start)
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision") if installed else None)
     options = {"device": "cpu", "data.max_images_per_prompt": 1, "credit": None}
-    with pytest.raises(RefusedError, match="max_images_per_prompt needs a GPU: vLLM"):
+    refused = pytest.raises(RefusedError, match=r"needs torchvision: .*; run scripts/setup_tests\.sh")
+    with pytest.raises(StartedError) if installed else refused:
         launch.launch(Run(options), Namespace())
