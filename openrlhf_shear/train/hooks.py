@@ -5,10 +5,10 @@ wrong without the patch, and why no subclass and no option of upstream replaces 
 
 No other file replaces a name of another package: code that needs to calls the `Patch` here. A place that upstream no
 longer has raises an error at once. `ON_OBJECTS` only lists places, which code elsewhere sets;
-`tests/unit/train/test_contract.py` compares them with that code. `kernels.bfloat16` registers torch's operators anew.
-`tests/data/contract` lists functions that are overridden in a subclass, or only called. `credit/` only observes
-upstream's modules (`Actor`, `PolicyLoss`, the LM head) by torch's forward hooks, which are removed after the pass or
-the update (`credit.captured`, `credit.apply`).
+`tests/unit/train/test_contract.py` compares them with that code. `kernels.bfloat16` registers torch's operators anew,
+and `cpu.torchvision_names` defines two of torchvision's. `tests/data/contract` lists functions that are overridden in a
+subclass, or only called. `credit/` only observes upstream's modules (`Actor`, `PolicyLoss`, the LM head) by torch's
+forward hooks, which are removed after the pass or the update (`credit.captured`, `credit.apply`).
 """
 
 import importlib

@@ -41,7 +41,7 @@ exit "$1"
 """
 
 
-LONGEST = ("faults", "whole_run", "job_submit", "rules", "parallel", "recipes", "async", "evaluation")
+LONGEST = ("faults", "whole_run", "job_submit", "rules", "parallel", "recipes", "async", "evaluation", "vision")
 
 
 def pytest_collection_modifyitems(items):

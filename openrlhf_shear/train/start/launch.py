@@ -60,7 +60,7 @@ def _refuse_without_torchvision() -> None:
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError) as error:  # RuntimeError: the wheel for CUDA, without `cpu.torchvision_names`
-        remedy = "run scripts/setup_tests.sh, and start with PYTHONPATH=.venv/torchvision (docs/parallelism.md)"
+        remedy = "run scripts/setup_tests.sh, and start with its folder in PYTHONPATH (docs/parallelism.md)"
         raise RefusedError(f"--data.max_images_per_prompt needs torchvision: {error}; {remedy}") from error
 
 
