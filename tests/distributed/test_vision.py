@@ -55,17 +55,17 @@ def see(tmp_path, jobs):
 
 
 def check_gap(scalars, steps: int):
-    """In every step the engine's log-probs are the trainer's, after updates that move the policy and its sight."""
-    gaps = scalars["train/vllm_gap"]  # measured: 0.008 to 0.010; 0.8 where one of them does not see
-    print(f"gaps {gaps}, ppo_kl {scalars['train/ppo_kl']}")
+    """In every step the engine's log-probs are the trainer's: it has the weights, and both see the picture."""
+    gaps = scalars["train/vllm_gap"]  # measured: 0.010; another picture changes log-probs by 0.34
     assert len(gaps) == steps and max(gaps) < LOGPROB_NOISE
-    assert max(scalars["train/ppo_kl"][:-1]) > 3 * LOGPROB_NOISE, "the policy must move, or this shows nothing"
 
 
-def check_model(folder: Path):
-    """The saved model has moved in every part, and has all that a vision model is loaded with."""
+def check_whole(scalars, folder: Path):
+    """All steps, and the saved model, which has moved in every part and has what a vision model is loaded with."""
     from safetensors.torch import load_file
 
+    check_gap(scalars, 4)
+    assert max(scalars["train/ppo_kl"][:-1]) > 3 * LOGPROB_NOISE, "the policy must move, or this shows nothing"
     before, after = (load_file(model / "model.safetensors") for model in (vision.saved(), folder))
     assert before.keys() == after.keys() and any("visual" in name for name in after)
     assert not [name for name, value in after.items() if torch.equal(value, before[name])]
@@ -113,8 +113,7 @@ def check_weights(file: Path):
 
 def test_a_model_that_sees_is_trained_with_zero3(tmp_path, see):
     _, scalars = see("--ds.zero_stage", "3")
-    check_gap(scalars, 4)
-    check_model(tmp_path / "model")
+    check_whole(scalars, tmp_path / "model")
     check_weights(tmp_path / "ckpt" / "rollouts" / "step000001.parquet")
 
 
@@ -124,8 +123,7 @@ def test_a_resumed_run_ends_with_the_same_model(tmp_path, see, stage):
     """Steps 3 and 4 again, from the checkpoint of step 2: the model is the same bit for bit."""
     words = ("--ds.zero_stage", stage, "--ckpt.load_enable")
     _, scalars = see(*words)
-    check_gap(scalars, 4)
-    check_model(tmp_path / "model")
+    check_whole(scalars, tmp_path / "model")
     whole = (tmp_path / "model" / "model.safetensors").read_bytes()
     for folder in ("model", "ckpt/_actor/global_step4", "tensorboard"):
         shutil.rmtree(tmp_path / folder)
