@@ -7,7 +7,7 @@ import torch
 import transformers
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
-from openrlhf.utils import get_tokenizer
+from openrlhf.utils.utils import get_tokenizer
 
 from openrlhf_shear.credit.apply import shaped_advantages
 from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
