@@ -75,7 +75,7 @@ def check_whole(scalars, folder: Path):
 
 @torch.no_grad()
 def of_response(model, row, turned: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a dumped rollout, hidden states and log-probs, of a picture `turned` colours further than its own."""
+    """Of a dumped rollout, hidden states and log-probs, of the picture `turned` colours further on."""
     from transformers import AutoTokenizer
 
     tokenizer, colours = AutoTokenizer.from_pretrained(vision.saved()), [*vision.COLOURS]
