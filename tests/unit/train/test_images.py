@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 import openrlhf_shear
 from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
 from openrlhf_shear.line.run import Run
+from openrlhf_shear.train.cpu import torchvision_names
 from openrlhf_shear.train.experience.fillers import shared_out
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.start import launch
@@ -133,6 +134,20 @@ def test_the_processor_works_with_the_wheel_for_cuda(tmp_path):
     assert made["text"] == f"{vision.PICTURE_READ}12="
     for name, value in vision.pixels("c").items():
         torch.testing.assert_close(made[name], value)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_build_with_its_operators_is_left_alone(monkeypatch, whole):
+    defined = []
+    monkeypatch.setattr(torchvision_names, "_define", lambda: defined.append(True))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setitem(sys.modules, "torchvision.extension", Namespace(_has_ops=lambda: whole))
+    torchvision_names.install()
+    torchvision_names.install()
+    for name in ("torchvision", "torchvision._meta_registrations"):
+        assert sys.meta_path[0].find_spec(name, None) is None
+    assert defined == [True] * (not whole)
+    assert sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path) == 1, "installed once"
 
 
 @pytest.mark.parametrize("installed", [True, False])
