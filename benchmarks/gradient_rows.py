@@ -85,6 +85,7 @@ def _rows() -> Iterator[Row]:
     yield Row("ring, fixed", RING, ranks=2, launch="ring")
     yield Row("ring, dynamic", f"{RING} {DYNAMIC}", ranks=2, launch="ring")
     yield Row("images, one rollout a micro-batch", "--train.micro_batch_size 1", sees=True)
+    yield Row("images, frozen vision encoder", "--actor.freeze_visual_encoder", sees=True)
     yield Row("2 ranks, images, ZeRO-2", "--ds.zero_stage 2", ranks=2, sees=True)
     yield Row("2 ranks, images, partial batch and fillers, ZeRO-3", "--ds.zero_stage 3", 13, 2, sees=True)
     tensor = {"ranks": 2, "launch": "tensor", "bfloat16": True}  # OpenRLHF supports it in bfloat16 only
