@@ -31,6 +31,7 @@ LEAST_CHECK = 1.0  # seconds of a checker, even if a task's tests have used up t
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # limit of all tests together: at least so many seconds, and so many timeouts
 _UNPARSED = ("SyntaxError", "IndentationError", "TabError")  # Python's words for a text that is no program
 _JUDGE_MB = 1280  # MiB of a judge, at least
+_DEEPEST = 4 * plain.MAX_DEPTH  # of a value's JSON, which has up to three lists for each level of the value
 
 Tested = tuple[Outcome, str]  # an outcome and its detail
 
@@ -241,14 +242,29 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Call
     else:
         shown = f"test {at}: returned {ended['answer'][:200]}"
         try:
-            output = json.loads(ended["answer"])
-        except (ValueError, RecursionError):
+            output = _message(ended["answer"])
+        except ValueError:
             return Outcome.ERROR, f"test {at}: {tests.name} gave no plain value"
     try:
         is_right = check(output) if check else _is_expected(tests, at, output)
     except NoAnswerError as error:
         return Outcome.TIMEOUT if error.late else Outcome.WRONG_ANSWER, f"{shown}; {error}"
     return (Outcome.PASSED, "") if is_right else (Outcome.WRONG_ANSWER, shown)
+
+
+def _message(answer: str) -> object:
+    """Return the encoded value that a program wrote. Raises ValueError: no JSON, or too deep to be walked later."""
+    try:
+        message = json.loads(answer)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    parts = [message]
+    for _ in range(_DEEPEST + 1):
+        groups = (part.values() if isinstance(part, dict) else part for part in parts if isinstance(part, (list, dict)))
+        parts = [part for group in groups for part in group]
+    if parts:
+        raise ValueError("nested too deeply")
+    return message
 
 
 def _is_expected(tests: StdinTests | FunctionTests, at: int, output: object) -> bool:

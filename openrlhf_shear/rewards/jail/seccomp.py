@@ -12,8 +12,9 @@ logger = logging.getLogger(__name__)
 # Refused to everything in a jail, by kind.
 REFUSED = " ".join(
     (
-        # A jail has no network to reach. A message can hold descriptors, beyond the limit of open ones.
-        "socket bind connect listen accept accept4 sendmsg sendmmsg",
+        # A jail has no network to reach. A message can hold descriptors, beyond the limit of open ones. Options make
+        # the buffers of pairs larger, beyond the limit of memory.
+        "socket bind connect listen accept accept4 sendmsg sendmmsg setsockopt",
         # They set the mode, owner, times or attributes of files, and files and devices can be this machine's.
         "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat",
         "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat file_setattr",
@@ -50,8 +51,13 @@ ALLOWED = {
     "ioctl": (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
 }
 # (call, place, value) of each refused argument: it merges memory with that of others or pages it out (MERGEABLE, COLD,
-# PAGEOUT, PR_SET_MEMORY_MERGE), or reserves a core (PR_SCHED_CORE).
-_VALUES = (*(("madvise", 2, advice) for advice in (12, 20, 21)), ("prctl", 0, 62), ("prctl", 0, 67))
+# PAGEOUT, PR_SET_MEMORY_MERGE), reserves a core (PR_SCHED_CORE), or gives a thread descriptors of its own, beyond the
+# limit of open ones (CLOSE_RANGE_UNSHARE).
+_VALUES = (
+    *(("madvise", 2, advice) for advice in (12, 20, 21)),
+    *(("prctl", 0, what) for what in (62, 67)),
+    *(("close_range", 2, flags) for flags in (2, 6)),  # 4: CLOSE_RANGE_CLOEXEC
+)
 # Refused to untrusted code too: starting a program, and timers with any signal (it could end as if killed).
 REFUSED_TO_CHILDREN = "fork vfork execve execveat timer_create ioprio_set"
 OWN_PID = 0x5EA2F00D  # in the filter, the process that installs it; no process has so large a number
@@ -62,7 +68,7 @@ _INT = 0xFFFFFFFF
 _FIRST_COMMON = 424  # from here on, the numbers are the same on all processors
 _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
 _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
-_CLONE_THREAD = 0x10000
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 
 
 def filters() -> tuple[bytes, bytes]:
@@ -115,16 +121,16 @@ def _all_but(allowed: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 def _whole(pyseccomp: ModuleType):
     refuse = pyseccomp.ERRNO(errno.EPERM)
     base = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-    for names, action in ((REFUSED, refuse), (IDLE, pyseccomp.ERRNO(0))):
-        for name in names.split():
-            try:
-                base.add_rule(action, name)
-            except (ValueError, OSError):  # this processor has no such call, or `_none_above` covers it
-                logger.debug("seccomp knows no system call %s here", name)
-    for name, place, value in _VALUES:
-        base.add_rule(refuse, name, pyseccomp.Arg(place, pyseccomp.MASKED_EQ, _INT, value))
+    rules = [(refuse, name) for name in REFUSED.split()] + [(pyseccomp.ERRNO(0), name) for name in IDLE.split()]
+    masked = pyseccomp.MASKED_EQ
+    rules += [(refuse, name, pyseccomp.Arg(place, masked, _INT, value)) for name, place, value in _VALUES]
+    for rule in rules:
+        try:
+            base.add_rule(*rule)
+        except (ValueError, OSError):  # this processor has no such call, or `_none_above` covers it
+            logger.debug("seccomp knows no system call %s here", rule[1])
     for flag in _NAMESPACE_FLAGS:
-        base.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
+        base.add_rule(refuse, "clone", pyseccomp.Arg(0, masked, flag, flag))
     # A filter cannot see the flags of clone3. ENOSYS sends the C library back to clone.
     base.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     return base
@@ -139,7 +145,8 @@ def _child(pyseccomp: ModuleType):
     child = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in REFUSED_TO_CHILDREN.split():
         child.add_rule(refuse, name)
-    child.add_rule(refuse, "clone", pyseccomp.Arg(0, masked, _CLONE_THREAD, 0))
+    for flag in (_CLONE_FILES, _CLONE_THREAD):
+        child.add_rule(refuse, "clone", pyseccomp.Arg(0, masked, flag, 0))
     child.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     for name, place in _SIGNALS.items():
         child.add_rule(refuse, name, pyseccomp.Arg(0, other, OWN_PID))

@@ -170,6 +170,16 @@ def test_a_program_has_some_threads_and_not_many(workers: CodeWorkers):
     pool = "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(32) as pool:\n"
     pool += "    print(sum(pool.map(int, [input(), *'0' * 99])))"
     assert grade(pool, ECHO, workers).correct
+    tasks = "import asyncio\nasync def main():\n    read = asyncio.to_thread(input)\n"
+    tasks += "    return await asyncio.gather(read, asyncio.sleep(0.01))\nprint(asyncio.run(main())[0])"
+    assert grade(tasks, ECHO, workers).correct
+
+
+def test_a_program_gets_no_more_memory_of_the_kernel_by_larger_buffers_or_more_tables_of_descriptors(workers):
+    buffers = "import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)"
+    assert grade(buffers, ECHO, workers).detail.startswith("PermissionError")
+    tables = CLONES.replace("0x50F00", "0x50B00")  # without CLONE_FILES
+    assert grade(f"{tables}\nprint(3 + sum(started), flush=True)\nimport os\nos._exit(0)", ECHO, workers).correct
 
 
 @pytest.mark.parametrize("kind", WAITS)

@@ -68,6 +68,11 @@ def test_the_filter_refuses_kinds_of_calls():
     assert {verdict_of(whole, number(name)) for name in seccomp.IDLE.split()} == {-1}, "done, with nothing done"
     for name in ("read", "openat", "socketpair", "mmap", "futex", "clone", "epoll_wait", "getrandom", "rename"):
         assert verdict_of(whole, number(name)) == 0, name
+    files, thread = 0x400, 0x10000
+    asked = {flags: verdict_of(child, number("clone"), (flags,)) for flags in (0, files, thread, 0x3D0F00 | thread)}
+    assert asked == {0: errno.EPERM, files: errno.EPERM, thread: errno.EPERM, 0x3D0F00 | thread: 0}
+    asked = {flags: verdict_of(whole, number("close_range"), (3, 9, flags)) for flags in (0, 2, 4, 6)}
+    assert asked == {0: 0, 2: errno.EPERM, 4: 0, 6: errno.EPERM}
     for name, allowed in seccomp.ALLOWED.items():
         asked = {*range(1100), *range(0x5400, 0x5500), 0x40086602, 0x401C5820, 0xFFFFFFFF}
         passed = {command for command in asked if verdict_of(child, number(name), (3, command)) == 0}
