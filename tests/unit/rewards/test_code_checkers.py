@@ -134,12 +134,19 @@ def test_a_response_does_not_reach_the_checker():
 
 @pytest.mark.parametrize(("begin", "end"), [('["array", ', "]"), ('["list", [', "]]"), ('{"a": ', "}")])
 def test_a_value_that_is_forged_at_any_depth_is_wrong_and_no_failure(begin: str, end: str):
-    forges = "def split(text):\n    body = {begin!r} * {depth} + '1' + {end!r} * {depth}\n"
-    forges += "    open(90, 'w').write(body)\n    import os\n    os._exit(0)"
-    for tests in (FUNCTION, {name: FUNCTION[name] for name in ("fn_name", "inputs", "outputs")}):
-        for depth in (99, 150, 250, 399, 985, 2000, 9900, 40_000, 200_000):
-            verdict = grade(forges.format(begin=begin, end=end, depth=depth), tests)
-            assert verdict.correct is False and verdict.reason in ("error", "wrong_answer"), (depth, verdict)
+    def check(output: object) -> bool:
+        return len(json.dumps(output)) < 2
+
+    plain = read_tests({name: FUNCTION[name] for name in ("fn_name", "inputs", "outputs")})
+    for depth in (*range(1100), 2000, 9900, 40_000, 200_000):  # from 985 on, Python's own limits were met
+        ended = {"how": "ended", "code": 0, "stderr": "", "answer": begin * depth + "12" + end * depth}
+        for asked in (check, None):
+            outcome, _ = grading._judged(plain, 0, ended, asked)
+            assert outcome in ("error", "wrong_answer"), depth
+    for depth in (99, 399, 985, 9900):
+        forges = f"import os\ndef split(text):\n    body = {begin!r} * {depth} + '1' + {end!r} * {depth}\n"
+        verdict = grade(f"{forges}    open(90, 'w').write(body)\n    os._exit(0)", FUNCTION)
+        assert verdict.reason in ("error", "wrong_answer"), (depth, verdict)
 
 
 def test_a_checker_that_is_killed_is_no_broken_label(monkeypatch):
