@@ -11,6 +11,7 @@ whole grade is made once more, in fresh jails, and then given up as a failure.
 import json
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,16 @@ from openrlhf_shear.rewards.code.checker import TESTS_MB, Checker, CheckerError,
 from openrlhf_shear.rewards.code.hosts import GRACE_SECONDS, DiedError, Grade, raise_if_killed
 from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
-from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
+from openrlhf_shear.rewards.code.text import (
+    code_block,
+    defines,
+    needs_packages,
+    readable,
+    reads_input,
+    same_output,
+    same_value,
+    top_level_names,
+)
 from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
 from openrlhf_shear.rewards.jail import Jail, find_jail
 from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict
@@ -82,8 +92,7 @@ def grade_code(
     tests = tests_of(tests)
     jail = find_jail(allow_unsandboxed)
     text = response if isinstance(response, str) else ""
-    called = tests.name if isinstance(tests, FunctionTests) else getattr(tests, "entry_point", None)
-    fenced = code_block(text, called) if extract else text
+    fenced = code_block(text, lambda block: _is_tested(block, tests)) if extract else text
     code = readable(text if fenced is None else fenced)
     if len(code) > MAX_CODE or not code.strip():
         reason = Reason.TOO_LONG if code.strip() else Reason.NO_CODE
@@ -100,6 +109,15 @@ def grade_code(
         reason = Reason.NO_CODE  # prose
     names = (*(name for name, _ in outcomes), *[Outcome.NOT_RUN] * (len(tests) - len(outcomes)))
     return Verdict(reason is None, reason, detail=detail[:500], outcomes=names, seconds=time.monotonic() - began)
+
+
+def _is_tested(block: str, tests: Tests) -> bool:
+    """Return whether a block of code has what the tests run: it reads stdin, or defines a name that they call."""
+    if isinstance(tests, StdinTests):
+        return reads_input(block)
+    if name := tests.name if isinstance(tests, FunctionTests) else tests.entry_point:
+        return defines(block, name) or defines(block, "Solution")
+    return any(re.search(rf"\b{name}\b", "\n".join(tests.tests)) for name in top_level_names(block))
 
 
 class _Grade:

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 
 # In evalplus/humanevalplus, HumanEval/32 calls `_poly(*candidate(...), inp)`. No solution passes that, as the candidate
 # returns a single number. The test should ask whether the polynomial is (nearly) 0 there.
@@ -102,7 +103,7 @@ def tests_of(label: str | dict | Tests) -> Tests:
 def _recognised(label: str | dict) -> Tests:
     if isinstance(label, str):
         try:
-            label = json.loads(label)
+            label = _parsed(label)
         except ValueError as error:
             raise _wrong("JSON", label) from error
     if not isinstance(label, dict):
@@ -187,7 +188,7 @@ def _lines(value: object) -> str:
 def _arguments(value: object) -> tuple:
     if isinstance(value, str):
         try:
-            return tuple(json.loads(line) for line in value.split("\n") if line.strip())
+            return tuple(_parsed(line) for line in value.split("\n") if line.strip())
         except ValueError:
             return (value,)
     return tuple(value) if isinstance(value, list) else (value,)
@@ -197,9 +198,14 @@ def _accepted(result: object) -> tuple:
     readings = [result]
     if isinstance(result, str):
         with contextlib.suppress(ValueError):
-            readings.append(json.loads(result))
+            readings.append(_parsed(result))
     readings += [reading[0] for reading in readings if isinstance(reading, list) and len(reading) == 1]
     return tuple(readings)
+
+
+def _parsed(text: str) -> object:
+    """Return a JSON value, whose integers may have any number of digits. Raises ValueError: it is none."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 4000 else int(Decimal(digits)))
 
 
 def _wrong(needed: str, got: object) -> ValueError:

@@ -3,11 +3,14 @@
 import decimal
 import math
 import sys
+from collections.abc import Callable
 
 import regex as re
 
 _SPACE = "[ \t\u00a0\u202f\u3000]"
-_FENCE = rf"^(?P<indent>{_SPACE}*)(?:```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
+_INDENT = rf"^(?P<indent>{_SPACE}*(?:(?:[-*+]|[0-9]+[.)]){_SPACE}+)?)"  # an item of a list may hold the block
+_FENCE = rf"{_INDENT}(?:```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
+_ENDS_LINE = r"```(?P<language>[\w+#.-]*)[ \t\r]*$"  # a fence after text on its line, and nothing follows
 # A triple-quoted text, a text on a line, a comment. Each may lack its end, so that no character is read twice.
 _TEXTS = "|".join(
     (
@@ -17,46 +20,75 @@ _TEXTS = "|".join(
     )
 )
 _FENCES = re.compile(_FENCE, re.MULTILINE)
-_IN_CODE = re.compile(rf"{_FENCE}|(?P<text>{_TEXTS})", re.MULTILINE | re.DOTALL)
+_OPENS = re.compile(rf"{_FENCE}|^(?:(?!```)[^\n])++{_ENDS_LINE}", re.MULTILINE)
+_IN_CODE = re.compile(rf"{_FENCE}|{_ENDS_LINE}|```(?P<language>)|(?P<text>{_TEXTS})", re.MULTILINE | re.DOTALL)
+_TEXT = re.compile(_TEXTS, re.DOTALL)
+_FIRST = re.compile(rf"^({_SPACE}*)[^\s#]", re.MULTILINE)  # line of code
 _ODD = re.compile(rf"(?P<text>{_TEXTS})|(?P<space>[\u00a0\u2007\u202f\u3000])|[\ufeff\u200b\u2060]", re.DOTALL)
 _PYTHON = {"python", "python3", "py", "py3", "pypy3"}
+_ENDS_COMMENT = re.compile(r"(?<=[^#\s`][ \t]*)```(?P<language>)[ \t\r]*$")
+_THOUGHT = re.compile(r"</think>(?!['\"\\])")
+_TAG = re.compile(r"(?:^|>)[ \t]*<(?:answer|code|solution|python)>", re.MULTILINE | re.IGNORECASE)
+_END_TAG = re.compile(r"</(?:answer|code|solution|python)>", re.IGNORECASE)
+_READS = re.compile(r"\b(?:input|stdin|fileinput)\b|\b(?:open|read|fdopen)\(\s*0")
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 _ZEROS = re.compile(r"[+-]?0[0-9]")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only if the expected number has decimals
 _INT_DIGITS = 1 << 20  # hexadecimal
+_MOST_BLOCKS = 64  # of a response that are looked into
 _READINGS = 16  # of a response on average: an endless text is read again for each block that it begins in
 
 
-def code_block(response: str, name: str | None = None) -> str | None:
-    """Return the last fenced block marked as Python, else the last of any kind; None without a fence.
+def code_block(response: str, is_tested: Callable[[str], bool] = lambda block: True) -> str | None:
+    """Return the last fenced block that is tested, else the last with any code; None without a block.
 
-    If `name` is known, which the tests call, the last block that defines it (or `Solution`) comes before later ones: an
-    example of its use may follow it.
+    A block marked as Python comes before an unmarked one, and that before one of another language. A fence may follow
+    text on its line, and may close a block at the end of its last line. Without a fence, tags such as `<answer>` hold
+    the block. What follows `</think>` counts if it has a block.
 
     A block need not be closed. A fence inside a text of the program, such as its docstring, is part of the program. If
     a response has so many texts without an end that this search takes too long, any fence ends a block. An indented
     block loses its fence's indent.
 
-    >>> code_block("So:\\n```python\\nprint(1)\\n```\\nDone.")
+    Args:
+        is_tested: whether a block has what the tests run; an example of its use may follow it.
+
+    >>> code_block("So: ```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
-    response = response.removeprefix("\ufeff")
-    blocks: list[tuple[bool, str]] = []
-    opened, left = _FENCES.search(response), _READINGS * len(response)  # characters to read for ends of blocks
+    *thoughts, answer = _THOUGHT.split(response.removeprefix("\ufeff"))
+    if thoughts and (block := code_block(answer, is_tested)) is not None:
+        return block
+    blocks = _blocks("</think>".join((*thoughts, answer)))[-_MOST_BLOCKS:]
+    for is_wanted in (is_tested, _has_code) if len(blocks) > 1 else ():
+        for wanted in ("python", ""):
+            if found := [block for language, block in blocks if language == wanted and is_wanted(block)]:
+                return found[-1]
+    return blocks[-1][1] if blocks else None
+
+
+def _blocks(response: str) -> list[tuple[str, str]]:
+    """Return the language and the text of each block; every kind of Python is "python"."""
+    blocks: list[tuple[str, str]] = []
+    opened, left = _OPENS.search(response), _READINGS * len(response)  # characters to read for ends of blocks
     while opened:
         at = opened.end()
         end, seen = _closing(response, at, left)
         left -= seen - at
         text = response[at + 1 : end.start() if end else len(response)]
-        blocks.append((opened["language"].lower() in _PYTHON, _outdented(text, opened["indent"])))
+        language = "python" if _is_python(opened) else opened["language"]
+        blocks.append((language, _outdented(text, opened["indent"] or "")))
         # A language opens a block, even inside another.
         opens = end is None or re.match("[A-Za-z]", end["language"])
-        opened = end if opens else _FENCES.search(response, end.end())
-    found = [text for python, text in blocks if python] or [text for _, text in blocks]
-    defining = [text for text in found if name and (defines(text, name) or defines(text, "Solution"))]
-    return (defining or found or [None])[-1]
+        opened = end if opens else _OPENS.search(response, end.end())
+    tags = [] if blocks else [*_TAG.finditer(response)]
+    return [("", _END_TAG.split(response[tags[-1].end() :])[0])] if tags else blocks
+
+
+def _is_python(fence: re.Match[str]) -> bool:
+    return fence["language"].lower() in _PYTHON
 
 
 def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None, int]:
@@ -64,21 +96,36 @@ def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None
 
     After `left` characters, the next fence counts, wherever it is.
     """
-    at = start
+    at, in_comment = start, None
     while at - start <= left and (found := _IN_CODE.search(response, at)):
         at = found.end()
         if found["text"] is None:
             return found, at
+        if found["text"].startswith("#"):
+            in_comment = in_comment or _ENDS_COMMENT.search(response, found.start(), at)
+            continue
         inside = [*_FENCES.finditer(response, found.start(), at)]
-        endless = at == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
+        endless = at == len(response) or any(map(_is_python, inside[1:]))
         if inside and endless and not inside[0]["language"]:
             return inside[0], at  # quotes without an end, or with an end only in a later block
-    found = _FENCES.search(response, at) if at - start > left else None
+    found = _FENCES.search(response, at) if at - start > left else in_comment
     return found, found.end() if found else len(response)
 
 
 def _outdented(text: str, indent: str) -> str:
-    return re.sub(rf"^{_SPACE}{{1,{len(indent)}}}", "", text, flags=re.MULTILINE) if indent else text
+    first = _FIRST.search(text)
+    most = min(len(indent), len(first[1])) if first else 0
+    return re.sub(rf"^{_SPACE}{{1,{most}}}", "", text, flags=re.MULTILINE) if most else text
+
+
+def _has_code(block: str) -> bool:
+    """Return whether a block is more than comments and texts, and no session with Python's prompt."""
+    return not block.lstrip().startswith(">>>") and bool(_TEXT.sub("", block).strip())
+
+
+def reads_input(block: str) -> bool:
+    """Return whether a block reads stdin."""
+    return "/dev/stdin" in block or _READS.search(_TEXT.sub("", block)) is not None
 
 
 def readable(code: str) -> str:
@@ -98,6 +145,11 @@ def defines(code: str, name: str) -> bool:
     name = re.escape(name)
     meaning = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?:=(?!=)|:))"
     return re.search(meaning, code, re.MULTILINE) is not None
+
+
+def top_level_names(code: str) -> list[str]:
+    """Return the names of code's top-level functions and classes."""
+    return re.findall(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", code, re.MULTILINE)
 
 
 def needs_packages(code: str) -> bool:

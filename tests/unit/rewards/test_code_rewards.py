@@ -88,10 +88,22 @@ def test_what_a_program_s_own_file_writes_at_its_end_counts_once_and_only_that()
 
 def test_the_block_that_defines_what_the_tests_call_counts_and_not_an_example_of_its_use():
     used = "```python\ndef double(x):\n    return {} * x\n```\nFor example:\n```python\nprint(double(3))\n```"
-    assert grade(used.format(2), DOUBLE_CALLS, extract=True).correct
-    assert grade(used.format(3), DOUBLE_CALLS, extract=True).reason == "wrong_answer"
+    for tests in (DOUBLE_CALLS, DOUBLE_ASSERTS):
+        assert grade(used.format(2), tests, extract=True).correct
+        assert grade(used.format(3), tests, extract=True).reason == "wrong_answer"
     twice = "```python\ndef double(x): return 2 * x\n```\nBetter:\n```python\ndef double(x): return x\n```"
     assert grade(twice, DOUBLE_CALLS, extract=True).reason == "wrong_answer", "the last one that does"
+
+
+def test_integers_may_have_any_number_of_digits():
+    """Python's own limit is 4,300."""
+    big, double = "7" * 5001, f"1{'5' * 5000}4"
+    assert grade("print(2 * int(input()))", {"inputs": [big], "outputs": [double]}).correct
+    calls = f'{{"fn_name": "double", "inputs": [[{big}]], "outputs": [{double}]}}'
+    for label in (calls, {"fn_name": "double", "inputs": [big], "outputs": [double]}):
+        assert grade("def double(x): return 2 * x", label).correct
+        assert grade("def double(x): return 2 * x + 1", label).reason == "wrong_answer"
+    assert grade("def double(x): return 2 * x", {"test_list": [f"assert double({big}) == {double}"]}).correct
 
 
 def test_a_program_need_not_read_its_input():

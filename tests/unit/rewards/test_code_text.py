@@ -11,7 +11,15 @@ import pytest
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.rewards.code import text as module
 from openrlhf_shear.rewards.code.inside import plain
-from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
+from openrlhf_shear.rewards.code.text import (
+    code_block,
+    defines,
+    needs_packages,
+    readable,
+    reads_input,
+    same_output,
+    same_value,
+)
 
 
 def test_the_last_python_block_counts():
@@ -24,6 +32,70 @@ def test_the_last_python_block_counts():
         ("```python\none\n```\n```python\ntwo", "two"),
     ):
         assert code_block(response) == code, response
+
+
+PROGRAM = "n = int(input())\nprint(2 * n)"
+FENCED = f"```python\n{PROGRAM}\n```"
+DRESSES = (
+    # a fence after text
+    f"<think>So.</think><answer>{FENCED}</answer>",
+    f"<|im_start|>assistant{FENCED}",
+    f"Code: {FENCED}",
+    f"**Solution**{FENCED}\nIt doubles.",
+    f"With `n`, it is: {FENCED}",
+    f"Code: ```\n{PROGRAM}\n```",
+    f"Code: ```py \r\n{PROGRAM}\n```",
+    f"Not ```this``` one.\n</think>{FENCED}",
+    f"1. {FENCED}",
+    "- ```python\n  n = int(input())\n  print(2 * n)\n  ```",
+    "10) ```python\n    n = int(input())\n    print(2 * n)\n    ```",
+    f"Put it in ``` or so:\n{FENCED}",
+    # a closing fence on the last line
+    f"```python\n{PROGRAM}```",
+    f"```python\n{PROGRAM}``` Done.",
+    f"```python\n{PROGRAM}```</answer>",
+    f"```python\n{PROGRAM} ```\n\nIt doubles, doesn't it?",
+    f"```python\n{PROGRAM}  # doubles```\n\nIt doubles.",
+    f"Code: ```python\n{PROGRAM}```\nOutput:\n```\n6\n```",
+    f"```python\nprint(1)```\nBetter: ```python\n{PROGRAM}```",
+    # an unmarked program, and blocks of something else
+    f"```\n{PROGRAM}\n```\n```json\n{{}}\n```",
+    f"```\n{PROGRAM}\n```\nRun:\n```bash\necho 3 | python a.py\n```",
+    f"```\n{PROGRAM}\n```\nIn:\n```text\ninput 3\n```",
+    f"```\n{PROGRAM}\n```\nIt prints:\n```\n6\n```",
+    # an example, a test or a comment after the program
+    f"{FENCED}\nComplexity:\n```python\n# O(1), for any input\n```",
+    f"{FENCED}\nExample:\n```python\n>>> 3\n6\n```",
+    f"{FENCED}\nTest:\n```python\nassert double(3) == 6\n```",
+    f"{FENCED}\nIt prints:\n```python\n'''For the input 3'''\nprint(6)\n```",
+    # tags in place of a fence
+    f"<answer>\n{PROGRAM}\n</answer>",
+    f"<think>x</think>\n<answer>\n{PROGRAM}\n</answer>\nDone.",
+    f"<think>x</think><answer>{PROGRAM}",
+    f"<think>Perhaps\n```python\nprint(input())\n```\n</think>\n<answer>\n{PROGRAM}\n</answer>",
+    f"<solution>{PROGRAM}</solution>",
+)
+
+
+@pytest.mark.parametrize("response", DRESSES)
+def test_a_program_is_found_in_every_dress(response: str):
+    assert code_block(response, reads_input).strip().partition("  #")[0] == PROGRAM
+
+
+@pytest.mark.parametrize("response", ["print('<answer>')", "Use ```code``` alone.", "</answer>", "<p>It is 4.</p>"])
+def test_what_is_no_block_is_none(response: str):
+    assert code_block(response, reads_input) is None
+
+
+def test_a_block_that_is_tested_comes_before_a_later_one_and_code_before_none():
+    for response, code in (
+        ("```python\ndef f(): 1\n```\n```python\nprint(f())\n```", "def f(): 1\n"),
+        ("```\ndef f(): 1\n```\n```python\nprint(f())\n```", "def f(): 1\n"),
+        ("```python\ndef f(): 1\n```\n```python\ndef f(): 2\n```", "def f(): 2\n"),
+        ("```python\nx = 1\n```\n```python\n# done\n```", "x = 1\n"),
+        ("```python\n# done\n```\n```python\n'''none'''\n```", "'''none'''\n"),
+    ):
+        assert code_block(response, lambda block: defines(block, "f")) == code, response
 
 
 def test_a_fence_in_a_text_of_the_program_is_part_of_it():
@@ -49,23 +121,30 @@ def test_a_fence_in_a_text_of_the_program_is_part_of_it():
 def unlimited(response: str) -> str | None:
     """A slow `code_block` that follows its docstring: it reads each block to the end of its last text."""
     response, blocks = response.removeprefix("\ufeff"), []
-    opened = module._FENCES.search(response)
+    opened = module._OPENS.search(response)
     while opened:
-        at, end = opened.end(), None
+        at, end, in_comments = opened.end(), None, []
         while end is None and (found := module._IN_CODE.search(response, at)):
             at = found.end()
             inside = [*module._FENCES.finditer(response, found.start(), at)] if found["text"] is not None else [found]
             python = any(fence["language"].lower() in module._PYTHON for fence in inside[1:])
             if found["text"] is None or (inside and (at == len(response) or python) and not inside[0]["language"]):
                 end = inside[0]
+            if (found["text"] or "").startswith("#"):
+                in_comments += [*module._ENDS_COMMENT.finditer(response, found.start(), at)]
+        end = end or next(iter(in_comments), None)
         body = response[opened.end() + 1 : end.start() if end else len(response)]
-        blocks.append((opened["language"].lower() in module._PYTHON, module._outdented(body, opened["indent"])))
-        opened = end if end is None or end["language"] else module._FENCES.search(response, end.end())
-    return ([text for python, text in blocks if python] or [text for _, text in blocks] or [None])[-1]
+        language = opened["language"].lower()
+        blocks.append((language in module._PYTHON, language, module._outdented(body, opened["indent"] or "")))
+        is_open = end is None or end["language"][:1].isalpha()
+        opened = end if is_open else module._OPENS.search(response, end.end())
+    every = [[text for python, *_, text in blocks if python], [text for _, language, text in blocks if not language]]
+    return (every[0] or every[1] or [text for *_, text in blocks] or [None])[-1]
 
 
 def test_blocks_of_everyday_length_are_read_as_if_there_was_no_limit():
     pieces = ("```\n", "```python\n", "```py\n", "~~~\n", " ```\n", "```c\n", "'''", '"""', "'", '"', "\\", "#", "\n")
+    pieces += ("```", "Code: ```python\n", "# ```\n", "1. ```py\n")
     pieces += ("x = 1\n", "text ", "\u00a0", "\n```\n", "\n```python\n", "'''\n", '"""doc\n')
     chance, found = random.Random(0), 0
     for _ in range(4000):

@@ -46,6 +46,7 @@ Doing = Callable[[], "Doing | None"]
 def main() -> Doing | None:
     link, out, job = runner.opened()
     control, untouched = socket.socket(fileno=link), _touched()
+    sys.set_int_max_str_digits(0)  # as other languages, and Pythons before 3.11; their time limit holds
     gc.freeze()  # a collection in a fork copies no page of this process
     while True:
         word, pipes, _, _ = socket.recv_fds(control, 1, _MOST_PIPES)
