@@ -29,6 +29,8 @@ _REMEDIES = {
 }
 _GPU_WORDS = ("CUDA", "NVIDIA")  # of torch, in the error of a file that needs a GPU: this process shows it none
 _MESSAGES = "string indices must be integers"  # of `completion[0]["content"]`, TRL's form for chats
+_NO_MODULE = "No module named"
+_MODULE_REMEDY = "; install it, or put the folder that holds it on PYTHONPATH"
 _GPU_REMEDY = "; a model that needs a GPU belongs behind a server (cli.serve_reward)"
 _NO_ENTRY = ("401", "403")  # statuses of a server for a missing or wrong token
 _MOST = 600  # characters of a file's error that a message quotes
@@ -229,15 +231,22 @@ def _ask_servers(run: Run, row: str, prompt: str, label: object) -> Iterator[Fin
 
 
 def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Verdict) -> Iterator[Note]:
-    """Tell a dry run's two scores and the label's type; warn of labels that no comparison with a text can match."""
-    kind, name = type(label).__name__, Path(file).name
-    score_of_label = of_label.score if of_label.failure is None else None
-    got = f"no score ({of_label.why})" if score_of_label is None else f"{score_of_label:g}"
-    shown = repr(label)[:40]
-    scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got} to the label {shown} as response; labels are {kind}"
-    if kind in ("int", "float", "bool") and score_of_label == score < run.credit.correct_threshold:
+    """Tell a dry run's two scores and the label's type; warn if the label as response has no score.
+
+    Also warn of labels that no comparison with a text can match.
+    """
+    if label == "":
+        return
+    kind, name, shown = type(label).__name__, Path(file).name, repr(label)[:40]
+    if of_label.failure is not None:
+        why = _short(f"{of_label.why} ({of_label.detail})")
+        yield Note(f"{name} gives no score to the label {shown} as response: {why}; rollouts with such responses fail")
+        return
+    got = of_label.score
+    scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got:g} to the label {shown} as response; labels are {kind}"
+    if kind in ("int", "float", "bool") and got == score < run.credit.correct_threshold:
         yield Note(f"{scores}, and response == label is never true; use str(label), or a column of texts")
-    elif run.dry_run and label != "":
+    elif run.dry_run:
         yield Note(scores, "Info")
 
 
@@ -280,4 +289,6 @@ def _short(text: str) -> str:
 def _remedy(failure: Failure | None, message: str) -> str:
     if failure is Failure.RAISED and _MESSAGES in message:
         return "; completions are texts here, not messages: use completion for completion[0]['content']"
+    if _NO_MODULE in message:
+        return _MODULE_REMEDY
     return _REMEDIES.get(failure) or (_GPU_REMEDY if any(word in message for word in _GPU_WORDS) else "")

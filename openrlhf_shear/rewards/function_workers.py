@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
+from types import ModuleType
 
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import ClosedError, Crew
@@ -242,6 +243,21 @@ def _line(error: Exception, path: str, how: str = ":") -> str:
     return f"{how}{lines[-1]}" if lines else ""
 
 
+def _imported(path: str) -> ModuleType:
+    """Import the file as a module that its own classes, pickles and process pools find by name, beside its neighbours.
+
+    It has the name of the file if `import` finds the file by it, and "reward_func" otherwise.
+    """
+    sys.path.append(os.path.dirname(path))  # last: no neighbour replaces an installed module
+    name = os.path.basename(path).removesuffix(".py")
+    spec = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
+    if spec is None or spec.origin != path:
+        spec = importlib.util.spec_from_file_location("reward_func", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def main(path: str, descriptor: int) -> None:
     """Import the file, report, then answer (query, prompt, label) requests until the pipe closes."""
     os.set_inheritable(descriptor, False)
@@ -254,9 +270,7 @@ def main(path: str, descriptor: int) -> None:
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a hung call must not outlive a pool that was killed
     try:
-        spec = importlib.util.spec_from_file_location("reward_func", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = _imported(path)
     except Exception as error:
         answer(0, f"{path}{_line(error, path)}: {type(error).__name__}: {error}")
         return

@@ -50,8 +50,12 @@ def reward_function(module: ModuleType) -> Callable:
 
 def _found(module: ModuleType) -> object:
     """Return `reward_func` or, without it, the only function of TRL's form; None if there is neither."""
-    of_trl = [name for name, signature in _functions(module).items() if _is_trl(signature)]
+    of_trl = _of_trl(module)
     return getattr(module, "reward_func", getattr(module, of_trl[0]) if len(of_trl) == 1 else None)
+
+
+def _of_trl(module: ModuleType) -> list[str]:
+    return [name for name, signature in _functions(module).items() if _is_trl(signature)]
 
 
 def _is_trl(signature: inspect.Signature) -> bool:
@@ -94,6 +98,10 @@ def _functions(module: ModuleType) -> dict[str, inspect.Signature]:
 
 
 def _hint(module: ModuleType) -> str:
+    of_trl = _of_trl(module)
+    if len(of_trl) > 1 and not hasattr(module, "reward_func"):
+        remedy = "name one of them reward_func, or add them up in a reward_func(completions, **kwargs)"
+        return f"; {' and '.join(of_trl)} have TRL's form, and a file has a single reward: {remedy}"
     if any(name in _OF_VERL for signature in _functions(module).values() for name in signature.parameters):
         return f"; this is verl's interface, OpenRLHF's is {NEEDED}, which returns a dict with rewards"
     return "; OpenRLHF calls it with three lists of one item each, and it returns a dict with rewards"

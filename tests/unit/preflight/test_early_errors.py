@@ -173,6 +173,10 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
             "def reward_func(q, p, l): return {'rewards': len(p[0] + l[0]) - 7}\n",
             None,
         ),
+        (
+            "def reward_func(q, p, l): return {'rewards': float(1 / (q[0] != p[0] + l[0]) > 2)}\n",
+            "[Warning] mine.py gives no score to the label '2' as response: raised ZeroDivisionError",
+        ),
     ],
 )
 def test_a_reward_file_that_works_is_called_once_with_the_first_row(job, capsys, source, warned):

@@ -127,6 +127,35 @@ def test_a_file_of_this_package_is_that_of_the_node(tmp_path):
         assert asked.grade("1 + 1 = 2", "1 + 1 = ", "2").reward == 1
 
 
+OWN = {  # what a file may do with its own names, in a folder that is not on the path
+    "dataclasses": "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Part:\n"
+    "    x: float\ndef work(x): return Part(x).x\n",
+    "pickles": "import pickle\nclass Part: x = 3.0\ndef work(x): return pickle.loads(pickle.dumps(Part())).x\n",
+    "neighbours": "from beside import same\ndef work(x): return same(x)\n",
+    "its own module": "import sys\ndef work(x): return sys.modules[__name__].same(x)\ndef same(x): return x\n",
+    **{
+        f"{kind} pools": "from concurrent.futures import ProcessPoolExecutor\nimport multiprocessing\n"
+        "def same(x): return x\ndef work(x):\n"
+        f"    with ProcessPoolExecutor(1, multiprocessing.get_context('{kind}')) as pool:\n"
+        "        return [*pool.map(same, [x])][0]\n"
+        for kind in ("fork", "spawn", "forkserver")
+    },
+}
+
+
+OF_OTHER_NAMES = [(name, what) for name in ("a-reward.py", "json.py") for what in ("pickles", "fork pools")]
+
+
+@pytest.mark.parametrize(("name", "what"), [*(("reward.py", what) for what in OWN), *OF_OTHER_NAMES])
+def test_a_file_is_a_module_that_finds_its_own_names_and_neighbours(tmp_path, name, what):
+    (tmp_path / "beside.py").write_text("def same(x): return x\n")
+    (tmp_path / name).write_text(OWN[what] + "def reward_func(q, p, l): return {'rewards': work(float(l[0]))}\n")
+    with FunctionWorkers(str(tmp_path / name), 60.0, 1) as asked:
+        verdict = asked.grade("", "", "3")
+    assert verdict.reward == 3, verdict
+    assert {path.name for path in tmp_path.iterdir()} == {"beside.py", name}
+
+
 def test_a_worker_that_no_longer_reads_is_late(tmp_path):
     with workers(tmp_path, seconds=3.0) as asked:
         assert asked.grade("", "", "1").reward == 1
