@@ -8,6 +8,7 @@ A process that the program ended fails its test. A process that was killed from 
 whole grade is made once more, in fresh jails, and then given up as a failure.
 """
 
+import itertools
 import json
 import math
 import os
@@ -21,16 +22,7 @@ from openrlhf_shear.rewards.code.checker import TESTS_MB, Checker, CheckerError,
 from openrlhf_shear.rewards.code.hosts import GRACE_SECONDS, DiedError, Grade, raise_if_killed
 from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
-from openrlhf_shear.rewards.code.text import (
-    code_block,
-    defines,
-    needs_packages,
-    readable,
-    reads_input,
-    same_output,
-    same_value,
-    top_level_names,
-)
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
 from openrlhf_shear.rewards.jail import Jail, find_jail
 from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict
@@ -41,7 +33,8 @@ LEAST_CHECK = 1.0  # seconds of a checker, even if a task's tests have used up t
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # limit of all tests together: at least so many seconds, and so many timeouts
 _UNPARSED = ("SyntaxError", "IndentationError", "TabError")  # Python's words for a text that is no program
 _JUDGE_MB = 1280  # MiB of a judge, at least
-_DEEPEST = 4 * plain.MAX_DEPTH  # of a value's JSON, which has up to three lists for each level of the value
+_DEEPEST = 4 * plain.MAX_DEPTH  # brackets around a part of a value's JSON; a level of the value has up to three
+_PARTS, _STEPS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL), {"[": 1, "{": 1, "]": -1, "}": -1}
 
 Tested = tuple[Outcome, str]  # an outcome and its detail
 
@@ -92,7 +85,7 @@ def grade_code(
     tests = tests_of(tests)
     jail = find_jail(allow_unsandboxed)
     text = response if isinstance(response, str) else ""
-    fenced = code_block(text, lambda block: _is_tested(block, tests)) if extract else text
+    fenced = code_block(text, tests.run) if extract else text
     code = readable(text if fenced is None else fenced)
     if len(code) > MAX_CODE or not code.strip():
         reason = Reason.TOO_LONG if code.strip() else Reason.NO_CODE
@@ -109,15 +102,6 @@ def grade_code(
         reason = Reason.NO_CODE  # prose
     names = (*(name for name, _ in outcomes), *[Outcome.NOT_RUN] * (len(tests) - len(outcomes)))
     return Verdict(reason is None, reason, detail=detail[:500], outcomes=names, seconds=time.monotonic() - began)
-
-
-def _is_tested(block: str, tests: Tests) -> bool:
-    """Return whether a block of code has what the tests run: it reads stdin, or defines a name that they call."""
-    if isinstance(tests, StdinTests):
-        return reads_input(block)
-    if name := tests.name if isinstance(tests, FunctionTests) else tests.entry_point:
-        return defines(block, name) or defines(block, "Solution")
-    return any(re.search(rf"\b{name}\b", "\n".join(tests.tests)) for name in top_level_names(block))
 
 
 class _Grade:
@@ -260,7 +244,10 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Call
     else:
         shown = f"test {at}: returned {ended['answer'][:200]}"
         try:
-            output = _message(ended["answer"])
+            depths = itertools.accumulate(_STEPS.get(part, 0) for part in _PARTS.findall(ended["answer"]))
+            if max(depths, default=0) > _DEEPEST:
+                raise ValueError("nested too deeply")
+            output = json.loads(ended["answer"])
         except ValueError:
             return Outcome.ERROR, f"test {at}: {tests.name} gave no plain value"
     try:
@@ -268,21 +255,6 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Call
     except NoAnswerError as error:
         return Outcome.TIMEOUT if error.late else Outcome.WRONG_ANSWER, f"{shown}; {error}"
     return (Outcome.PASSED, "") if is_right else (Outcome.WRONG_ANSWER, shown)
-
-
-def _message(answer: str) -> object:
-    """Return the encoded value that a program wrote. Raises ValueError: no JSON, or too deep to be walked later."""
-    try:
-        message = json.loads(answer)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    parts = [message]
-    for _ in range(_DEEPEST + 1):
-        groups = (part.values() if isinstance(part, dict) else part for part in parts if isinstance(part, (list, dict)))
-        parts = [part for group in groups for part in group]
-    if parts:
-        raise ValueError("nested too deeply")
-    return message
 
 
 def _is_expected(tests: StdinTests | FunctionTests, at: int, output: object) -> bool:

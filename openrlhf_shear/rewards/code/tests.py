@@ -3,8 +3,11 @@
 import ast
 import contextlib
 import json
+import re
 from dataclasses import dataclass
 from decimal import Decimal
+
+from openrlhf_shear.rewards.code.text import defines, reads_input, top_level_names
 
 # In evalplus/humanevalplus, HumanEval/32 calls `_poly(*candidate(...), inp)`. No solution passes that, as the candidate
 # returns a single number. The test should ask whether the polynomial is (nearly) 0 there.
@@ -39,6 +42,10 @@ class StdinTests:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def run(self, block: str) -> bool:
+        """Return whether these tests run a block of code, and not only an example of its use."""
+        return reads_input(block)
+
 
 @dataclass(frozen=True)
 class FunctionTests:
@@ -54,6 +61,10 @@ class FunctionTests:
 
     def __len__(self) -> int:
         return len(self.arguments)
+
+    def run(self, block: str) -> bool:
+        """As in `StdinTests`."""
+        return defines(block, self.name) or defines(block, "Solution")
 
     def expected(self, at: int) -> object:
         """Return the value that test `at` expects, parsed if the label has it as JSON text."""
@@ -74,6 +85,12 @@ class AssertTests:
 
     def __len__(self) -> int:
         return len(self.tests)
+
+    def run(self, block: str) -> bool:
+        """As in `StdinTests`."""
+        if self.entry_point:
+            return defines(block, self.entry_point) or defines(block, "Solution")
+        return any(re.search(rf"\b{name}\b", test) for name in top_level_names(block) for test in self.tests)
 
 
 Tests = StdinTests | FunctionTests | AssertTests

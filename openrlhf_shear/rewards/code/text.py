@@ -78,17 +78,13 @@ def _blocks(response: str) -> list[tuple[str, str]]:
         end, seen = _closing(response, at, left)
         left -= seen - at
         text = response[at + 1 : end.start() if end else len(response)]
-        language = "python" if _is_python(opened) else opened["language"]
-        blocks.append((language, _outdented(text, opened["indent"] or "")))
+        language = opened["language"].lower()
+        blocks.append(("python" if language in _PYTHON else language, _outdented(text, opened["indent"] or "")))
         # A language opens a block, even inside another.
         opens = end is None or re.match("[A-Za-z]", end["language"])
         opened = end if opens else _OPENS.search(response, end.end())
     tags = [] if blocks else [*_TAG.finditer(response)]
     return [("", _END_TAG.split(response[tags[-1].end() :])[0])] if tags else blocks
-
-
-def _is_python(fence: re.Match[str]) -> bool:
-    return fence["language"].lower() in _PYTHON
 
 
 def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None, int]:
@@ -105,7 +101,7 @@ def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None
             in_comment = in_comment or _ENDS_COMMENT.search(response, found.start(), at)
             continue
         inside = [*_FENCES.finditer(response, found.start(), at)]
-        endless = at == len(response) or any(map(_is_python, inside[1:]))
+        endless = at == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
         if inside and endless and not inside[0]["language"]:
             return inside[0], at  # quotes without an end, or with an end only in a later block
     found = _FENCES.search(response, at) if at - start > left else in_comment

@@ -15,11 +15,9 @@ from pathlib import Path
 
 _NAME = "openrlhf-shear-jail"
 _MOST = "80"  # processes and threads, of a program and of the jail itself
-_QUOTA, _PERIOD = "200000", "100000"  # [microseconds]: two processors
-# controller: (file, value) of version 1 and of version 2
-_LIMITS = {
-    "pids": (("pids.max", _MOST), ("pids.max", _MOST)),
-    "cpu": (("cpu.cfs_quota_us", _QUOTA), ("cpu.max", f"{_QUOTA} {_PERIOD}")),
+_LIMITS = {  # version: file and value of each controller; two processors
+    1: {"pids": ("pids.max", _MOST), "cpu": ("cpu.cfs_quota_us", "200000")},
+    2: {"pids": ("pids.max", _MOST), "cpu": ("cpu.max", "200000 100000")},
 }
 _TRIES, _PAUSE = 40, 0.005  # seconds
 _numbers = itertools.count()
@@ -28,11 +26,10 @@ _left: set[Path] = set()  # groups that still had processes when they were to be
 
 def work() -> bool:
     """Return whether groups can be made and entered here. Removes the groups that killed processes left."""
-    for parent in {parent for _, _, parent in parents()}:
-        for folder in parent.glob(f"{_NAME}-*"):
-            if not os.path.exists(f"/proc/{folder.name.split('-')[-2]}"):
-                with contextlib.suppress(OSError):  # a jail's last process is about to end
-                    folder.rmdir()
+    for folder in {folder for parent, _, _ in parents() for folder in parent.glob(f"{_NAME}-*")}:
+        if not os.path.exists(f"/proc/{folder.name.split('-')[-2]}"):
+            with contextlib.suppress(OSError):  # a jail's last process is about to end
+                folder.rmdir()
     folders = make()
     is_limited = any(_words(folder / "pids.max") == [_MOST] for folder in folders)
     try:
@@ -41,17 +38,15 @@ def work() -> bool:
         remove(folders)
 
 
-def make() -> list[Path]:
+def make() -> set[Path]:
     """Make a group, and return its folder for each controller, or one for all of them."""
-    name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
-    folders: dict[Path, None] = {}
-    for controller, version, parent in parents():
-        folder, (file, value) = parent / name, _LIMITS[controller][version - 1]
+    name, folders = f"{_NAME}-{os.getpid()}-{next(_numbers)}", set()
+    for parent, file, value in parents():
         with contextlib.suppress(OSError):
-            folder.mkdir(exist_ok=True)
-            folders[folder] = None
-            (folder / file).write_text(value)
-    return [*folders]
+            (parent / name).mkdir(exist_ok=True)
+            folders.add(parent / name)
+            (parent / name / file).write_text(value)
+    return folders
 
 
 def enter(folders: Iterable[Path]) -> list[str]:
@@ -79,8 +74,8 @@ def remove(folders: Iterable[Path]) -> None:
         time.sleep(_PAUSE)
 
 
-def parents() -> list[tuple[str, int, Path]]:
-    """Return controllers, the version of each, and the folder in which this user may make groups."""
+def parents() -> list[tuple[Path, str, str]]:
+    """Return the folders in which this user may make groups, each with a file of its groups and the file's value."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -93,16 +88,16 @@ def parents() -> list[tuple[str, int, Path]]:
         root, place = where.split()[3:5]
         kind, _, options = what.split()[:3]
         if kind == "cgroup":
-            for controller in own.keys() & _LIMITS.keys() & {*options.split(",")}:
-                folder = _folder(place, root, own[controller])
-                found += [(controller, 1, folder)] if os.access(folder, os.W_OK) else []
+            for name in own.keys() & _LIMITS[1].keys() & {*options.split(",")}:
+                folder = _folder(place, root, own[name])
+                found += [(folder, *_LIMITS[1][name])] if os.access(folder, os.W_OK) else []
         elif kind == "cgroup2" and "" in own:
             folder = _folder(place, root, own[""])
             # A group with processes, such as this process's, passes on no controllers. Its parent may.
             for candidate in (folder, folder.parent) if str(folder) != place else (folder,):
-                handed = _words(candidate / "cgroup.subtree_control")
-                if "pids" in handed and os.access(candidate / "cgroup.procs", os.W_OK):
-                    found += [(controller, 2, candidate) for controller in _LIMITS if controller in handed]
+                names = _words(candidate / "cgroup.subtree_control")
+                if "pids" in names and os.access(candidate / "cgroup.procs", os.W_OK):
+                    found += [(candidate, *limit) for name, limit in _LIMITS[2].items() if name in names]
                     break
     return found
 

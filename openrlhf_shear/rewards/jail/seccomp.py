@@ -50,14 +50,10 @@ ALLOWED = {
     "fcntl": (0, 1, 2, 3, 4, 9, 11, 1030, 1032),
     "ioctl": (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
 }
-# (call, place, value) of each refused argument: it merges memory with that of others or pages it out (MERGEABLE, COLD,
-# PAGEOUT, PR_SET_MEMORY_MERGE), reserves a core (PR_SCHED_CORE), or gives a thread descriptors of its own, beyond the
-# limit of open ones (CLOSE_RANGE_UNSHARE).
-_VALUES = (
-    *(("madvise", 2, advice) for advice in (12, 20, 21)),
-    *(("prctl", 0, what) for what in (62, 67)),
-    *(("close_range", 2, flags) for flags in (2, 6)),  # 4: CLOSE_RANGE_CLOEXEC
-)
+# (call, place): each refused argument. It merges memory with that of others or pages it out (MERGEABLE, COLD,
+# PAGEOUT, PR_SET_MEMORY_MERGE), or reserves a core (PR_SCHED_CORE). CLOSE_RANGE_UNSHARE gives a thread a second table
+# of descriptors, beyond the limit of open ones.
+_VALUES = {("madvise", 2): (12, 20, 21), ("prctl", 0): (62, 67), ("close_range", 2): (2, 6)}
 # Refused to untrusted code too: starting a program, and timers with any signal (it could end as if killed).
 REFUSED_TO_CHILDREN = "fork vfork execve execveat timer_create ioprio_set"
 OWN_PID = 0x5EA2F00D  # in the filter, the process that installs it; no process has so large a number
@@ -121,9 +117,10 @@ def _all_but(allowed: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 def _whole(pyseccomp: ModuleType):
     refuse = pyseccomp.ERRNO(errno.EPERM)
     base = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-    rules = [(refuse, name) for name in REFUSED.split()] + [(pyseccomp.ERRNO(0), name) for name in IDLE.split()]
     masked = pyseccomp.MASKED_EQ
-    rules += [(refuse, name, pyseccomp.Arg(place, masked, _INT, value)) for name, place, value in _VALUES]
+    rules = [(refuse, name) for name in REFUSED.split()] + [(pyseccomp.ERRNO(0), name) for name in IDLE.split()]
+    for (name, place), values in _VALUES.items():
+        rules += [(refuse, name, pyseccomp.Arg(place, masked, _INT, value)) for value in values]
     for rule in rules:
         try:
             base.add_rule(*rule)

@@ -147,7 +147,7 @@ def test_a_control_group_limits_threads_where_the_kernel_does_not(needs_jail, mo
 
 
 def groups() -> set[Path]:
-    return {folder for _, _, parent in cgroups.parents() for folder in parent.glob(f"*-{os.getpid()}-*")}
+    return {folder for parent, _, _ in cgroups.parents() for folder in parent.glob(f"*-{os.getpid()}-*")}
 
 
 def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_path: Path):
@@ -165,9 +165,10 @@ def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_p
     }
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path: files.get(str(path)) or read(path))
-    assert cgroups.parents() == [("cpu", 1, first / "mine"), ("pids", 2, second / "app")]
+    quota = (first / "mine", "cpu.cfs_quota_us", "200000")
+    assert cgroups.parents() == [quota, (second / "app", "pids.max", "80")]
     (second / "app" / "cgroup.subtree_control").write_text("memory")
-    assert cgroups.parents() == [("cpu", 1, first / "mine")]
+    assert cgroups.parents() == [quota]
     monkeypatch.setattr(Path, "read_text", lambda path: read(Path("/nowhere")))
     assert cgroups.parents() == []
 
