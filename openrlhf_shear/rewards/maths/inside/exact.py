@@ -2,14 +2,17 @@ r"""Equality of numbers and expressions without a tolerance. Runs inside a jail 
 
 Two numbers are equal if their difference cannot be told from 0 with 60 digits, and twice those of all powers and
 integers in both. sympy's `evalf` works with the precision that cancellation needs, and says when a value has no digit
-that it is sure of. Two expressions are equal if they are equal at fixed points, where they are real.
+that it is sure of. Two expressions are equal if they are equal at fixed points, where they are real. Those with pieces,
+such as |x|, are also compared at the many points of `sampling`.
 """
 
 import math
 from functools import lru_cache
 
 import sympy
+from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 from math_verify import grader
+from sampling import Sample, close, compiled, gcd, lcm, value
 
 _DIGITS, _MOST_DIGITS = 60, 5000
 # Values of the variables: large, small and negative ones. No two variables of a point have the same value.
@@ -18,24 +21,84 @@ _POINTS = (
     lambda k: sympy.Rational(577 + 101 * k, 3001 + 7 * k),
     lambda k: sympy.Rational((-1) ** k * -(1013 + 307 * k), 701),
 )
+_FEWEST, _MOST_DOUBTS = 3, 8  # points that decide, and points at which floats or fractions differ
 
 
 @lru_cache(16)
 def equal(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    """Return whether two expressions are equal; None if a value of one is no complex number."""
+    """Return whether two expressions are equal; None if they have no values that decide."""
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    digits = _digits(gold, answer)
     if not symbols:
-        return is_zero(gold - answer, _digits(gold, answer))
+        return is_zero(gold - answer, digits)
+    sample = Sample(gold, answer)
+    if sample.pieces and evaluated(gold) == evaluated(answer):
+        return True
     decided = None
-    for point in _POINTS:
-        values = {symbol: point(k) for k, symbol in enumerate(symbols)}
-        wanted, other = (sympy.sympify(tree.subs(values)) for tree in (gold, answer))
-        if not (gold.has(sympy.I) or answer.has(sympy.I)) and not (_real(wanted) or _real(other)):
-            continue  # roots of negative numbers
-        decided = is_zero(wanted - other, _digits(gold, answer))
-        if not decided:
-            return decided
-    return decided
+    for point in () if sample.integers else _POINTS:
+        same = _equal_at(gold, answer, {symbol: point(k) for k, symbol in enumerate(symbols)}, digits)
+        if same is False:
+            return False
+        decided = decided or same
+    return _equal_on(sample, gold, answer, digits) if sample.pieces else decided
+
+
+def _equal_on(sample: Sample, gold: sympy.Expr, answer: sympy.Expr, digits: int) -> bool | None:
+    """Return whether two expressions are equal at the points of a sample; None if fewer than a few decide."""
+    try:
+        trees = compiled(gold), compiled(answer)
+    except (KeyError, TypeError):  # a function that is computed here alone
+        trees = ()
+    agreed, doubts = 0, _MOST_DOUBTS
+    for point in sample.points():
+        wanted, other = (value(tree, point) for tree in trees) if trees else (None, None)
+        if wanted is None and other is None and trees:
+            continue
+        if None not in (wanted, other) and close(wanted, other) and (agreed >= _FEWEST or not sample.integers):
+            agreed += 1
+        elif doubts:
+            doubts -= None in (wanted, other) or not close(wanted, other)
+            same = _equal_at(gold, answer, {symbol: sympy.Rational(at) for symbol, at in point.items()}, digits)
+            if same is False:
+                return False
+            agreed += bool(same)
+    return True if agreed >= _FEWEST else None
+
+
+def _equal_at(gold: sympy.Expr, answer: sympy.Expr, values: dict[sympy.Symbol, sympy.Expr], digits: int) -> bool | None:
+    """Return whether two expressions are equal at a point; None if it does not decide.
+
+    A point does not decide if neither expression is real there. Nor does it if they differ only because roots and
+    logarithms of negative numbers have several values: \\sqrt{a}\\sqrt{b} is not \\sqrt{ab} below 0.
+    """
+    wanted, other = (sympy.sympify(tree.subs(values)) for tree in (gold, answer))
+    if gold.has(sympy.I) or answer.has(sympy.I):
+        return is_zero(wanted - other, digits)
+    if any(number.has(sympy.nan, sympy.zoo, sympy.oo) for number in (wanted, other)):
+        return None
+    real = [_real(wanted), _real(other)]
+    if not any(real):
+        return None
+    same = is_zero(wanted - other, digits)
+    several = sum(number.is_negative for number in values.values()) > 1
+    if same is False and (all(real) or several) and (_leaves_reals(gold, values) or _leaves_reals(answer, values)):
+        return None
+    return same
+
+
+def _leaves_reals(tree: sympy.Expr, values: dict[sympy.Symbol, sympy.Expr]) -> bool:
+    """Return whether a root or logarithm of a negative number is part of a tree at a point."""
+    rooted = (node.args[0] for node in sympy.preorder_traversal(tree) if is_root(node) or isinstance(node, sympy.log))
+    return any(base.subs(values).is_negative for base in rooted)
+
+
+def is_root(node: sympy.Basic) -> bool:
+    return isinstance(node, sympy.Pow) and node.exp.is_Rational and not node.exp.is_Integer
+
+
+def evaluated(node: sympy.Basic) -> sympy.Basic:
+    """Return a node with sympy's own evaluation, which collects like terms and factors; brackets stay."""
+    return node if not node.args else node.func(*map(evaluated, node.args))
 
 
 def _real(number: sympy.Expr) -> bool:
@@ -75,7 +138,10 @@ def _size(base: sympy.Expr) -> float:
 
 
 def use_in_math_verify() -> None:
-    """Make math-verify compare with `equal`: itself it rounds, in numbers and in all that is made of them."""
+    r"""Make math-verify compare with `equal`: itself it rounds, in numbers and in all that is made of them.
+
+    Its parser takes \gcd of polynomials, and so loses its arguments.
+    """
     theirs = grader.sympy_symbolic_eq
 
     def numeric(gold, answer, *_: int) -> bool:
@@ -89,6 +155,8 @@ def use_in_math_verify() -> None:
         return not decided and theirs(gold, answer)
 
     grader.sympy_numeric_eq, grader.sympy_symbolic_eq = numeric, symbolic
+    functions = {"gcd": gcd, "lcm": lcm}
+    _Latex2Sympy.handle_gcd_lcm = lambda _, name, parts: functions[name](*parts, evaluate=False)
 
 
 def _both(gold, answer) -> bool:

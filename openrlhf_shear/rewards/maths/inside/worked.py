@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 
 import sympy
+from exact import evaluated, is_root
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.matrices.expressions.matexpr import MatrixExpr
@@ -138,13 +139,13 @@ def _pending(node: sympy.Basic) -> int:
     if isinstance(node, sympy.Pow):
         return _left_of_power(node.base, node.exp)
     if isinstance(node, sympy.Function) and not isinstance(node, AppliedUndef):
-        known = not node.func(*map(_evaluated, node.args)).has(node.func)
+        known = not node.func(*map(evaluated, node.args)).has(node.func)
         return int(known or (isinstance(node, sympy.exp) and node.has(sympy.I)))
     return 0
 
 
 def _like_terms(node: sympy.Add) -> int:
-    terms = [_evaluated(term) for term in _terms(node)]
+    terms = [evaluated(term) for term in _terms(node)]
     return len(terms) - len(set(terms))
 
 
@@ -155,14 +156,14 @@ def _left_of_product(node: sympy.Mul) -> int:
     left += sum(max(0, len(half) - 1) for half in numbers)
     if all(numbers) and gcd(numbers[0][0].p, numbers[1][0].p) > 1:
         left += 1
-    roots = [[factor for factor in half if _is_root(factor)] for half in (above, below)]
+    roots = [[factor for factor in half if is_root(factor)] for half in (above, below)]
     left += sum(max(0, len(half) - 1) for half in roots)
     for root in roots[1]:  # 21/\sqrt{21}, \sqrt{6}/\sqrt{2}
         shared = [*numbers[0], *(other.base for other in roots[0])]
         numerators = [number.p for number in shared if number.is_Rational]
         left += root.base.is_Integer and any(gcd(int(root.base), numerator) > 1 for numerator in numerators)
     repeats = (
-        factor for factor in above if not (factor.is_Rational or _is_root(factor) or factor.has(sympy.factorial))
+        factor for factor in above if not (factor.is_Rational or is_root(factor) or factor.has(sympy.factorial))
     )
     bases = Counter(map(_base, repeats))
     left += sum(bases.values()) - len(bases)
@@ -170,7 +171,7 @@ def _left_of_product(node: sympy.Mul) -> int:
 
 
 def _common_factor(above: list[sympy.Expr], below: list[sympy.Expr]) -> int:
-    top, bottom = (sympy.Mul(*(_evaluated(factor) for factor in half)) for half in (above, below))
+    top, bottom = (sympy.Mul(*(evaluated(factor) for factor in half)) for half in (above, below))
     if not (top.free_symbols & bottom.free_symbols) or _leaves(top) + _leaves(bottom) > _LARGEST_GCD:
         return 0
     try:
@@ -194,7 +195,7 @@ def _leaves_root(factor: sympy.Expr, degree: int) -> bool:
     if factor.is_Rational:
         parts = [*sympy.factorint(abs(factor.p)).values(), *sympy.factorint(factor.q).values()]
         return factor == 1 or any(power >= degree for power in parts)
-    inner = _evaluated(factor)
+    inner = evaluated(factor)
     return bool(inner.is_Pow and inner.exp.is_Integer and abs(inner.exp) >= degree)
 
 
@@ -279,7 +280,7 @@ def _denominators(tree: sympy.Basic) -> Iterator[sympy.Expr]:
     above, below = _halves(tree) if isinstance(tree, (sympy.Mul, sympy.Pow)) else (tree.args, [])
     below = [factor for factor in below if not (factor.is_number or factor.has(sympy.factorial))]
     if below:
-        yield _evaluated(sympy.Mul(*below, evaluate=False))
+        yield evaluated(sympy.Mul(*below, evaluate=False))
     for part in (*above, *below):
         for inner in (part,) if part is not tree else part.args:
             yield from _denominators(inner)
@@ -293,21 +294,12 @@ def _multiplicity(factor: sympy.Expr) -> int:
     return abs(int(factor.exp)) if power else 0
 
 
-def _evaluated(node: sympy.Basic) -> sympy.Basic:
-    """Return a node with sympy's own evaluation, which collects like terms and factors; brackets stay."""
-    return node if not node.args else node.func(*map(_evaluated, node.args))
-
-
 def _base(factor: sympy.Expr) -> sympy.Expr:
-    return _evaluated(factor.base if isinstance(factor, sympy.Pow) else factor)
-
-
-def _is_root(factor: sympy.Expr) -> bool:
-    return isinstance(factor, sympy.Pow) and factor.exp.is_Rational and not factor.exp.is_Integer
+    return evaluated(factor.base if isinstance(factor, sympy.Pow) else factor)
 
 
 def _has_root(tree: sympy.Basic) -> bool:
-    return any(_is_root(node) or node == sympy.I for node in sympy.preorder_traversal(tree))
+    return any(is_root(node) or node == sympy.I for node in sympy.preorder_traversal(tree))
 
 
 def _leaves(tree: sympy.Basic) -> int:
