@@ -11,6 +11,12 @@ _WORDS = re.compile(
     r'[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:where|when(?:ever)?|for|if|such that|provided)(?=[\s"\\])'
     r"|[,;]?\s*+\(?\\forall(?![A-Za-z])"
 )
+_LATER = re.compile(  # words after a value: 54 because 50+5=55, 9 attained at x=4, 7 with x=3
+    r"""[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:(?P<reason>because|since|as)(?=[\s":])"""
+    r"""|(?:attained|achieved|reached|occurring|occurs)(?=[\s"])"""
+    r"""|(?:at|with|given|by|from|using|taking|letting|assuming|on)(?=[\s"][^=<>]*[=<>]))(?:\s*+at(?=[\s"]))?+"""
+)
+_VALUE = re.compile(r"[0-9]|\\pi|\\sqrt|\\infty|=")
 _DOMAIN = re.compile(
     rf"(?:[,;]|\()\s*+(?P<names>{LETTER}(?:\s*,\s*{LETTER})*+)\s*+"
     r'(?:\\in(?![A-Za-z])|"?(?:is|are)\b|"?(?:an?|any) (?:integer|whole|natural|real|positive|nonneg))'
@@ -47,6 +53,10 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     """
     if text.upper() == text.lower():  # no letters, quickly
         return text, None
+    later = _LATER.search(text)
+    if later and _VALUE.search(before := text[: later.start()].strip()) and _closed(before):
+        condition = Condition(text=squeeze(text[later.end() :].strip('" )')))
+        return without_condition(before)[0], None if later["reason"] else condition
     found = [*_WORDS.finditer(text)]
     place = found[0].start() if len(found) == 1 and not _PIECES.search(text) else None
     if not found:

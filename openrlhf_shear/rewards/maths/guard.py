@@ -31,7 +31,7 @@ _TOO_LARGE = re.compile(  # exponents and choices from 10^4 on, factorials from 
     r"\^\s*+(?:\{\s*+)?[+-]?\s*+[0-9]{5,}|[0-9]{4,}+[\s)}]*+!|\\binom\s*+\{[^{}]*?(?:[0-9]{5,}|\^)|[0-9][eE][+-]?[0-9]{4,}"
     r"|[0-9](?:\s*+\^\s*+\{?\s*+[0-9]++){3}"
 )
-_SAME_FUNCTIONS = {"ln": "log", "lg": "log", "!": "binom"}
+_SAME_FUNCTIONS = {"ln": "log", "lg": "log", "!": "binom", "lceil": "lfloor", "rceil": "rfloor"}
 
 
 def refusal(answer: str, gold: str) -> Reason | None:
@@ -47,7 +47,8 @@ def refusal(answer: str, gold: str) -> Reason | None:
     too_long = len(answer) > 4 * len(gold) + _SPARE_LENGTH
     if too_long or digits_or_powers or max(depths, default=0) > _DEEPEST_BRACES:
         return Reason.TOO_LARGE
-    return Reason.UNEVALUATED if _functions(answer) - _functions(gold) else None
+    known = _functions(gold) | ({"|"} if r"\sqrt" in gold else set())  # \sqrt{x^2} is |x|
+    return None if _functions(answer) <= known else Reason.UNEVALUATED
 
 
 def readable(text: str, more: frozenset[str] = frozenset()) -> bool:

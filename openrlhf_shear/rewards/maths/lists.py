@@ -19,13 +19,18 @@ _THOUSANDS = re.compile(
 def as_list(text: str) -> str:
     r"""Return a tidy list with commas between its items, a sign of either kind as two items, and a name at each item.
 
-    >>> as_list("n=3,5,7"), as_list(r"x=\pm 3")
-    ('n=3, n=5, n=7', 'x=3, x=-3')
+    Several solutions become tuples.
+
+    >>> as_list("n=3,5,7"), as_list(r"x=\pm 3"), as_list("x=1,y=2; x=3,y=4")
+    ('n=3, n=5, n=7', 'x=3, x=-3', '(x=1, y=2), (x=3, y=4)')
     """
     if text.upper() == text.lower() or read_number(text) is not None:  # no letters, quickly
         return text
     if number := _THOUSANDS.fullmatch(text):
         return f"{number['name']}{number['number'].replace(',', '')}{number['rest']}"
+    groups = [split(part, (",", '"and"', "and")) for part in split(text, (";", '"or"', "or"))]
+    if len(groups) > 1 and all(len(group) > 1 and all("=" in item for item in group) for group in groups):
+        return ", ".join(f"({', '.join(group)})" for group in groups)
     items = [both for item in split(text, SEPARATORS) for both in _both_signs(item)]
     if len(items) < 2:
         return text

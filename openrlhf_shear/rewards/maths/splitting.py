@@ -4,8 +4,11 @@ from collections.abc import Iterator
 
 import regex as re
 
-_GREEK = r"\\(?:alpha|beta|gamma|theta|lambda|mu|phi|varphi|omega|sigma|rho|ell|Delta)"
-LETTER = rf"(?:{_GREEK}|[A-Za-z])(?:_(?:\{{[^{{}}]*+\}}|[0-9A-Za-z]))?+'*+"
+GREEK = (  # without pi, which is a number
+    r"\\(?:alpha|beta|gamma|delta|varepsilon|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
+    r"|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega)(?![A-Za-z])"
+)
+LETTER = rf"(?:{GREEK}|[A-Za-z])(?:_(?:\{{[^{{}}]*+\}}|[0-9A-Za-z]))?+'*+"
 SEPARATORS = (",", ";", '"and"', '"or"', "and", "or")
 
 _PIECE = re.compile(

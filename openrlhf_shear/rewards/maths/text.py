@@ -5,7 +5,7 @@ import unicodedata
 import regex as re
 
 MAX_ANSWER = 2000
-FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$(.+?)(?<!\\)\$", re.DOTALL)
 ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -49,6 +49,7 @@ _RENAMED = {
     **_WORDS_FOR,
     **dict.fromkeys(("leq", "leqslant"), r"\le "),
     **dict.fromkeys(("geq", "geqslant"), r"\ge "),
+    **dict.fromkeys(("simeq", "thickapprox", "approxeq"), r"\approx "),
     **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
     **{"neq": r"\ne ", "lt": "<", "gt": ">", "%": "%", "varnothing": r"\emptyset "},
     **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "bmod": r"\mod ", "pmod": r"\mod "},
@@ -56,9 +57,23 @@ _RENAMED = {
 }
 _LETTER_UNITS = "msghlLNJWVKCF"  # another letter in \\text{} or \\mathrm{} is a variable, a choice, e or i
 _DEGREES = re.compile(r"\^\s*+(?:\\circ(?![A-Za-z])|\{\s*+\\circ\s*+\})")
+_SCALE = re.compile(rf"{_DEGREES.pattern}\s*+(?:\\,)?([CFK])(?![A-Za-z])")
 _ANGLE = re.compile(
-    rf"^(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{{[0-9]++\}}\s*+\{{[0-9]++\}}))\s*+{_DEGREES.pattern}(?=[\s.]*+$)"
+    rf"(?:^|(?<=[=,(]))(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{{[0-9]++\}}\s*+\{{[0-9]++\}}))\s*+{_DEGREES.pattern}(?=[\s.]*+(?:$|[,)]))"
 )
+_TIME = re.compile(r'(?<![0-9.:])([0-9]{1,2}(?::[0-9]{2})?)\s*+"?\s*+([ap])\.?\s?m\b\.?\s*+"?(?=\s*+$)', re.IGNORECASE)
+_BREAK = re.compile(  # between two equations
+    r"(?<==[^=]*)(?:\\q?quad(?![A-Za-z])|\\hspace\s*\{[^{}]*\}|\\newline(?![A-Za-z])|\\\\|\\[ ;:]|~|\\(?:text|mbox)\s*\{\s*\}|\n)[\s~$\\;,:]*+"
+    r"(?=(?:\\[A-Za-z]+|[A-Za-z])[A-Za-z0-9_'{}()]*+\s*+=)"
+)
+_UNIT_FRACTION = re.compile(
+    r'\\frac\s*\{\s*"([A-Za-z ]+)"\s*\}\s*\{\s*"([A-Za-z ]+)"\s*(?:\^\s*\{?([23])\}?\s*)?\}'
+    r'|"([A-Za-z]+)"\s*(?:\\cdot\s*)?"([A-Za-z]+)"\s*\^\s*\{\s*-\s*([123])\s*\}'
+)
+_UNIT_PRODUCT = re.compile(
+    r"\\(?:mathrm|text|rm)\s*+\{\s*(?:~|\\[,; ])*([A-Za-z]+)\s*(?:\\[,;: ]|\\cdot\b|~)?\s*([A-Za-z]+)\s*\^\s*\{?\s*-\s*([123])\s*\}?\s*\}"
+)
+_BRACED_LETTER = re.compile(r"(?<![}\]_^]|\\[A-Za-z]*)\{\s*([A-Za-z])\s*\}(?=\s*[_^])")
 _ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![A-Za-z])\s*+(?:\[[^\[\]]*+\])?")
 _TOKEN = re.compile(r"[0-9A-Za-z]|\\(?!(?:frac|binom|sqrt)(?![A-Za-z]))[A-Za-z]++")
 _INVERSE = re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*+\^\s*+\{\s*+-\s*+1\s*+\}")
@@ -88,6 +103,9 @@ def tidy(answer: str) -> str:
     """
     text = _RAISED.sub(_power, _VULGAR.sub(_vulgar, _COLOR.sub("", answer)))
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
+    if r"\begin" not in text and "=" in text:
+        text = _BREAK.sub(", ", text)
+    text = _BRACED_LETTER.sub(r"\1", _UNIT_PRODUCT.sub(r'"\1" "\2" ^{-\3}', text))
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
     if "matrix}" in text:
         text = _MATRIX.sub(lambda match: _LOST_ROW.sub(r"\\\\", match[0]), text)
@@ -96,7 +114,7 @@ def tidy(answer: str) -> str:
     text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
     text = _BRACED_COMMA.sub(",", text.replace("$", " "))
     if "circ" in text:
-        text = _DEGREES.sub(" ", _ANGLE.sub(r'\1 "degrees"', text))
+        text = _DEGREES.sub(" ", _ANGLE.sub(r'\1 "degrees"', _SCALE.sub(r' "\1"', text)))
     if "\\" in text:
         text = _braced(text)
     if _OVER.search(braced := f"{{{text}}}"):
@@ -107,6 +125,7 @@ def tidy(answer: str) -> str:
     if text.startswith("{") and closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     if text.upper() != text.lower():
+        text = _TIME.sub(lambda match: f'{match[1]} "{match[2].lower()}m"', _UNIT_FRACTION.sub(_per, text))
         text = _RATIO_UNIT.sub(r'"\1/\2"', _ORDINAL.sub("", _INVERSE.sub(r"\\arc\1 ", text)))
     return _ASIDE.sub(lambda match: f' "{(match[1] or match[2]).strip()}"', text)
 
@@ -170,8 +189,14 @@ def _quoted(match: re.Match[str]) -> str:
         words = words[:-1]
     if (unit := _UNIT_WITH_POWER.fullmatch(words)) and (len(unit[1]) > 1 or unit[1] in _LETTER_UNITS):
         return f' "{unit[1]}" ^{unit[2]}'
-    plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
+    plain = words in ("", "%", r"\%") or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
     return f" {words} " if plain else f' "{words}" '
+
+
+def _per(match: re.Match[str]) -> str:
+    """Return a fraction of units, or a unit times another to a negative power, as `"m/s" ^2`."""
+    above, below, power = filter(None, (*match.groups(), "1" if match[1] and not match[3] else None))
+    return f'"{above.strip()}/{below.strip()}"' + ("" if power == "1" else f" ^{power}")
 
 
 def _power(match: re.Match[str]) -> str:

@@ -8,19 +8,29 @@ from fractions import Fraction
 import regex as re
 
 from openrlhf_shear.rewards.maths.numbers import Number, read_number
-from openrlhf_shear.rewards.maths.splitting import LETTER, SEPARATORS, inside, split
+from openrlhf_shear.rewards.maths.splitting import GREEK, LETTER, SEPARATORS, inside, split
 from openrlhf_shear.rewards.maths.text import ABOUT, squeeze
 
 _MOST_ITEMS = 64
 _DEEPEST = 4
 
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
-_PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++(?:,-?[0-9]++)*+\)"
-_VARIABLE = rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{LETTER}(?:{_PLACE})?+)"
-_NAME = re.compile(rf'"[A-Za-z]++"|{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\|')
+_PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ]|\^\{-1\})\(-?[0-9]++(?:,-?[0-9]++)*+\)"
+_MARKED = rf"\\(?:hat|widehat|bar|overline|tilde|vec|dot|ddot|overrightarrow)(?:\{{(?:{LETTER}|[A-Z]{{2}})\}}|{LETTER})"
+_DERIVATIVE = r"\\frac\{(?:d|\\partial)(?:\^[23])?[A-Za-z]?\}\{(?:d|\\partial)[A-Za-z](?:\^[23])?\}"
+_VARIABLE = (
+    rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{_MARKED}|\\sigma\^(?:\{{[0-9]\}}|[0-9])"
+    rf"|{_DERIVATIVE}(?:{LETTER}(?:{_PLACE})?+)?+|{LETTER}\^\{{-1\}}(?:{_PLACE})"
+    rf"|{LETTER}(?:\^(?:\*|\{{\*\}}|\\ast|\{{\\ast\}}|\\star|\{{\\star\}}))?+(?:{_PLACE})?+)"
+)
+_WORD_NAME = re.compile(r'"[A-Za-z]++(?: [A-Za-z]++)*+"|[A-Z][a-z]{2,}+|[a-z]{4,}+')
+_NAME = re.compile(rf"{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\||\\lim_\{{.*")
 _NAMES = re.compile(rf"\({_VARIABLE}(?:,{_VARIABLE})++\)")
+_MARK = re.compile(r"\\(?:hat|widehat|bar|overline|tilde|vec|dot|ddot|overrightarrow)(?:\{(.*?)\}|(.))")
+_DIFFERENTIAL = re.compile(r"\\frac\{d(?:\^([23]))?([A-Za-z]?)\}\{d[A-Za-z](?:\^[23])?\}([A-Za-z]?)")
+_RUNS = ("abcdefgh", "ijk", "mn", "pqrstuvwxyz", "ABCDEFGH", "PQRSTUVWXYZ")  # letters whose order is the alphabet's
 _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
-_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
+_LETTERS = re.compile(rf"(?<![A-Za-z\\])[A-Za-z]|{GREEK}")
 _WORD = re.compile(r"[A-Z]{3,}")  # the order of points or runners, and no product
 _NOTHING = re.compile(
     r"\\emptyset|(?:there(?:is|are))?no(?:real|integer|such)?(?:solutions?|roots?|values?)(?:exists?)?|(?:the)?emptyset|none"
@@ -133,9 +143,17 @@ def without_name(text: str) -> tuple[str, str]:
 
 
 def _name(text: str) -> str | None:
-    """Return the name that a text is, "" for a word; None if it is no name."""
+    r"""Return the name that a text is, with words in quotes, without its hat or bar; None if it is no name.
+
+    A derivative gets a prime: `\frac{dy}{dx}` is y'.
+    """
+    if _WORD_NAME.fullmatch(text.strip()):
+        return f'"{text.strip().strip(chr(34)).lower()}"'
     text = text.replace(" ", "")
-    return ("" if '"' in text else text) if _NAME.fullmatch(text) or _NAMES.fullmatch(text) else None
+    if not (_NAME.fullmatch(text) or _NAMES.fullmatch(text)):
+        return None
+    text = _DIFFERENTIAL.sub(lambda match: (match[2] or match[3]) + "'" * int(match[1] or 1), text)
+    return _MARK.sub(lambda match: match[1] or match[2], text)
 
 
 def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
@@ -144,7 +162,7 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool 
     Sets and bare lists compare in any order, tuples in order, intervals with their brackets. A percentage equals the
     bare number (10% is 10 and also 1/10). A unit may be missing on one side, but two units must be the same.
     """
-    if gold.name and answer.name and gold.name != answer.name:
+    if gold.name and answer.name and gold.name != answer.name and '"' not in gold.name + answer.name:
         return False if _settled(gold) and _settled(answer) else None
     gold, answer = _unwrapped(gold), _unwrapped(answer)
     if isinstance(gold, ValueGroup) and isinstance(answer, ValueGroup):
@@ -189,7 +207,7 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
         return False if _settled(gold) and _settled(answer) else None
     if kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
         return _same_set(_nameless(gold.items), _nameless(answer.items), tolerance)
-    # `x=1, y=2` is no set: its names give its order. An answer without names must keep the order of the gold.
+    # `x=1, y=2` is no set: its names give its order. An answer without names must keep the written order of the gold.
     if "{}" in kinds and kinds & {"()", "[]", "[)", "(]"}:
         return False  # a set is no tuple and no interval, whatever its items are
     bare = {item.name for group in (gold, answer) if not group.brackets for item in group.items}
@@ -198,13 +216,15 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
     by_name = not _one_name(gold) or not _one_name(answer)
     in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
     if not in_order or len(gold.items) != len(answer.items):
-        return False if _settled(gold) and _settled(answer) else None
+        brackets = kinds <= {"()", "[]", "[)", "(]"}  # a point is no closed interval, whatever is in it
+        return False if (_settled(gold) and _settled(answer)) or brackets else None
     written = [(_nameless(gold.items), _nameless(answer.items))]
-    if by_name and all(item.name for item in gold.items) == all(item.name for item in answer.items):
-        written = [(_sorted(gold).items, _sorted(answer).items)]
-    elif by_name:
-        orders = [group.items if _one_name(group) else _sorted(group).items for group in (gold, answer)]
-        written = [tuple(_nameless(items) for items in orders)]
+    if by_name and all(item.name for item in (*gold.items, *answer.items)):
+        same_names = _names(gold) == _names(answer)
+        written = [(_sorted(gold).items, _sorted(answer).items) if same_names else (gold.items, answer.items)]
+    elif by_name and _one_name(gold):
+        if any(all(name[:1] in run for name in _names(answer)) for run in _RUNS):
+            written = [(_nameless(gold.items), _nameless(_sorted(answer).items))]
         if gold.brackets == "" and not any(item.name for item in gold.items):
             written.append((gold.items, _nameless(answer.items)))  # 16, 3 are also w=16, d=3
     verdicts = [_same_items(*pair, tolerance) for pair in written]
@@ -227,6 +247,10 @@ def _nameless(items: "Iterable[Value]") -> "tuple[Value, ...]":
 
 def _sorted(group: ValueGroup) -> ValueGroup:
     return replace(group, items=tuple(sorted(group.items, key=lambda item: item.name)))
+
+
+def _names(group: ValueGroup) -> set[str]:
+    return {item.name for item in group.items}
 
 
 def _quotient(value: Value) -> Number | None:

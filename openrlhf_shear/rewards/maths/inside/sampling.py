@@ -78,6 +78,7 @@ _SMOOTH = {
     **{getattr(sympy, name): getattr(math, name) for name in ("exp", "sin", "cos", "tan")},
 }
 _COMPUTED = _OF_NATURALS | _STEPS | _BENT | _SMOOTH
+_RISING = (sympy.exp, sympy.factorial, sympy.binomial)
 _PIECES = (*_OF_NATURALS, *_STEPS, *_BENT, sympy.acot, sympy.asec, sympy.acsc)
 
 
@@ -101,7 +102,7 @@ class Sample:
             self.integers |= {symbol for symbol in self._symbols if symbol.name[0] in "jklmnJKLMN"}
         rooted = any(power.exp.is_Rational and not power.exp.is_Integer for power in powers)
         self.pieces = bool(self.integers) or rooted or bool(_variables(nodes, _PIECES))
-        rising += [part for node in nodes if isinstance(node, (sympy.exp, *_OF_NATURALS)) for part in node.args]
+        rising += [part for node in nodes if isinstance(node, _RISING) for part in node.args]
         towers = any(_rises(inner) for part in rising for inner in sympy.preorder_traversal(part))
         self._reach = 4 if towers else 40 if rising else max(_FAR)
         numbers = {abs(Fraction(node.p, node.q)) for node in nodes if node.is_Rational}
@@ -136,7 +137,7 @@ def _variables(nodes: list[sympy.Basic], kinds: tuple[type, ...]) -> set[sympy.S
 
 
 def _rises(node: sympy.Basic) -> bool:
-    return isinstance(node, (sympy.exp, sympy.factorial)) or bool(isinstance(node, sympy.Pow) and node.exp.free_symbols)
+    return isinstance(node, _RISING) or bool(isinstance(node, sympy.Pow) and node.exp.free_symbols)
 
 
 def compiled(tree: sympy.Basic) -> Callable[[Point], Fraction | float]:
