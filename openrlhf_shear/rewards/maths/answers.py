@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 import regex as re
 
+from openrlhf_shear.rewards.maths.splitting import LETTER
 from openrlhf_shear.rewards.maths.text import FORMULA, MAX_ANSWER, as_latex, closing
 from openrlhf_shear.rewards.verdict import Reason
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
-_BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+")
+_EQUALS = rf"{LETTER}\s*+=\s*+"
+_NAME_BEFORE = re.compile(rf"(?<![A-Za-z0-9\\]|[-+*/^=]\s*){_EQUALS}$")
+_BETWEEN = re.compile(rf"(?:{_EQUALS}$|" + r"[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+")
 _LISTS = re.compile(r"[,;]|and|or")
 _MOST_BOXES = 16
 _DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
@@ -18,6 +21,13 @@ _MARK = re.compile(rf"(?im)\\f?box|####|<answer>|{_ANSWER_IS}")
 _MOST_MARKS = 64
 _TAIL = 4000
 _NOT_SAID = "*_ \t"
+_BARE = re.compile(r"^[\[<]([^\[\]<>,]*+)[\]>]$")  # [18]: the brackets of the instruction
+_BOLD = re.compile(r"(?<![\w*)}\]])(\*{1,3}|_{2}|`)(?=[^\s*])((?:(?!\1)[^\n])*?[^\s*])\1(?![\w*])")
+_FILLER = re.compile(
+    r"(?i)(?:therefore|thus|hence|so|then|clearly|simply|just|indeed|(?:of )?course|obviously|exactly|precisely|finally"
+    r"|actually|also|now|again|equals?|equal to|given by|found to be|going to be|approximately|about|roughly|the"
+    r"|number|value|that|it is|we (?:get|have|find))(?![A-Za-z])[\s,:]*+"
+)
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _STATES = re.compile(r"(?i)\b(?:is|are|equals|equal to)\b[\s:]*+")
@@ -25,6 +35,7 @@ _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[
 _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
 _TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
 _RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
+_SENTENCE = re.compile(r"(?:[A-Za-z',]++[\s.:]*+){3,}")  # words without a value
 _HEADING = re.compile(r"(?i)\W*(?:verif|check|explan|note\b|reason|summary|justif|proof)")
 _CHECKED = re.compile(r"(?<=[0-9].*)\s\([^()]*=[^()]*\)\s*$")  # 12 apples (7 + 5 = 12)
 _END = re.compile(r"[.?](?:\s|$)|!(?=\s+[A-Z]|\s*$)")  # 4! = 24 is a factorial
@@ -33,7 +44,7 @@ _END = re.compile(r"[.?](?:\s|$)|!(?=\s+[A-Z]|\s*$)")  # 4! = 24 is a factorial
 def final_answer(response: str, formats: tuple[str, ...] = ("boxed",)) -> tuple[str | None, Reason | None]:
     r"""Return the answer that a response ends on, and why there is none: NO_ANSWER or TOO_LONG.
 
-    The first of the formats that finds an answer decides.
+    The first of the formats that finds an answer decides; a sentence without a value is none if a later one finds more.
 
     - boxed: what the last `\boxed{...}` holds, even if that is empty or never closed. Boxes right before it belong to
       it if only a comma, "and" or "or" comes between. Without a box, it is the rest of the line after the last `####`.
@@ -44,7 +55,8 @@ def final_answer(response: str, formats: tuple[str, ...] = ("boxed",)) -> tuple[
 
     Marks without a box count only in the last 4000 characters.
     """
-    text = next(filter(None, (_FOUND[name](response) for name in formats)), None)
+    found = [text for name in formats if (text := _FOUND[name](response))]
+    text = next((text for text in found if not _SENTENCE.fullmatch(text)), found[0] if found else None)
     if text is None or not text.strip():
         return None, Reason.NO_ANSWER
     if len(text) > MAX_ANSWER:
@@ -79,7 +91,9 @@ def _tagged(response: str) -> str | None:
     *_, held = [None, *_TAG.finditer(response[-_TAIL:])]
     if held is None:
         return None
-    return _boxed(held[1]) if r"\boxed" in held[1] else as_latex(held[1].strip(_NOT_SAID + "\n"))
+    if r"\boxed" in held[1] or _SAID.search(held[1]):
+        return _boxed(held[1])
+    return as_latex(_stated(_BOLD.sub(r"\2", held[1]).strip(_NOT_SAID + "\n").rstrip(".")))
 
 
 def _last(response: str) -> str | None:
@@ -87,7 +101,7 @@ def _last(response: str) -> str | None:
     if r"\boxed" in response[-_TAIL:]:
         return None
     lines = response[-_TAIL:].rstrip().splitlines()
-    line = lines[-1].strip(_NOT_SAID) if lines else ""
+    line = _BOLD.sub(r"\2", lines[-1]).strip(_NOT_SAID) if lines else ""
     if line in (r"\]", "$$"):  # a display over several lines
         *_, display = [None, *_DISPLAY.finditer(response[-_TAIL:])]
         return display and (display[1] or display[2])
@@ -126,11 +140,14 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def _boxes_to(response: str, at: int) -> str | None:
-    """Return the contents of the box at this place, after those of the boxes that lead up to it."""
+    """Return the contents of the box at this place, after those of the boxes that lead up to it, all with their names.
+
+    A single box has no name, nor has any of several if one has none.
+    """
     last = _box_at(response, at)
     if last is None:
         return None
-    texts, end = [last[0]], at
+    texts, names, end = [last[0]], [_name_before(response, at)], at
     for _ in range(_MOST_BOXES):
         start = max(0, end - MAX_ANSWER)
         before = response[start:end]
@@ -140,8 +157,15 @@ def _boxes_to(response: str, at: int) -> str | None:
             break
         if box[0] != texts[0] or _LISTS.search(response, box[1], end):  # the same box once more is no list
             texts.insert(0, box[0])
+            names.insert(0, _name_before(response, start + place))
         end = start + place
-    return ", ".join(texts)
+    with_names = len(texts) > 1 and all(names) and not any("=" in text for text in texts)
+    return ", ".join(name + text for name, text in zip(names, texts, strict=True)) if with_names else ", ".join(texts)
+
+
+def _name_before(response: str, at: int) -> str:
+    match = _NAME_BEFORE.search(response[max(0, at - 40) : at])
+    return match[0] if match else ""
 
 
 def _box_at(response: str, at: int) -> tuple[str, int] | None:
@@ -161,12 +185,13 @@ def _box_at(response: str, at: int) -> tuple[str, int] | None:
 
 
 def _unboxed(tail: str) -> str | None:
+    tail = _BOLD.sub(r"\2", tail)
     hashes = tail.rfind("####")
     *_, mark = [None, *_SAID.finditer(tail)]
     marked, _, after = tail[hashes + 4 :].strip().partition("\n")
     heads = (after and not re.search(r"[0-9$\\]", marked)) or _HEADING.match(marked)  # it heads a paragraph
     if hashes >= 0 and (mark is None or (mark.start() < hashes and not heads)):
-        return marked.strip(_NOT_SAID)
+        return _BARE.sub(r"\1", marked.strip(_NOT_SAID + ":="))
     if mark is None:
         return None
     rest = tail[mark.end() :].lstrip(_NOT_SAID + "\n")
@@ -188,6 +213,7 @@ def _stated(sentence: str) -> str:
     >>> _stated(r"The area of region \(S\) is \(2\pi\)"), _stated("She received $7.00 in change"), _stated("2 dogs")
     ('\\(2\\pi\\)', '7.00', '2 dogs')
     """
+    sentence = re.sub(rf"^,?\s*+(?:{_FILLER.pattern})++(?=[-$\\(\d.])", "", sentence)
     words = _WORD.findall(FORMULA.sub(" ", sentence))
     if len(words) < 3:
         return sentence

@@ -21,21 +21,22 @@ from openrlhf_shear.rewards.maths.lists import as_list
 from openrlhf_shear.rewards.maths.numbers import Number, read_number, split_unit
 from openrlhf_shear.rewards.maths.quantities import formulas_of, value_of, value_of_named
 from openrlhf_shear.rewards.maths.ranges import as_intervals
-from openrlhf_shear.rewards.maths.text import COMMAND, MAX_ANSWER, squeeze, tidy
+from openrlhf_shear.rewards.maths.text import ABOUT, COMMAND, MAX_ANSWER, as_latex, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read_value, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 _SHOWN = 500
-_LETTER = re.compile("[A-E]")
+_LETTER = re.compile("[A-J]")
 _CHOICE = re.compile(
-    r'(?:"?+\(([A-E])\)"?+|"?+(?:[Oo]ption|[Cc]hoice)"?+\s*+"?+\(?([A-E])\)?"?+[.:]?|"?+([A-E])[.):]"?+)'
-    r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-E][.):])[^\s*+/^=-].*))"
+    r'(?:(?:"?+\(([A-J])\)"?+|"?+(?:[Oo]ption|[Cc]hoice)"?+\s*+"?+\(?([A-J])\)?"?+[.:]?)(?:\s++-++(?=\s))?+'
+    r'|"?+([A-J])(?:[.)]|:(?=[\s"])|\s*+"-)"?+)'
+    r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-J][.):])[^\s*+/^=-].*))"
 )
-_FUNCTION = re.compile(r"([a-zA-Z])\(([a-z])\)\s*+=")
+_FUNCTION = re.compile(r"([a-zA-Z](?:\^\{-1\})?)\(([a-z])\)\s*+=")
 _THING = r"(?=[a-zA-Z]*[aeiouAEIOU])[A-Za-z]{3,}"  # with a vowel: "3 ab", "3 xyz" and "3 bh" are products
 _COUNT = re.compile(rf"(-?[0-9][0-9,.]*(?:/[0-9]+)?) ({_THING}(?: {_THING})?)")
-_DEGREES = re.compile(r'(.*\S)\s*"?degrees?"?')
+_DEGREES = re.compile(r'(-?(?:[0-9.]++|\\frac\{[0-9]++\}\{[0-9]++\}))\s*+"?degrees?(?![A-Za-z])"?')
 
 
 def grade_math(
@@ -81,7 +82,7 @@ def grade_math(
             terms = _Terms(timeout, None if tolerance is None else Fraction(tolerance), question)
             workers = workers or default_workers(allow_unsandboxed)
             try:
-                method, reason = _compared(tidy(answer), golds, terms, workers)
+                method, reason = _compared(tidy(as_latex(answer)), golds, terms, workers)
             except WorkerDiedError as error:
                 shown, seconds = answer[:_SHOWN], time.perf_counter() - started
                 return Verdict(None, None, Failure.WORKER_DIED, answer=shown, detail=str(error), seconds=seconds)
@@ -123,6 +124,8 @@ def _match(gold: str, answer: str, terms: _Terms) -> Reason | tuple[str, str] | 
         value := read_number(answer) or read_number(_counted(answer, terms.question))
     ):
         return _decided(wanted, value, same(wanted, value, terms.tolerance))
+    if _far_apart(gold, answer):
+        return Reason.WRONG
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
     if choice and _LETTER.fullmatch(squeeze(gold)):  # "(B) C" is one choice, not two
         return None if choice == squeeze(gold) else Reason.WRONG
@@ -159,6 +162,15 @@ def _match(gold: str, answer: str, terms: _Terms) -> Reason | tuple[str, str] | 
     if ("=" in gold) != ("=" in answer) and not isinstance(wanted, ValueGroup) and not isinstance(value, ValueGroup):
         return Reason.WRONG  # math-verify takes 2x=3 for 3, and 4 for xy=4
     return gold, answer
+
+
+def _far_apart(gold: str, answer: str) -> bool:
+    """Return whether both end on approximations, which differ by more than a twentieth: -0.9 and 0.9."""
+    about = [read_number(parts[-1].strip()) for parts in map(ABOUT.split, (gold, answer)) if len(parts) > 1]
+    if len(about) < 2 or None in about:
+        return False
+    wanted, other = (number.value for number in about)
+    return abs(wanted - other) > max(abs(wanted), abs(other)) / 20
 
 
 def _counted(text: str, question: str | None) -> str:
@@ -205,12 +217,13 @@ def _with_argument(text: str, old: str, new: str) -> str:
 
 
 def _in_radians(text: str) -> str:
-    angle = _DEGREES.fullmatch(text)
-    number = read_number(angle[1]) if angle else None
-    if number is None:
-        return text
-    turn = number.value / 180
-    return rf"\frac{{{turn.numerator}\pi}}{{{turn.denominator}}}"
+    return _DEGREES.sub(_radians, text)
+
+
+def _radians(match: re.Match[str]) -> str:
+    number = read_number(match[1])
+    turn = number.value / 180 if number else None
+    return match[0] if turn is None else rf"\frac{{{turn.numerator}\pi}}{{{turn.denominator}}}"
 
 
 def _without_choice(text: str) -> tuple[str, str]:
@@ -247,4 +260,4 @@ def tidy_golds(gold: str | list[str]) -> list[str]:
             raise ValueError(
                 f"a gold must be text of 1 to {MAX_ANSWER} characters: got {str(text)[:80]!r}; use e.g. '42' or '2, 3'"
             )
-    return [tidy(text) for text in golds]
+    return [tidy(as_latex(text)) for text in golds]

@@ -47,6 +47,10 @@ _UNITS = {
     **{"cubic": "^3", "metre": "m", "centimetre": "cm", "kilometre": "km", "litre": "l"},
     **{"ounce": "oz", "milliliter": "ml", "millilitre": "ml", "gallon": "gal"},
 }
+_QUOTIENT = re.compile(  # 5/(-7)
+    r"(?<=^[+-]?)(?|\(([+-]?[0-9.]++)\)|([0-9.]++))/(?|\(([+-]?[0-9.]++)\)|([0-9.]++))$"
+    r"|\\frac\{\(?([+-]?[0-9.]++)\)?\}\{\(?([+-]?[0-9.]++)\)?\}"
+)
 _BASED = re.compile(r"([0-9]+)_(?:\{(-?[0-9]{1,2})\}|([0-9]))")
 
 
@@ -81,7 +85,7 @@ def read_number(text: str) -> Number | None:
     text, unit, scale = split_unit(text)
     if unit is None:
         return None
-    text = squeeze(text)
+    text = _QUOTIENT.sub(r"\\frac{\1}{\2}", squeeze(text)) if "(" in text else squeeze(text)
     percent = text.endswith("%") or "percent" in unit
     read = _fraction(text.rstrip("%"))
     if read is None:

@@ -85,8 +85,19 @@ _BLANK = re.compile(r"\s++")
 _BLANK_TO_DROP = re.compile(r"(?<![0-9]) | (?![0-9])")
 _BRACED_CHARACTER = re.compile(r"([_^])\{([0-9A-Za-z])\}")
 _LETTERS = re.compile(r"[A-Za-z ]*+")
-_OPEN = re.compile(r"(?<![A-Za-z\\])sqrt\s*+\(|\^\s*+\(")
-_NAMED = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|log|ln|exp|theta|alpha|beta)(?![A-Za-z])")
+_CALLS = {
+    **{"^": ("^{", "}"), "sqrt": (r"\sqrt{", "}"), "cbrt": (r"\sqrt[3]{", "}"), "abs": ("|", "|")},
+    **{"floor": (r"\lfloor ", r"\rfloor "), "ceil": (r"\lceil ", r"\rceil "), "ceiling": (r"\lceil ", r"\rceil ")},
+}
+_OPEN = re.compile(r"(?<![A-Za-z\\])(sqrt|cbrt|abs|floor|ceil(?:ing)?)\s*+\(|(\^)\s*+\(")
+_TRIGONOMETRY = "sin|cos|tan|cot|sec|csc"
+_NAMED = re.compile(
+    rf"(?<![A-Za-z\\])(?:a(?:rc)?(?P<inverse>{_TRIGONOMETRY})|(?P<endless>infinity|inf|oo)"
+    rf"|(?P<name>pi|{_TRIGONOMETRY}|log|ln|exp|max|min|gcd|alpha|beta|gamma|theta|lambda|sigma|omega|phi|mu))(?![A-Za-z])"
+)
+_TIMES = re.compile(r"(?<=[0-9])(?:\s++[xX]\s++(?=[0-9])|\s*+[xX]\s*+(?=10\^))")
+_PLAIN_WORD = re.compile(r"(?<![A-Za-z])(?!(?:and|units?|degrees|radians|meters|feet|inches)(?![A-Za-z]))[A-Za-z]{3,}")
+
 
 
 _MATRIX = re.compile(r"\\begin\{([a-z]?matrix)\}.*?\\end\{\1\}", re.DOTALL)
@@ -142,22 +153,27 @@ def squeeze(text: str) -> str:
 
 
 def as_latex(text: str) -> str:
-    r"""Return plain mathematics as LaTeX; a text with LaTeX commands stays unchanged.
+    r"""Return plain mathematics as LaTeX; a text with LaTeX commands or other words stays unchanged.
 
-    >>> as_latex("x**2 + sqrt(3)/2"), as_latex("2*pi"), as_latex(r"\frac12")
-    ('x^2 + \\sqrt{3}/2', '2\\cdot \\pi ', '\\frac12')
+    >>> as_latex("x**2 + sqrt(3)/2"), as_latex("2*pi"), as_latex("2.5 x 10^3"), as_latex(r"\frac12"), as_latex("log cabin")
+    ('x^2 + \\sqrt{3}/2', '2\\cdot \\pi ', '2.5\\times 10^3', '\\frac12', 'log cabin')
     """
     text = text.strip()
-    if "\\" in text:
+    if "\\" in text or _PLAIN_WORD.search(_NAMED.sub(" ", _OPEN.sub(" ", text))):
         return text
     text = text.replace("**", "^")
     while match := _OPEN.search(text):
         end = _end_of(text, match.end())
         if end is None:
             break
-        before = "^" if match[0].startswith("^") else r"\sqrt"
-        text = f"{text[: match.start()]}{before}{{{text[match.end() : end]}}}{text[end + 1 :]}"
-    return _NAMED.sub(r"\\\1 ", text.replace("*", r"\cdot "))
+        before, after = _CALLS[match[1] or match[2]]
+        text = f"{text[: match.start()]}{before}{text[match.end() : end]}{after}{text[end + 1 :]}"
+    text = _TIMES.sub(r"\\times ", text.replace("*", r"\cdot "))
+    return _NAMED.sub(_latex_name, text)
+
+
+def _latex_name(match: re.Match[str]) -> str:
+    return r"\infty " if match["endless"] else rf"\arc{match['inverse']} " if match["inverse"] else rf"\{match['name']} "
 
 
 def _end_of(text: str, start: int) -> int | None:
@@ -189,6 +205,8 @@ def _quoted(match: re.Match[str]) -> str:
         words = words[:-1]
     if (unit := _UNIT_WITH_POWER.fullmatch(words)) and (len(unit[1]) > 1 or unit[1] in _LETTER_UNITS):
         return f' "{unit[1]}" ^{unit[2]}'
+    if words in ("-", "--") and match[1] != words:  # it parts a choice from its text
+        return ' "-" '
     plain = words in ("", "%", r"\%") or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
     return f" {words} " if plain else f' "{words}" '
 

@@ -32,6 +32,7 @@ _RUNS = ("abcdefgh", "ijk", "mn", "pqrstuvwxyz", "ABCDEFGH", "PQRSTUVWXYZ")  # l
 _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
 _LETTERS = re.compile(rf"(?<![A-Za-z\\])[A-Za-z]|{GREEK}")
 _WORD = re.compile(r"[A-Z]{3,}")  # the order of points or runners, and no product
+_ENDS = {r"\infty": math.inf, r"-\infty": -math.inf}
 _NOTHING = re.compile(
     r"\\emptyset|(?:there(?:is|are))?no(?:real|integer|such)?(?:solutions?|roots?|values?)(?:exists?)?|(?:the)?emptyset|none"
 )
@@ -200,6 +201,8 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
     kinds = {gold.brackets, answer.brackets}
     if any(kind.startswith("mod") for kind in kinds):
         return len(kinds) == 1 and [item.value for item in gold.items] == [item.value for item in answer.items]
+    if r"\cup" in kinds and None not in (unions := (_union(gold), _union(answer))):
+        return unions[0] == unions[1]
     if kinds == {r"\cup"}:
         return _same_set(gold.items, answer.items, tolerance) or None  # a worker compares sets that overlap
     common = [{_INDEX.sub("", item.name) for item in group.items} for group in (gold, answer)]
@@ -251,6 +254,32 @@ def _sorted(group: ValueGroup) -> ValueGroup:
 
 def _names(group: ValueGroup) -> set[str]:
     return {item.name for item in group.items}
+
+
+def _union(group: ValueGroup) -> list[tuple] | None:
+    """Return the intervals of a union, joined where they touch; None if an end is no number.
+
+    An end is a number and whether it lies beyond it: (2, 0) ends before 2 or starts at 2.
+    """
+    ends = []
+    for item in group.items if group.brackets == r"\cup" else (group,):
+        values = [_ENDS.get(end.text) if isinstance(end, Text) else end for end in getattr(item, "items", ())]
+        values = [end.value if isinstance(end, Number) else end for end in values]
+        if not values or None in values or item.brackets not in ("()", "[]", "[)", "(]", "{}"):
+            return None
+        if item.brackets == "{}":
+            ends += [((value, 0), (value, 1)) for value in values]
+        elif len(values) != 2 or not values[0] < values[1]:
+            return None
+        else:
+            ends.append(((values[0], int(item.brackets[0] == "(")), (values[1], int(item.brackets[1] == "]"))))
+    joined = []
+    for low, high in sorted(ends):
+        if joined and low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+        else:
+            joined.append((low, high))
+    return joined
 
 
 def _quotient(value: Value) -> Number | None:
