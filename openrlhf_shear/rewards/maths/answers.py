@@ -11,7 +11,9 @@ from openrlhf_shear.rewards.verdict import Reason
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
 _EQUALS = rf"{LETTER}\s*+=\s*+"
 _NAME_BEFORE = re.compile(rf"(?<![A-Za-z0-9\\]|[-+*/^=]\s*){_EQUALS}$")
-_BETWEEN = re.compile(rf"(?:{_EQUALS}$|" + r"[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+")
+_BETWEEN = re.compile(
+    rf"(?:{_EQUALS}$|" + r"[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+"
+)
 _LISTS = re.compile(r"[,;]|and|or")
 _MOST_BOXES = 16
 _DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
@@ -35,7 +37,7 @@ _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[
 _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
 _TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
 _RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
-_SENTENCE = re.compile(r"(?:[A-Za-z',]++[\s.:]*+){3,}")  # words without a value
+_SENTENCE = re.compile(r"as (?:follows|below)|(?:[A-Za-z',]++[\s.:]*+){3,}")  # words without a value
 _HEADING = re.compile(r"(?i)\W*(?:verif|check|explan|note\b|reason|summary|justif|proof)")
 _CHECKED = re.compile(r"(?<=[0-9].*)\s\([^()]*=[^()]*\)\s*$")  # 12 apples (7 + 5 = 12)
 _END = re.compile(r"[.?](?:\s|$)|!(?=\s+[A-Z]|\s*$)")  # 4! = 24 is a factorial
@@ -93,7 +95,10 @@ def _tagged(response: str) -> str | None:
         return None
     if r"\boxed" in held[1] or _SAID.search(held[1]):
         return _boxed(held[1])
-    return as_latex(_stated(_BOLD.sub(r"\2", held[1]).strip(_NOT_SAID + "\n").rstrip(".")))
+    text = _BOLD.sub(r"\2", held[1]).strip(_NOT_SAID + "\n")
+    if r"\begin" not in text and len(_WORD.findall(FORMULA.sub(" ", text))) > 2:
+        text = text.rpartition("\n")[2]
+    return as_latex(_stated(text.rstrip(".")))
 
 
 def _last(response: str) -> str | None:
@@ -219,7 +224,10 @@ def _stated(sentence: str) -> str:
         return sentence
     *_, last = [None, *_STATES.finditer(_masked(sentence))]
     value = sentence[last.end() :].strip(_NOT_SAID) if last else ""
-    if re.search(r"[0-9]", value) or FORMULA.search(value):
-        return value
-    values = [*FORMULA.finditer(sentence), *_NUMBER.finditer(FORMULA.sub(" ", sentence))]
-    return values[0][0] if len(values) == 1 else sentence
+    for text in (value, sentence):
+        values = [*FORMULA.finditer(text), *_NUMBER.finditer(FORMULA.sub(" ", text))]
+        if len(values) == 1 and (text is sentence or len(_WORD.findall(text)) > 2):
+            return values[0][0]
+        if values and text is value:
+            return value
+    return sentence

@@ -59,7 +59,7 @@ _LETTER_UNITS = "msghlLNJWVKCF"  # another letter in \\text{} or \\mathrm{} is a
 _DEGREES = re.compile(r"\^\s*+(?:\\circ(?![A-Za-z])|\{\s*+\\circ\s*+\})")
 _SCALE = re.compile(rf"{_DEGREES.pattern}\s*+(?:\\,)?([CFK])(?![A-Za-z])")
 _ANGLE = re.compile(
-    rf"(?:^|(?<=[=,(]))(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{{[0-9]++\}}\s*+\{{[0-9]++\}}))\s*+{_DEGREES.pattern}(?=[\s.]*+(?:$|[,)]))"
+    rf"(?:^|(?<=[=,(\[]))(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{{[0-9]++\}}\s*+\{{[0-9]++\}}))\s*+{_DEGREES.pattern}(?=[\s.]*+(?:$|[,)\]]))"
 )
 _TIME = re.compile(r'(?<![0-9.:])([0-9]{1,2}(?::[0-9]{2})?)\s*+"?\s*+([ap])\.?\s?m\b\.?\s*+"?(?=\s*+$)', re.IGNORECASE)
 _BREAK = re.compile(  # between two equations
@@ -68,12 +68,13 @@ _BREAK = re.compile(  # between two equations
 )
 _UNIT_FRACTION = re.compile(
     r'\\frac\s*\{\s*"([A-Za-z ]+)"\s*\}\s*\{\s*"([A-Za-z ]+)"\s*(?:\^\s*\{?([23])\}?\s*)?\}'
-    r'|"([A-Za-z]+)"\s*(?:\\cdot\s*)?"([A-Za-z]+)"\s*\^\s*\{\s*-\s*([123])\s*\}'
+    r'|"([A-Za-z]+)(?:"\s*(?:\\cdot\s*)?"|\s+)([A-Za-z]+)"\s*\^\s*\{\s*-\s*([123])\s*\}'
 )
 _UNIT_PRODUCT = re.compile(
-    r"\\(?:mathrm|text|rm)\s*+\{\s*(?:~|\\[,; ])*([A-Za-z]+)\s*(?:\\[,;: ]|\\cdot\b|~)?\s*([A-Za-z]+)\s*\^\s*\{?\s*-\s*([123])\s*\}?\s*\}"
+    r"\\(?:mathrm|text|rm)\s*+\{\s*(?:~|\\[,; ])*([A-Za-z]+)\s*(?:\\[,;: ]|\\cdot\b)\s*([A-Za-z]+)\s*\^\s*\{?\s*(-?[123])\s*\}?\s*\}"
 )
-_BRACED_LETTER = re.compile(r"(?<![}\]_^]|\\[A-Za-z]*)\{\s*([A-Za-z])\s*\}(?=\s*[_^])")
+_UNIT_TIMES = re.compile(r'(?<=[A-Za-z])"\s*\\cdot\s*"(?=[A-Za-z])')
+_BRACED_LETTER = re.compile(r"(?:(?<![}\]_^]|\\[A-Za-z]*)|(?<=[_^]\{[^{}]*\}))\{\s*([A-Za-z])\s*\}(?=\s*[_^])")
 _ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![A-Za-z])\s*+(?:\[[^\[\]]*+\])?")
 _TOKEN = re.compile(r"[0-9A-Za-z]|\\(?!(?:frac|binom|sqrt)(?![A-Za-z]))[A-Za-z]++")
 _INVERSE = re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*+\^\s*+\{\s*+-\s*+1\s*+\}")
@@ -93,11 +94,10 @@ _OPEN = re.compile(r"(?<![A-Za-z\\])(sqrt|cbrt|abs|floor|ceil(?:ing)?)\s*+\(|(\^
 _TRIGONOMETRY = "sin|cos|tan|cot|sec|csc"
 _NAMED = re.compile(
     rf"(?<![A-Za-z\\])(?:a(?:rc)?(?P<inverse>{_TRIGONOMETRY})|(?P<endless>infinity|inf|oo)"
-    rf"|(?P<name>pi|{_TRIGONOMETRY}|log|ln|exp|max|min|gcd|alpha|beta|gamma|theta|lambda|sigma|omega|phi|mu))(?![A-Za-z])"
+    rf"|(?P<name>pi|{_TRIGONOMETRY}|log|ln|exp|max|min|gcd|alpha|beta|gamma|theta|sigma|omega|phi|mu))(?![A-Za-z])"
 )
 _TIMES = re.compile(r"(?<=[0-9])(?:\s++[xX]\s++(?=[0-9])|\s*+[xX]\s*+(?=10\^))")
 _PLAIN_WORD = re.compile(r"(?<![A-Za-z])(?!(?:and|units?|degrees|radians|meters|feet|inches)(?![A-Za-z]))[A-Za-z]{3,}")
-
 
 
 _MATRIX = re.compile(r"\\begin\{([a-z]?matrix)\}.*?\\end\{\1\}", re.DOTALL)
@@ -116,7 +116,7 @@ def tidy(answer: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
     if r"\begin" not in text and "=" in text:
         text = _BREAK.sub(", ", text)
-    text = _BRACED_LETTER.sub(r"\1", _UNIT_PRODUCT.sub(r'"\1" "\2" ^{-\3}', text))
+    text = _BRACED_LETTER.sub(r"\1", _UNIT_PRODUCT.sub(r'"\1" \\cdot "\2" ^{\3}', text))
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
     if "matrix}" in text:
         text = _MATRIX.sub(lambda match: _LOST_ROW.sub(r"\\\\", match[0]), text)
@@ -136,7 +136,9 @@ def tidy(answer: str) -> str:
     if text.startswith("{") and closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     if text.upper() != text.lower():
-        text = _TIME.sub(lambda match: f'{match[1]} "{match[2].lower()}m"', _UNIT_FRACTION.sub(_per, text))
+        text = _TIME.sub(
+            lambda match: f'{match[1]} "{match[2].lower()}m"', _UNIT_TIMES.sub(" ", _UNIT_FRACTION.sub(_per, text))
+        )
         text = _RATIO_UNIT.sub(r'"\1/\2"', _ORDINAL.sub("", _INVERSE.sub(r"\\arc\1 ", text)))
     return _ASIDE.sub(lambda match: f' "{(match[1] or match[2]).strip()}"', text)
 
@@ -168,12 +170,14 @@ def as_latex(text: str) -> str:
             break
         before, after = _CALLS[match[1] or match[2]]
         text = f"{text[: match.start()]}{before}{text[match.end() : end]}{after}{text[end + 1 :]}"
-    text = _TIMES.sub(r"\\times ", text.replace("*", r"\cdot "))
+    text = _TIMES.sub(r"\\times ", re.sub(r"(?<!\^\{?)\*", r"\\cdot ", text))
     return _NAMED.sub(_latex_name, text)
 
 
 def _latex_name(match: re.Match[str]) -> str:
-    return r"\infty " if match["endless"] else rf"\arc{match['inverse']} " if match["inverse"] else rf"\{match['name']} "
+    return (
+        r"\infty " if match["endless"] else rf"\arc{match['inverse']} " if match["inverse"] else rf"\{match['name']} "
+    )
 
 
 def _end_of(text: str, start: int) -> int | None:
@@ -201,13 +205,15 @@ _SENTENCE = re.compile(r"[^.0-9]++\.")
 
 def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
-    if _SENTENCE.fullmatch(words):  # a full stop; "a.m." keeps its own
+    if len(words) > 2 and _SENTENCE.fullmatch(words):  # a full stop; "a.m." keeps its own
         words = words[:-1]
     if (unit := _UNIT_WITH_POWER.fullmatch(words)) and (len(unit[1]) > 1 or unit[1] in _LETTER_UNITS):
         return f' "{unit[1]}" ^{unit[2]}'
     if words in ("-", "--") and match[1] != words:  # it parts a choice from its text
         return ' "-" '
-    plain = words in ("", "%", r"\%") or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
+    plain = (
+        words in ("", "%", r"\%") or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
+    )
     return f" {words} " if plain else f' "{words}" '
 
 

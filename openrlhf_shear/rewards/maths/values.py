@@ -23,7 +23,7 @@ _VARIABLE = (
     rf"|{_DERIVATIVE}(?:{LETTER}(?:{_PLACE})?+)?+|{LETTER}\^\{{-1\}}(?:{_PLACE})"
     rf"|{LETTER}(?:\^(?:\*|\{{\*\}}|\\ast|\{{\\ast\}}|\\star|\{{\\star\}}))?+(?:{_PLACE})?+)"
 )
-_WORD_NAME = re.compile(r'"[A-Za-z]++(?: [A-Za-z]++)*+"|[A-Z][a-z]{2,}+|[a-z]{4,}+')
+_WORD_NAME = re.compile(r'(?:"[A-Za-z]++(?: [A-Za-z]++)*+"|[A-Z][a-z]{2,}+|[a-z]{4,}+)(?: ?\([^()=]{1,20}\))?+')
 _NAME = re.compile(rf"{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\||\\lim_\{{.*")
 _NAMES = re.compile(rf"\({_VARIABLE}(?:,{_VARIABLE})++\)")
 _MARK = re.compile(r"\\(?:hat|widehat|bar|overline|tilde|vec|dot|ddot|overrightarrow)(?:\{(.*?)\}|(.))")
@@ -149,7 +149,7 @@ def _name(text: str) -> str | None:
     A derivative gets a prime: `\frac{dy}{dx}` is y'.
     """
     if _WORD_NAME.fullmatch(text.strip()):
-        return f'"{text.strip().strip(chr(34)).lower()}"'
+        return '"' + text.replace('"', "").strip().lower() + '"'
     text = text.replace(" ", "")
     if not (_NAME.fullmatch(text) or _NAMES.fullmatch(text)):
         return None
@@ -219,12 +219,13 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
     by_name = not _one_name(gold) or not _one_name(answer)
     in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
     if not in_order or len(gold.items) != len(answer.items):
-        brackets = kinds <= {"()", "[]", "[)", "(]"}  # a point is no closed interval, whatever is in it
+        brackets = kinds & {"[]", "[)", "(]"} and not kinds & {":", r"\cup"}  # whatever is in them
         return False if (_settled(gold) and _settled(answer)) or brackets else None
     written = [(_nameless(gold.items), _nameless(answer.items))]
-    if by_name and all(item.name for item in (*gold.items, *answer.items)):
-        same_names = _names(gold) == _names(answer)
-        written = [(_sorted(gold).items, _sorted(answer).items) if same_names else (gold.items, answer.items)]
+    if by_name and _names(gold) == _names(answer):
+        written = [(_sorted(gold).items, _sorted(answer).items)]
+    elif by_name and all(item.name for item in (*gold.items, *answer.items)):
+        written = [(gold.items, answer.items)]
     elif by_name and _one_name(gold):
         if any(all(name[:1] in run for name in _names(answer)) for run in _RUNS):
             written = [(_nameless(gold.items), _nameless(_sorted(answer).items))]
@@ -249,7 +250,7 @@ def _nameless(items: "Iterable[Value]") -> "tuple[Value, ...]":
 
 
 def _sorted(group: ValueGroup) -> ValueGroup:
-    return replace(group, items=tuple(sorted(group.items, key=lambda item: item.name)))
+    return replace(group, items=tuple(sorted(group.items, key=lambda item: (item.name, str(item)))))
 
 
 def _names(group: ValueGroup) -> set[str]:

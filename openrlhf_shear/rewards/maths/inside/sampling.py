@@ -17,7 +17,11 @@ import sympy
 Point = dict[sympy.Symbol, Fraction | int]
 
 _MOST_POINTS, _MOST_NUMBERS = 160, 4
-_NEAR = (*range(-13, 14), *(Fraction(2 * k + 1, 2) for k in range(-9, 9)), *(Fraction(k, 3) for k in (-7, -1, 1, 4, 11)))
+_NEAR = (
+    *range(-13, 14),
+    *(Fraction(2 * k + 1, 2) for k in range(-9, 9)),
+    *(Fraction(k, 3) for k in (-7, -1, 1, 4, 11)),
+)
 _FAR = tuple(sign * size for size in (17, 22, 29, 36, 61, 100, 210, 997, 5040) for sign in (1, -1))
 _LARGEST_POWER = 6000
 

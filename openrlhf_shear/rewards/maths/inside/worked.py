@@ -162,9 +162,7 @@ def _left_of_product(node: sympy.Mul) -> int:
         shared = [*numbers[0], *(other.base for other in roots[0])]
         numerators = [number.p for number in shared if number.is_Rational]
         left += root.base.is_Integer and any(gcd(int(root.base), numerator) > 1 for numerator in numerators)
-    repeats = (
-        factor for factor in above if not (factor.is_Rational or is_root(factor) or factor.has(sympy.factorial))
-    )
+    repeats = (factor for factor in above if not (factor.is_Rational or is_root(factor) or factor.has(sympy.factorial)))
     bases = Counter(map(_base, repeats))
     left += sum(bases.values()) - len(bases)
     return left + _common_factor(above, below)
