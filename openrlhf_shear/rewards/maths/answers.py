@@ -25,10 +25,9 @@ _TAIL = 4000
 _NOT_SAID = "*_ \t"
 _BARE = re.compile(r"^[\[<]([^\[\]<>,]*+)[\]>]$")  # [18]: the brackets of the instruction
 _BOLD = re.compile(r"(?<![\w*)}\]])(\*{1,3}|_{2}|`)(?=[^\s*])((?:(?!\1)[^\n])*?[^\s*])\1(?![\w*])")
-_FILLER = re.compile(
-    r"(?i)(?:therefore|thus|hence|so|then|clearly|simply|just|indeed|(?:of )?course|obviously|exactly|precisely|finally"
-    r"|actually|also|now|again|equals?|equal to|given by|found to be|going to be|approximately|about|roughly|the"
-    r"|number|value|that|it is|we (?:get|have|find))(?![A-Za-z])[\s,:]*+"
+_FILLER = re.compile(  # before a value
+    r"(?i)(?:therefore|thus|hence|so|then|clearly|simply|just|indeed|of course|obviously|exactly|equals?|equal to"
+    r"|approximately|about|the (?:number|value)|that|it is)(?![A-Za-z])[\s,:]*+"
 )
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -46,7 +45,8 @@ _END = re.compile(r"[.?](?:\s|$)|!(?=\s+[A-Z]|\s*$)")  # 4! = 24 is a factorial
 def final_answer(response: str, formats: tuple[str, ...] = ("boxed",)) -> tuple[str | None, Reason | None]:
     r"""Return the answer that a response ends on, and why there is none: NO_ANSWER or TOO_LONG.
 
-    The first of the formats that finds an answer decides; a sentence without a value is none if a later one finds more.
+    The first of the formats that finds an answer decides, unless that is a sentence without a value and a later one
+    finds more.
 
     - boxed: what the last `\boxed{...}` holds, even if that is empty or never closed. Boxes right before it belong to
       it if only a comma, "and" or "or" comes between. Without a box, it is the rest of the line after the last `####`.

@@ -21,8 +21,11 @@ def as_list(text: str) -> str:
 
     Several solutions become tuples.
 
-    >>> as_list("n=3,5,7"), as_list(r"x=\pm 3"), as_list("x=1,y=2; x=3,y=4")
-    ('n=3, n=5, n=7', 'x=3, x=-3', '(x=1, y=2), (x=3, y=4)')
+    >>> as_list("n=3,5,7"), as_list(r"x=\pm 3")
+    ('n=3, n=5, n=7', 'x=3, x=-3')
+
+    >>> as_list("x=1,y=2; x=3,y=4")
+    '(x=1, y=2), (x=3, y=4)'
     """
     if text.upper() == text.lower() or read_number(text) is not None:  # no letters, quickly
         return text

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import regex as re
 
-GREEK = (  # without pi, which is a number
-    r"\\(?:alpha|beta|gamma|delta|varepsilon|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
-    r"|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega)(?![A-Za-z])"
-)
+_FIRST = "alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi"
+_OTHERS = "chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega"
+GREEK = rf"\\(?:{_FIRST}|{_OTHERS})(?![A-Za-z])"  # without pi, which is a number
 LETTER = rf"(?:{GREEK}|[A-Za-z])(?:_(?:\{{[^{{}}]*+\}}|[0-9A-Za-z]))?+'*+"
 SEPARATORS = (",", ";", '"and"', '"or"', "and", "or")
 

@@ -58,12 +58,13 @@ _RENAMED = {
 _LETTER_UNITS = "msghlLNJWVKCF"  # another letter in \\text{} or \\mathrm{} is a variable, a choice, e or i
 _DEGREES = re.compile(r"\^\s*+(?:\\circ(?![A-Za-z])|\{\s*+\\circ\s*+\})")
 _SCALE = re.compile(rf"{_DEGREES.pattern}\s*+(?:\\,)?([CFK])(?![A-Za-z])")
-_ANGLE = re.compile(
-    rf"(?:^|(?<=[=,(\[]))(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{{[0-9]++\}}\s*+\{{[0-9]++\}}))\s*+{_DEGREES.pattern}(?=[\s.]*+(?:$|[,)\]]))"
+_ANGLE = re.compile(  # a whole answer, or an item of one
+    r"(?:^|(?<=[=,(\[]))(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{[0-9]++\}\s*+\{[0-9]++\}))\s*+"
+    rf"{_DEGREES.pattern}(?=[\s.]*+(?:$|[,)\]]))"
 )
 _TIME = re.compile(r'(?<![0-9.:])([0-9]{1,2}(?::[0-9]{2})?)\s*+"?\s*+([ap])\.?\s?m\b\.?\s*+"?(?=\s*+$)', re.IGNORECASE)
 _BREAK = re.compile(  # between two equations
-    r"(?<==[^=]*)(?:\\q?quad(?![A-Za-z])|\\hspace\s*\{[^{}]*\}|\\newline(?![A-Za-z])|\\\\|\\[ ;:]|~|\\(?:text|mbox)\s*\{\s*\}|\n)[\s~$\\;,:]*+"
+    r"(?<==[^=]*)(?:\\(?:q?quad|newline)(?![A-Za-z])|\\(?:hspace\s*\{[^{}]*|text\s*\{\s*)\}|\\[\\ ;:]|\n)[\s$\\;,:]*+"
     r"(?=(?:\\[A-Za-z]+|[A-Za-z])[A-Za-z0-9_'{}()]*+\s*+=)"
 )
 _UNIT_FRACTION = re.compile(
@@ -71,7 +72,8 @@ _UNIT_FRACTION = re.compile(
     r'|"([A-Za-z]+)(?:"\s*(?:\\cdot\s*)?"|\s+)([A-Za-z]+)"\s*\^\s*\{\s*-\s*([123])\s*\}'
 )
 _UNIT_PRODUCT = re.compile(
-    r"\\(?:mathrm|text|rm)\s*+\{\s*(?:~|\\[,; ])*([A-Za-z]+)\s*(?:\\[,;: ]|\\cdot\b)\s*([A-Za-z]+)\s*\^\s*\{?\s*(-?[123])\s*\}?\s*\}"
+    r"\\(?:mathrm|text|rm)\s*+\{(?:\s|\\[,; ])*([A-Za-z]+)\s*(?:\\[,;: ]|\\cdot\b)\s*([A-Za-z]+)"
+    r"\s*\^\s*\{?\s*(-?[123])\s*\}?\s*\}"
 )
 _UNIT_TIMES = re.compile(r'(?<=[A-Za-z])"\s*\\cdot\s*"(?=[A-Za-z])')
 _BRACED_LETTER = re.compile(r"(?:(?<![}\]_^]|\\[A-Za-z]*)|(?<=[_^]\{[^{}]*\}))\{\s*([A-Za-z])\s*\}(?=\s*[_^])")
@@ -90,7 +92,10 @@ _CALLS = {
     **{"^": ("^{", "}"), "sqrt": (r"\sqrt{", "}"), "cbrt": (r"\sqrt[3]{", "}"), "abs": ("|", "|")},
     **{"floor": (r"\lfloor ", r"\rfloor "), "ceil": (r"\lceil ", r"\rceil "), "ceiling": (r"\lceil ", r"\rceil ")},
 }
-_OPEN = re.compile(r"(?<![A-Za-z\\])(sqrt|cbrt|abs|floor|ceil(?:ing)?)\s*+\(|(\^)\s*+\(")
+_CALL = re.compile(
+    r"(?|(?<![A-Za-z\\])(sqrt|cbrt|abs|floor|ceil|ceiling)|(\^))\s*+\((?P<inner>(?:[^()]++|\((?&inner)\))*+)\)"
+)
+_CALLED = re.compile(r"(?<![A-Za-z])(?:sqrt|cbrt|abs|floor|ceil|ceiling)\s*+\(")
 _TRIGONOMETRY = "sin|cos|tan|cot|sec|csc"
 _NAMED = re.compile(
     rf"(?<![A-Za-z\\])(?:a(?:rc)?(?P<inverse>{_TRIGONOMETRY})|(?P<endless>infinity|inf|oo)"
@@ -157,19 +162,19 @@ def squeeze(text: str) -> str:
 def as_latex(text: str) -> str:
     r"""Return plain mathematics as LaTeX; a text with LaTeX commands or other words stays unchanged.
 
-    >>> as_latex("x**2 + sqrt(3)/2"), as_latex("2*pi"), as_latex("2.5 x 10^3"), as_latex(r"\frac12"), as_latex("log cabin")
-    ('x^2 + \\sqrt{3}/2', '2\\cdot \\pi ', '2.5\\times 10^3', '\\frac12', 'log cabin')
+    >>> as_latex("x**2 + sqrt(3)/2"), as_latex("2*pi"), as_latex("2.5 x 10^3")
+    ('x^2 + \\sqrt{3}/2', '2\\cdot \\pi ', '2.5\\times 10^3')
+
+    >>> as_latex(r"\frac12"), as_latex("log cabin")
+    ('\\frac12', 'log cabin')
     """
     text = text.strip()
-    if "\\" in text or _PLAIN_WORD.search(_NAMED.sub(" ", _OPEN.sub(" ", text))):
+    if "\\" in text or _PLAIN_WORD.search(_NAMED.sub(" ", _CALLED.sub(" ", text))):
         return text
     text = text.replace("**", "^")
-    while match := _OPEN.search(text):
-        end = _end_of(text, match.end())
-        if end is None:
-            break
-        before, after = _CALLS[match[1] or match[2]]
-        text = f"{text[: match.start()]}{before}{text[match.end() : end]}{after}{text[end + 1 :]}"
+    while match := _CALL.search(text):
+        before, after = _CALLS[match[1]]
+        text = f"{text[: match.start()]}{before}{match['inner']}{after}{text[match.end() :]}"
     text = _TIMES.sub(r"\\times ", re.sub(r"(?<!\^\{?)\*", r"\\cdot ", text))
     return _NAMED.sub(_latex_name, text)
 
@@ -178,16 +183,6 @@ def _latex_name(match: re.Match[str]) -> str:
     return (
         r"\infty " if match["endless"] else rf"\arc{match['inverse']} " if match["inverse"] else rf"\{match['name']} "
     )
-
-
-def _end_of(text: str, start: int) -> int | None:
-    """Return where the parenthesis that is open at `start` is closed."""
-    depth = 1
-    for at in range(start, len(text)):
-        depth += (text[at] == "(") - (text[at] == ")")
-        if not depth:
-            return at
-    return None
 
 
 def closing(text: str, start: int) -> int | None:

@@ -154,7 +154,7 @@ def _name(text: str) -> str | None:
     if not (_NAME.fullmatch(text) or _NAMES.fullmatch(text)):
         return None
     text = _DIFFERENTIAL.sub(lambda match: (match[2] or match[3]) + "'" * int(match[1] or 1), text)
-    return _MARK.sub(lambda match: match[1] or match[2], text)
+    return re.sub(r"\^\{(.)\}", r"^\1", _MARK.sub(lambda match: match[1] or match[2], text))
 
 
 def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:

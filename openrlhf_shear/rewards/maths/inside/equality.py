@@ -68,7 +68,7 @@ def _is(gold, formula: str) -> bool:
 
 def _parse(text: str) -> list:
     # Only LaTeX is read: math-verify's plain expressions go through sympy's parse_expr, which is eval.
-    text = _MIXED.sub(_improper, _BINOMIAL.sub(r"\1\\cdot \\binom", text))
+    text = _in_brackets(_MIXED.sub(_improper, _BINOMIAL.sub(r"\1\\cdot \\binom", text)))
     trees = parse(
         rf"\boxed{{{_CAPITAL.sub(_marked, text)}}}",
         [_LATEX],
@@ -77,6 +77,22 @@ def _parse(text: str) -> list:
         parsing_timeout=None,
     )
     return [_exact(tree) for tree in trees[:1]]
+
+
+def _in_brackets(text: str) -> str:
+    """Return a text with brackets around each absolute value: else |b|+2|a| is one, of b|+2|a."""
+    pieces, open_at = [], []
+    for piece in re.split(r"(\|)", text):
+        before = "".join(pieces).rstrip()
+        if piece != "|":
+            pieces.append(piece)
+        elif open_at and re.search(r"[A-Za-z0-9)}\]!)]$", before):
+            open_at.pop()
+            pieces.append("|)")
+        else:
+            open_at.append(len(pieces))
+            pieces.append("(|")
+    return text if open_at or "\\{" in text or r"\mid" in text else "".join(pieces)
 
 
 _parse_gold = lru_cache(256)(_parse)  # the rollouts of a group have the same gold

@@ -26,7 +26,7 @@ _FAR = tuple(sign * size for size in (17, 22, 29, 36, 61, 100, 210, 997, 5040) f
 _LARGEST_POWER = 6000
 
 
-class gcd(sympy.Function):  # noqa: N801 (sympy prints a class by its name)
+class gcd(sympy.Function):
     """Greatest common divisor of integers; sympy's takes that of polynomials."""
 
     reduce = math.gcd
@@ -36,7 +36,7 @@ class gcd(sympy.Function):  # noqa: N801 (sympy prints a class by its name)
         return sympy.Integer(cls.reduce(*map(int, parts))) if all(part.is_Integer for part in parts) else None
 
 
-class lcm(gcd):  # noqa: N801
+class lcm(gcd):
     """Least common multiple of integers."""
 
     reduce = math.lcm
