@@ -9,8 +9,8 @@ import regex as re
 
 _SPACE = "[ \t\u00a0\u202f\u3000]"
 _INDENT = rf"^(?P<indent>{_SPACE}*(?:(?:[-*+]|[0-9]+[.)]){_SPACE}+)?)"  # an item of a list may hold the block
-_FENCE = rf"{_INDENT}(?:```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
-_ENDS_LINE = r"```(?P<language>[\w+#.-]*)[ \t\r]*$"  # a fence after text on its line, and nothing follows
+_FENCE = rf"{_INDENT}(?:`{{3,}}|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
+_ENDS_LINE = r"`{3,}(?P<language>[\w+#.-]*)[ \t\r]*$"  # a fence after text on its line, and nothing follows
 # A triple-quoted text, a text on a line, a comment. Each may lack its end, so that no character is read twice.
 _TEXTS = "|".join(
     (
@@ -25,12 +25,15 @@ _IN_CODE = re.compile(rf"{_FENCE}|{_ENDS_LINE}|```(?P<language>)|(?P<text>{_TEXT
 _TEXT = re.compile(_TEXTS, re.DOTALL)
 _FIRST = re.compile(rf"^({_SPACE}*)[^\s#]", re.MULTILINE)  # line of code
 _ODD = re.compile(rf"(?P<text>{_TEXTS})|(?P<space>[\u00a0\u2007\u202f\u3000])|[\ufeff\u200b\u2060]", re.DOTALL)
-_PYTHON = {"python", "python3", "py", "py3", "pypy3"}
+_PYTHON = re.compile(r"[{.]*(?:python|pypy|py)[\d.]*(?![\w-])", re.IGNORECASE)  # language of a fence
 _ENDS_COMMENT = re.compile(r"(?<=[^#\s`][ \t]*)```(?P<language>)[ \t\r]*$")
 _THOUGHT = re.compile(r"</think>(?!['\"\\])")
-_TAG = re.compile(r"(?:^|>)[ \t]*<(?:answer|code|solution|python)>", re.MULTILINE | re.IGNORECASE)
-_END_TAG = re.compile(r"</(?:answer|code|solution|python)>", re.IGNORECASE)
-_READS = re.compile(r"\b(?:input|stdin|fileinput)\b|\b(?:open|read|fdopen)\(\s*0")
+_TAGGED = "(?:final_)?(?:answer|code|solution|program|python)"
+_TAG = re.compile(rf"(?:^|[>\]])[ \t]*(?:<{_TAGGED}>|\[{_TAGGED}\])", re.MULTILINE | re.IGNORECASE)
+_END_TAG = re.compile(rf"</{_TAGGED}>|\[/{_TAGGED}\]", re.IGNORECASE)
+_READS = re.compile(
+    r"=\s*input\b|\binput\s*[(,)]|\bfileinput\b|\b(?:open|read|fdopen)\(\s*0|\bstdin\b(?!\s*=\s*(?:io\.)?StringIO)"
+)
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 _ZEROS = re.compile(r"[+-]?0[0-9]")
@@ -78,8 +81,8 @@ def _blocks(response: str) -> list[tuple[str, str]]:
         end, seen = _closing(response, at, left)
         left -= seen - at
         text = response[at + 1 : end.start() if end else len(response)]
-        language = opened["language"].lower()
-        blocks.append(("python" if language in _PYTHON else language, _outdented(text, opened["indent"] or "")))
+        language = "python" if _PYTHON.match(opened["language"]) else opened["language"]
+        blocks.append((language, _outdented(text, opened["indent"] or "")))
         # A language opens a block, even inside another.
         opens = end is None or re.match("[A-Za-z]", end["language"])
         opened = end if opens else _OPENS.search(response, end.end())
@@ -101,7 +104,7 @@ def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None
             in_comment = in_comment or _ENDS_COMMENT.search(response, found.start(), at)
             continue
         inside = [*_FENCES.finditer(response, found.start(), at)]
-        endless = at == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
+        endless = at == len(response) or any(_PYTHON.match(fence["language"]) for fence in inside[1:])
         if inside and endless and not inside[0]["language"]:
             return inside[0], at  # quotes without an end, or with an end only in a later block
     found = _FENCES.search(response, at) if at - start > left else in_comment

@@ -50,6 +50,10 @@ DRESSES = (
     "- ```python\n  n = int(input())\n  print(2 * n)\n  ```",
     "10) ```python\n    n = int(input())\n    print(2 * n)\n    ```",
     f"Put it in ``` or so:\n{FENCED}",
+    f"\u4ee3\u7801\uff1a{FENCED}\nOutput:\n```\n6\n```",
+    f"````python3.11\n{PROGRAM}\n````\nOutput:\n```\n6\n```",
+    f"\\boxed{{{FENCED}}}",
+    f"<code>{FENCED}</code>",
     # a closing fence on the last line
     f"```python\n{PROGRAM}```",
     f"```python\n{PROGRAM}``` Done.",
@@ -68,12 +72,17 @@ DRESSES = (
     f"{FENCED}\nExample:\n```python\n>>> 3\n6\n```",
     f"{FENCED}\nTest:\n```python\nassert double(3) == 6\n```",
     f"{FENCED}\nIt prints:\n```python\n'''For the input 3'''\nprint(6)\n```",
+    f"{FENCED}\nTest:\n```python\nimport io, sys\nsys.stdin = io.StringIO('3')\nmain()\n```",
+    f"{FENCED}\nTest:\n```python\nsubprocess.run(['python', 'a.py'], input='3', text=True)\n```",
+    f"{FENCED}\nA run:\n```python\ninput: 3\noutput: 6\n```",
     # tags in place of a fence
     f"<answer>\n{PROGRAM}\n</answer>",
     f"<think>x</think>\n<answer>\n{PROGRAM}\n</answer>\nDone.",
     f"<think>x</think><answer>{PROGRAM}",
     f"<think>Perhaps\n```python\nprint(input())\n```\n</think>\n<answer>\n{PROGRAM}\n</answer>",
     f"<solution>{PROGRAM}</solution>",
+    f"<Final_Answer>\n{PROGRAM}\n</Final_Answer>",
+    f"[PYTHON]\n{PROGRAM}\n[/PYTHON]",
 )
 
 
@@ -127,15 +136,15 @@ def unlimited(response: str) -> str | None:
         while end is None and (found := module._IN_CODE.search(response, at)):
             at = found.end()
             inside = [*module._FENCES.finditer(response, found.start(), at)] if found["text"] is not None else [found]
-            python = any(fence["language"].lower() in module._PYTHON for fence in inside[1:])
+            python = any(module._PYTHON.match(fence["language"]) for fence in inside[1:])
             if found["text"] is None or (inside and (at == len(response) or python) and not inside[0]["language"]):
                 end = inside[0]
             if (found["text"] or "").startswith("#"):
                 in_comments += [*module._ENDS_COMMENT.finditer(response, found.start(), at)]
         end = end or next(iter(in_comments), None)
         body = response[opened.end() + 1 : end.start() if end else len(response)]
-        language = opened["language"].lower()
-        blocks.append((language in module._PYTHON, language, module._outdented(body, opened["indent"] or "")))
+        language = opened["language"]
+        blocks.append((module._PYTHON.match(language), language, module._outdented(body, opened["indent"] or "")))
         is_open = end is None or end["language"][:1].isalpha()
         opened = end if is_open else module._OPENS.search(response, end.end())
     every = [[text for python, *_, text in blocks if python], [text for _, language, text in blocks if not language]]
@@ -178,6 +187,21 @@ def test_outputs_are_compared_by_line_then_by_decimal_token():
         *(("inf", "1e300"), ("Infinity", "-inf"), ("1e300", "inf"), ("-inf", "inf"), ("inf", "nan"), ("1", "infinity")),
     ):
         assert not same_output(expected, got), (expected, got)
+
+
+def test_programs_that_read_stdin_are_told_from_others():
+    for code in (
+        *(
+            "n = int(input())",
+            "print(*map(int, iter(input, '')))",
+            "read = input\nread()",
+            "from sys import stdin as s",
+        ),
+        *("import os\nos.read(0, 9)", "open(0).read()", "open('/dev/stdin')", "for line in fileinput.input(): pass"),
+    ):
+        assert reads_input(code), code
+    for code in ("print(3)  # input()", "print('input()')", "f(input=3)", "input: 3", "'''stdin'''"):
+        assert not reads_input(code), code
 
 
 def test_code_is_searched_for_names_and_imports():
