@@ -107,7 +107,9 @@ def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None
         endless = at == len(response) or any(_PYTHON.match(fence["language"]) for fence in inside[1:])
         if inside and endless and not inside[0]["language"]:
             return inside[0], at  # quotes without an end, or with an end only in a later block
-    found = _FENCES.search(response, at) if at - start > left else in_comment
+    if at - start <= left:
+        return in_comment, len(response)
+    found = _FENCES.search(response, at)
     return found, found.end() if found else len(response)
 
 

@@ -35,6 +35,9 @@ OF_MATHS = {
 OF_TEXTS = {
     "texts without an end": "```\n\\'''\n",
     "open fences": "```python\n'''\n",
+    "fences in comments": "# x```\n",
+    "fences after text": "x: ```python\n",
+    "answers in tags": "</think><answer>\n",
     "quotes": "'\"",
     "backslashes": "\\",
     "spaces": " ",
