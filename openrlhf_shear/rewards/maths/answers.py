@@ -37,6 +37,7 @@ _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|ex
 _TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
 _RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
 _SENTENCE = re.compile(r"as (?:follows|below)|(?:[A-Za-z',]++[\s.:]*+){3,}")  # words without a value
+_CHOICE = re.compile(r"\(?[A-J][).:]\s")
 _HEADING = re.compile(r"(?i)\W*(?:verif|check|explan|note\b|reason|summary|justif|proof)")
 _CHECKED = re.compile(r"(?<=[0-9].*)\s\([^()]*=[^()]*\)\s*$")  # 12 apples (7 + 5 = 12)
 _END = re.compile(r"[.?](?:\s|$)|!(?=\s+[A-Z]|\s*$)")  # 4! = 24 is a factorial
@@ -96,9 +97,10 @@ def _tagged(response: str) -> str | None:
     if r"\boxed" in held[1] or _SAID.search(held[1]):
         return _boxed(held[1])
     text = _BOLD.sub(r"\2", held[1]).strip(_NOT_SAID + "\n")
-    if r"\begin" not in text and len(_WORD.findall(FORMULA.sub(" ", text))) > 2:
-        text = text.rpartition("\n")[2]
-    return as_latex(_stated(text.rstrip(".")))
+    words = len(_WORD.findall(FORMULA.sub(" ", text)))
+    if words < 3 or r"\begin" in text or _CHOICE.match(text):
+        return as_latex(text.rstrip("."))
+    return as_latex(_stated(text.rpartition("\n")[2].rstrip(".")))
 
 
 def _last(response: str) -> str | None:

@@ -53,11 +53,12 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     """
     if text.upper() == text.lower():  # no letters, quickly
         return text, None
-    later = _LATER.search(text)
-    if later and _VALUE.search(before := text[: later.start()].strip()) and _closed(before):
-        condition = Condition(text=squeeze(text[later.end() :].strip('" )')))
-        return without_condition(before)[0], None if later["reason"] else condition
-    found = [*_WORDS.finditer(text)]
+    found, later = [*_WORDS.finditer(text)], _LATER.search(text)
+    if later and not (found and found[0].start() < later.start()):
+        before = text[: later.start()].strip()
+        if _VALUE.search(before) and _closed(before):
+            condition = Condition(text=squeeze(text[later.end() :].strip('" )')))
+            return without_condition(before)[0], None if later["reason"] else condition
     place = found[0].start() if len(found) == 1 and not _PIECES.search(text) else None
     if not found:
         domain = next((match for match in _DOMAIN.finditer(text) if _uses(text[: match.start()], match["names"])), None)
