@@ -2,6 +2,7 @@
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
 #   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
 #   make test-trl, make test-verl    the tests of an integration, each in an environment of its own (.venv-trl, .venv-verl)
+#   make test-trl-own TRL=FOLDER    TRL's own tests of its trainer, with TRL's and with ours; FOLDER is a clone of TRL
 #   make test-long     the whole runs that make test leaves out; with them the rows of the fault bench (make test-faults)
 #   make check-gradients   some minutes: the gradient that is applied beside one float32 pass (docs/correctness.md)
 # and    make docs    the site of docs/, in runs/docs
@@ -11,7 +12,7 @@ VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PYTHONDONTWRITEBYTECODE :=  # else each of the tests' hundreds of processes compiles the package again
 
-.PHONY: run run-smollm2 test test-fast test-long test-faults check-gradients test-trl test-verl lint lock docs package setup setup-tests
+.PHONY: run run-smollm2 test test-fast test-long test-faults check-gradients test-trl test-verl test-trl-own lint lock docs package setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -45,6 +46,10 @@ check-gradients: setup-tests
 test-trl test-verl: test-%:
 	@scripts/setup_integration.sh $* .venv-$*
 	.venv-$*/bin/python -m pytest tests/$* tests/ways $(if $(filter trl,$*),-n 2 --dist worksteal)
+
+test-trl-own:
+	@scripts/setup_integration.sh trl .venv-trl
+	.venv-trl/bin/python scripts/trl_own_tests.py $(TRL)
 
 lint: setup
 	ruff check --fix . && ruff format . && python scripts/prose.py && python -m mypy
