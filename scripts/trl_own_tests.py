@@ -4,7 +4,7 @@
 
 FOLDER is a clone of TRL, of any version. Its package is tested, or with `--installed` that of the environment. Tiny
 models with random weights take the place of those on the hub, and TRL's own script makes the data. Where a test trains
-with both, the final weights are compared too. Exit code 1: a test passes with TRL's trainer alone.
+with both, the sums of the final weights are compared. Exit code 1: a test passes with TRL's trainer alone.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def report(theirs: dict, ours: dict) -> bool:
         print(f"{name:16}", *(f"{counts[each]:5} {each}" for each in ("passed", "failed", "skipped")))
     trained = [test for test in theirs if theirs[test][2] and ours.get(test, [[]])[-1]]
     other = {test for test in trained if theirs[test][2] != ours[test][2]}
-    print(f"{len(trained)} tests train with both, {len(trained) - len(other)} of them to the same weights")
+    print(f"{len(trained)} tests train with both, {len(trained) - len(other)} of them to the same sum of weights")
     lost = False
     for test in sorted(theirs | ours):
         (before, why, _), (after, reason, _) = (rows.get(test, ["missing", None, []]) for rows in (theirs, ours))
