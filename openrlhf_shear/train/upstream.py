@@ -49,9 +49,9 @@ def require(package: str, newest: str, extra: str, install: str, oldest: str = "
         problem = f"needs the extra [{extra}]: {package} is not installed; {install}"
         raise ModuleNotFoundError(problem, name=package.lower()) from None
     if not Version(oldest or newest) <= Version(version) <= Version(newest) and not os.environ.get(ANY_VERSION):
-        tried = f"{oldest} to {newest}, with which" if oldest else f"{newest}, with which"
+        tried = f"{oldest} to {newest}" if oldest else newest
         raise RuntimeError(
-            f"{package} must be {tried} openrlhf_shear was tried: got {version}; use: pip install "
+            f"{package} must be {tried}, with which openrlhf_shear was tried: got {version}; use: pip install "
             f"{package.lower()}=={newest}, or set {ANY_VERSION}=1 at your own risk"
         )
 
