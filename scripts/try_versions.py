@@ -28,7 +28,7 @@ def tried(package: str, version: str, words: list[str]) -> dict[str, object]:
         subprocess.run([*pip, "requests"], check=True)  # earlier versions import it
         paths = [folder, str(ROOT), os.environ.get("PYTHONPATH", "")]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OPENRLHF_SHEAR_ANY_VERSION": "1"}
-        known = ["-k", "not what_the_integration_knows"]  # of the newest version alone
+        known = ["-k", "not what_the_integration_knows"]  # of the newest version alone; -k among `words` replaces it
         line = [sys.executable, "-m", "pytest", "-q", *known, f"tests/{package}", "tests/ways", *words]
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
