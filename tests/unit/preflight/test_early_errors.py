@@ -116,7 +116,7 @@ def test_ranks_have_to_see_together(job, capsys, ranks, pictures, refused):
         "RESHAPE PRM --algo.kl.init_coef 0.5 --reward.overlong_buffer_len 5 --reward.stop_properly_penalty_coef 0 "
         "--reward.clip_range -1 1",
         "PURE PRM --algo.kl.init_coef 0",
-        "PURE PRM --algo.kl.init_coef 0.5 --algo.kl.use_loss",
+        "PURE PRM --algo.kl.init_coef 0.5 --algo.kl.use_loss --algo.kl.estimator k3",
         "AS my_rules:Reader --prm.model_name_or_path PRM --prm.max_len 100",
         "AS my_rules:Good SHARED",  # the 8 GPUs of a process reward model are not asked for
         "RESHAPE some/model --use_ms",

@@ -53,6 +53,8 @@ class Generator:
 class Maker:
     """Experience maker of a run without a credit rule."""
 
+    outcomes = None
+
     rule_name, shown = "", None
 
     def __init__(self):
@@ -63,7 +65,7 @@ class Maker:
 
 
 class Policy:
-    """Models that learn at once; `happened` has what they were text, in order."""
+    """Models that learn at once; `happened` has the calls that they got, in order."""
 
     def __init__(self, states: dict | None, kl: float):
         self.states, self.kl_ctl, self.experience_maker = states, Namespace(value=kl), Maker()
