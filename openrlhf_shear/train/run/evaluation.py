@@ -48,11 +48,12 @@ class Evaluation:
     def is_due(self, step: int) -> bool:
         return self._exists and step > 0 and self._every > 0 and step % self._every == 0
 
-    def run(self, step: int, undisturbed: AbstractContextManager[None]) -> Scores:
+    def run(self, step: int, undisturbed: AbstractContextManager[None], go_on: bool = False) -> Scores:
         """Evaluate the weights of a step, log the metrics and return the scores.
 
         Args:
             undisturbed: a context in which nothing else is sampled.
+            go_on: continue an interrupted evaluation of the same weights.
         """
         sets, suite = Scores(), Scores()
         with undisturbed:
@@ -65,7 +66,7 @@ class Evaluation:
                     logger.warning(f"evaluation at step {step}: {failed} rewards failed; these rollouts have no score")
             if self._suite is not None:
                 with passed_over(f"the evaluation of step {step}"):
-                    suite = self._suite.evaluate(step)
+                    suite = self._suite.evaluate(step, go_on)
         scores = Scores(sets.metrics | suite.metrics, sets.sets, suite.suite)
         self._tracking.log_eval(step, scores.metrics)
         return scores

@@ -49,17 +49,25 @@ class TrainingSuite:
         settings = self._plan.sampling, self._plan.prompt_format, args.data.max_len
         self._sampler = EngineSampler(engines.handles, tokenizer, *settings, check_stop)
 
-    def evaluate(self, step: int) -> Scores:
+    def evaluate(self, step: int, go_on: bool = False) -> Scores:
         """Evaluate the engines' current weights.
 
         The completions and results.json stay in `CKPT_PATH/evaluations/stepN`.
 
         Args:
             step: the step of the weights.
+            go_on: continue an interrupted evaluation of the same weights.
         """
         folder = self._folder / f"step{step}"
-        shutil.rmtree(folder, ignore_errors=True)  # from before a resume
+        if not go_on:
+            shutil.rmtree(folder, ignore_errors=True)  # from before a resume at an older checkpoint
         plan = replace(self._plan, model=f"{self._plan.model}, step {step}")
+        if go_on:
+            try:
+                Store(folder).start(plan.settings(), plan.questions)
+            except ValueError as error:
+                logger.warning(f"the evaluation of step {step} begins anew: {error}")
+                shutil.rmtree(folder, ignore_errors=True)
         if self._sleeps:
             self._engines.call("wake_up")
         try:

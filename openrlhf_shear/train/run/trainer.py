@@ -165,7 +165,7 @@ class ShearTrainer:
         self._policy.broadcast_to_vllm()
         self.story.resumed(states, self._prompts)
         if self._evaluation.is_due(step) and self._tracking.evaluated < step:  # the checkpoint precedes the evaluation
-            self._evaluate(step)
+            self._evaluate(step, go_on=True)
 
     def _set_states(self, step: int) -> None:
         """Set a checkpoint's states beside weights and optimizer; (seed, place) determines everything else."""
@@ -224,9 +224,13 @@ class ShearTrainer:
 
     # ── Evaluations and checkpoints ──
 
-    def _evaluate(self, step: int) -> None:
-        """Evaluate a step's weights, and save the best checkpoint if it is the best so far."""
-        scores = self._evaluation.run(step, self._batches.undisturbed())
+    def _evaluate(self, step: int, go_on: bool = False) -> None:
+        """Evaluate a step's weights, and save the best checkpoint if it is the best so far.
+
+        Args:
+            go_on: continue an interrupted evaluation of the same weights.
+        """
+        scores = self._evaluation.run(step, self._batches.undisturbed(), go_on)
         self.story.evaluated(step, scores.sets, scores.suite)
         if step == 0:
             return

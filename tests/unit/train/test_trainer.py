@@ -112,8 +112,8 @@ class Evaluations:
     def is_due(self, step: int) -> bool:
         return bool(self.scores) and step > 0 and step % self._every == 0
 
-    def run(self, step, undisturbed):
-        self.steps.append(step)
+    def run(self, step, undisturbed, go_on=False):
+        self.steps.append((step, go_on))
         return Scores({KEY: self.scores[step]})
 
 
@@ -256,7 +256,7 @@ def test_the_engines_get_the_weights_and_the_best_evaluation_is_of_checkpoint_or
     assert (parts.trainer.best.value, parts.trainer.best.latest) == (value, 0.4)
 
 
-@pytest.mark.parametrize(("evaluated", "steps"), [(7, []), (6, [7])])
+@pytest.mark.parametrize(("evaluated", "steps"), [(7, []), (6, [(7, True)])])
 def test_an_evaluation_that_a_kill_interrupted_is_made_good(evaluated, steps):
     parts = run(states=checkpoint(), scores={7: 0.5}, every=7)
     parts.notes.evaluated = evaluated
@@ -364,7 +364,7 @@ def test_a_step_of_equal_rewards_is_warned_of(monkeypatch):
 def test_only_a_better_evaluation_of_a_trained_model_is_saved_as_the_best():
     parts = run([batch(4)] * 3, scores={0: 0.9, 1: 0.5, 2: 0.4, 3: 0.6}, before_train=True)
     parts.trainer.fit()
-    assert parts.evaluations.steps == [0, 1, 2, 3]
+    assert [step for step, _ in parts.evaluations.steps] == [0, 1, 2, 3]
     assert [tag for tag, _ in parts.disk.saved] == ["best_global_step1", "best_global_step3"]
     assert parts.notes.noted[2] == {"best_eval_metric_key": KEY, "best_eval_metric_value": 0.5}
     assert parts.disk.best.states()["latest_eval_metric_value"] == 0.6
