@@ -28,6 +28,7 @@ _ODD = re.compile(rf"(?P<text>{_TEXTS})|(?P<space>[\u00a0\u2007\u202f\u3000])|[\
 _PYTHON = re.compile(r"[{.]*(?:python|pypy|py)[\d.]*(?![\w-])", re.IGNORECASE)  # language of a fence
 _ENDS_COMMENT = re.compile(r"(?<=[^#\s`][ \t]*)```(?P<language>)[ \t\r]*$")
 _THOUGHT = re.compile(r"</think>(?!['\"\\])")
+_SPAN = re.compile(r"```(?:python|py)3?[ \t]+([^\n`]+)```")  # a block on a line
 _TAGGED = "(?:final_)?(?:answer|code|solution|program|python)"
 _TAG = re.compile(rf"(?:^|[>\]])[ \t]*(?:<{_TAGGED}>|\[{_TAGGED}\])", re.MULTILINE | re.IGNORECASE)
 _END_TAG = re.compile(rf"</{_TAGGED}>|\[/{_TAGGED}\]", re.IGNORECASE)
@@ -86,6 +87,8 @@ def _blocks(response: str) -> list[tuple[str, str]]:
         # A language opens a block, even inside another.
         opens = end is None or re.match("[A-Za-z]", end["language"])
         opened = end if opens else _OPENS.search(response, end.end())
+    if not any(text.strip() for _, text in blocks) and (spans := _SPAN.findall(response)):
+        return [("python", spans[-1])]
     tags = [] if blocks else [*_TAG.finditer(response)]
     return [("", _END_TAG.split(response[tags[-1].end() :])[0])] if tags else blocks
 
@@ -116,6 +119,7 @@ def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None
 def _outdented(text: str, indent: str) -> str:
     first = _FIRST.search(text)
     most = min(len(indent), len(first[1])) if first else 0
+    most = len(first[1]) if first and indent.strip() else most  # an item's text is indented by any number of spaces
     return re.sub(rf"^{_SPACE}{{1,{most}}}", "", text, flags=re.MULTILINE) if most else text
 
 

@@ -35,6 +35,7 @@ def test_the_last_python_block_counts():
 
 
 PROGRAM = "n = int(input())\nprint(2 * n)"
+ON_A_LINE = PROGRAM.replace("\n", "; ")
 FENCED = f"```python\n{PROGRAM}\n```"
 DRESSES = (
     # a fence after text
@@ -67,6 +68,10 @@ DRESSES = (
     f"```\n{PROGRAM}\n```\nRun:\n```bash\necho 3 | python a.py\n```",
     f"```\n{PROGRAM}\n```\nIn:\n```text\ninput 3\n```",
     f"```\n{PROGRAM}\n```\nIt prints:\n```\n6\n```",
+    # an item's indent, a program on one line
+    f"1. ```python\n    {PROGRAM.replace(chr(10), chr(10) + '    ')}\n   ```",
+    f"Code: ```python {ON_A_LINE}``` It doubles.",
+    f"```py {ON_A_LINE}```",
     # an example, a test or a comment after the program
     f"{FENCED}\nComplexity:\n```python\n# O(1), for any input\n```",
     f"{FENCED}\nExample:\n```python\n>>> 3\n6\n```",
@@ -88,7 +93,7 @@ DRESSES = (
 
 @pytest.mark.parametrize("response", DRESSES)
 def test_a_program_is_found_in_every_dress(response: str):
-    assert code_block(response, reads_input).strip().partition("  #")[0] == PROGRAM
+    assert code_block(response, reads_input).strip().partition("  #")[0] in (PROGRAM, ON_A_LINE)
 
 
 @pytest.mark.parametrize("response", ["print('<answer>')", "Use ```code``` alone.", "</answer>", "<p>It is 4.</p>"])
