@@ -13,7 +13,7 @@ _WORDS = re.compile(
 )
 _LATER = re.compile(  # words after a value: 54 because 50+5=55, 9 attained at x=4, 7 with x=3
     r"""[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:(?P<reason>because|since|as)(?=[\s":])"""
-    r"""|(?:attained|achieved|reached|occurring|occurs)(?=[\s"])"""
+    r"""|(?P<aside>(?<=[0-9}]\s)\((?=[^()]*=[^()]*\)$))|(?:attained|achieved|reached|occurring|occurs)(?=[\s"])"""
     r"""|(?:at|with|given|by|from|using|taking|letting|assuming|on)(?=[\s"][^=<>]*[=<>]))(?:\s*+at(?=[\s"]))?+"""
 )
 _VALUE = re.compile(r"[0-9]|\\pi|\\sqrt|\\infty|=")
@@ -51,14 +51,14 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     >>> without_condition(r'x=2k "where" k\in \mathbb{Z}')[0], without_condition(r"k\pi , k \in \mathbb{Z}")[0]
     ('x=2k', 'k\\pi')
     """
-    if text.upper() == text.lower():  # no letters, quickly
+    if text.upper() == text.lower() and "=" not in text:  # no letters, quickly
         return text, None
     found, later = [*_WORDS.finditer(text)], _LATER.search(text)
     if later and not (found and found[0].start() < later.start()):
         before = text[: later.start()].strip()
         if _VALUE.search(before) and _closed(before):
             condition = Condition(text=squeeze(text[later.end() :].strip('" )')))
-            return without_condition(before)[0], None if later["reason"] else condition
+            return without_condition(before)[0], None if later["reason"] or later["aside"] else condition
     place = found[0].start() if len(found) == 1 and not _PIECES.search(text) else None
     if not found:
         domain = next((match for match in _DOMAIN.finditer(text) if _uses(text[: match.start()], match["names"])), None)

@@ -175,6 +175,7 @@ def as_latex(text: str) -> str:
     while match := _CALL.search(text):
         before, after = _CALLS[match[1]]
         text = f"{text[: match.start()]}{before}{match['inner']}{after}{text[match.end() :]}"
+    text = re.sub(r"\^(-[0-9]++|[0-9]{2,}+)", r"^{\1}", text)
     text = _TIMES.sub(r"\\times ", re.sub(r"(?<!\^\{?)\*", r"\\cdot ", text))
     return _NAMED.sub(_latex_name, text)
 
