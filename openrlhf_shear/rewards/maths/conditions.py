@@ -11,10 +11,11 @@ _WORDS = re.compile(
     r'[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:where|when(?:ever)?|for|if|such that|provided)(?=[\s"\\])'
     r"|[,;]?\s*+\(?\\forall(?![A-Za-z])"
 )
+_REACHED = "attained|achieved|reached|occurring|occurs"
+_BESIDE = "at|with|given|by|from|using|taking|letting|assuming|on"
 _LATER = re.compile(  # words after a value: 54 because 50+5=55, 9 attained at x=4, 7 with x=3
-    r"""[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:(?P<reason>because|since|as)(?=[\s":])"""
-    r"""|(?P<aside>(?<=[0-9}]\s)\((?=[^()]*=[^()]*\)$))|(?:attained|achieved|reached|occurring|occurs)(?=[\s"])"""
-    r"""|(?:at|with|given|by|from|using|taking|letting|assuming|on)(?=[\s"][^=<>]*[=<>]))(?:\s*+at(?=[\s"]))?+"""
+    rf"""[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:(?P<reason>because|since|as)(?=[\s":])|(?:{_REACHED})(?=[\s"])"""
+    rf"""|(?P<aside>(?<=[0-9}}]\s)\((?=[^()]*=[^()]*\)$))|(?:{_BESIDE})(?=[\s"][^=<>]*[=<>]))(?:\s*+at(?=[\s"]))?+"""
 )
 _VALUE = re.compile(r"[0-9]|\\pi|\\sqrt|\\infty|=")
 _DOMAIN = re.compile(
