@@ -13,8 +13,8 @@ import torch
 
 from openrlhf_shear.train import upstream
 
-VERSION = "1.16.0"
-upstream.require("trl", VERSION, "trl", "use: pip install '.[trl]' (docs/trl.md)")
+VERSION, OLDEST = "1.16.0", "1.12.0"
+upstream.require("trl", VERSION, "trl", "use: pip install '.[trl]' (docs/trl.md)", OLDEST)
 
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model

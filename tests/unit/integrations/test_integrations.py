@@ -185,3 +185,10 @@ def test_versions(monkeypatch, package, extra, install):
         upstream.require(package, "1.0", extra, install)
     installed[package] = "1.0"
     upstream.require(package, "1.0", extra, install)
+    upstream.require(package, "1.9", extra, install, "0.8")  # within the versions that were tried
+    with pytest.raises(
+        RuntimeError, match=f"{package} must be 1.1 to 1.9, with which openrlhf_shear was tried: got 1.0"
+    ):
+        upstream.require(package, "1.9", extra, install, "1.1")
+    monkeypatch.setenv(upstream.ANY_VERSION, "1")
+    upstream.require(package, "1.9", extra, install, "1.1")
