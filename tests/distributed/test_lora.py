@@ -93,6 +93,41 @@ def test_the_engine_has_the_merged_weights(cluster, trained, engine, rollouts):
     assert after.keys() == own.keys() and all(torch.equal(after[name], value) for name, value in own.items())
 
 
+def test_upstreams_way_to_a_gpu_gets_them_too(cluster, trained):
+    """`ActorPPOTrainer.broadcast_to_vllm` on both ranks, with a recorder in place of NCCL and the engines."""
+    group, *_ = trained
+
+    def sent(actor):
+        from types import SimpleNamespace as Section
+
+        from openrlhf.trainer.ray import ppo_actor
+
+        from openrlhf_shear.train.update.lora import merged
+
+        names, values = [], {}
+        trainer, get = actor.trainer, ppo_actor.ray.get
+        announce = Section(remote=lambda name, dtype, shape, empty_cache: names.append((name, dtype, tuple(shape))))
+
+        def keep(tensor, src, stream):
+            assert names[-1][1:] == (tensor.dtype, tuple(tensor.shape))
+            values[names[-1][0]] = tensor.clone()
+
+        trainer.vllm_engines, trainer._model_update_group = [Section(update_weight=announce)], Section(broadcast=keep)
+        trainer.use_cuda_ipc, ppo_actor.ray.get = False, lambda refs: None
+        try:
+            with merged(actor.actor.model.module):
+                trainer.broadcast_to_vllm()
+        finally:
+            ppo_actor.ray.get = get
+        return values
+
+    first, other = cluster.get([actor.__ray_call__.remote(sent) for actor in group.actors])
+    expected = by_hand(whole_weights(cluster, group))
+    assert first.keys() == expected.keys() and other == {}
+    for name, value in first.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=2**-8, atol=1e-7)
+
+
 def test_shear_weighs_by_the_states_of_the_adapted_policy(cluster, trained, plain, maker, rollouts):
     from openrlhf_shear.credit import shear_weights
 
