@@ -14,8 +14,8 @@ Legend: B rows, S tokens of a sequence, A padded response tokens, d hidden size;
 
 from openrlhf_shear.train import upstream
 
-VERSION = "0.9.1"
-upstream.require("verl", VERSION, "verl", "use: pip install '.[verl]' (docs/verl.md)")
+VERSION, OLDEST = "0.9.1", "0.9.0"
+upstream.require("verl", VERSION, "verl", "use: pip install '.[verl]' (docs/verl.md)", OLDEST)
 
 import json
 from collections.abc import Iterator
