@@ -214,8 +214,7 @@ def _data_set(
     label: object = ""
     blind: list[str] = []
     # A rank whose micro-batch has no picture runs other collectives than the others, with every ZeRO stage.
-    sees, several = run.data.max_images_per_prompt > 0, run.ranks["actor"] > 1
-    all_must_see = sees and several and flag == "data.prompt_dataset"
+    all_must_see = flag == "data.prompt_dataset" and _ranks_see_together(run)
     resumes = run.ckpt.load_enable
     try:
         read = training_rows(name, run.flags[split_flag], run.use_ms, hub=resumes)
@@ -274,6 +273,13 @@ def _data_set(
 
 def _pictures(value: object) -> list:
     return value if isinstance(value, list) else [value]
+
+
+def _ranks_see_together(run: Run) -> bool:
+    """Return whether several ranks train on pictures; packed samples with pictures are refused elsewhere."""
+    if run.flags.get("data.max_images_per_prompt", 0) <= 0 or run.ranks.get("actor", 1) == 1:
+        return False
+    return not (run.train.dynamic_batch_enable or run.ds.packing_samples or run.ds.ring_attn_size > 1)
 
 
 def _no_columns(key: str, columns_key: str, of: str, columns: dict[str, None], filled: set[str]) -> Iterator[Refusal]:

@@ -111,8 +111,8 @@ def test_a_policy_asks_as_soon_as_it_is_loaded(tmp_path, monkeypatch):
     model, tokenizer = small_policy(tmp_path / "base", {"length_penalty": 2.0})
 
     def loaded(self, *_):
-        self.actor, self.tokenizer = Section(model=Section(module=model)), tokenizer
+        self.actor, self.tokenizer = Section(model=Section(module=model), is_vlm=False), tokenizer
 
     monkeypatch.setattr(ShearPolicyActor.__bases__[-1], "init_model_from_pretrained", loaded)
     with pytest.raises(RefusedError, match="cannot be saved"):
-        ShearPolicyActor.init_model_from_pretrained(ShearPolicyActor.__new__(ShearPolicyActor), Section())
+        ShearPolicyActor.init_model_from_pretrained(ShearPolicyActor.__new__(ShearPolicyActor), Section(), "base")
