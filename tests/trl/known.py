@@ -17,6 +17,7 @@ from openrlhf_shear.tasks.arithmetic.solutions import check
 
 GROUP = 4
 SHEAR = "shear/window=16/stride=4"
+LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 CONFIG = ShearConfig(window=16, stride=4)
 
 

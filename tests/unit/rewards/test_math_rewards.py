@@ -144,5 +144,5 @@ def test_noise_is_read():
     noise = random.Random(0)
     for _ in range(3000):
         answer = "".join(noise.choices(pieces, k=noise.randrange(80)))
-        grade_math(rf"\boxed{{{answer}}}", "(7, 8)", workers=Refusing())
-        tidy(answer)
+        verdict = grade_math(rf"\boxed{{{answer}}}", "(7, 8)", workers=Refusing())
+        assert isinstance(verdict.correct, bool) and isinstance(tidy(answer), str), answer
