@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import cases
 
 from examples.rules.change_rule import ChangeRule
 from examples.rules.contrast_rule import ContrastRule
@@ -100,17 +101,7 @@ def test_any_outcomes_give_finite_weights_and_an_empty_rollout_none(group, kind,
             assert outcome is False or (weight == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("correct", "step", "texts", "expected"),
-    [
-        (False, 5, ("So", " 1", "+1", "\n", "done", ".\n\n", "2"), [1, 1, 1, 1, 0.5, 0.5, 1]),
-        (False, 20, ("a", "\n", "9"), [0, 0, 1]),
-        (False, 20, ("no", " number"), [1, 1]),
-        (False, 20, (), []),
-        (True, 20, ("a", "\n", "9"), [1, 1, 1]),
-        (None, 20, ("a", "\n", "9"), [1, 1, 1]),
-    ],
-)
+@pytest.mark.parametrize(*cases("credit", "test_lines_with_numbers_are_blamed"))
 def test_lines_with_numbers_are_blamed(correct, step, texts, expected):
     group = RolloutGroup(0, (0.0,), (correct,), (len(texts),), token_texts=(texts,), step=step)
     credit = checked_credits(NumberLinesRule(over=10), [group])[0]

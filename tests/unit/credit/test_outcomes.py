@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import cases
 
 from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.credit.rule import GroupCredit
@@ -16,13 +17,7 @@ def watch(threshold=0.5):
     return Outcomes("--credit.correct_threshold", threshold, "--credit.correct_reward")
 
 
-@pytest.mark.parametrize(
-    ("rewards", "said"),
-    [
-        ((1.5, 0.5), "scores 0.5, 1, 1.5 are at least --credit.correct_threshold 0.5 in every group; use a threshold"),
-        ((0.3, 0.0), "scores 0, 0.1, 0.3 are below --credit.correct_threshold 0.5 in every group; use a threshold"),
-    ],
-)
+@pytest.mark.parametrize(*cases("credit", "test_rewards_on_one_side_are_told_once_with_scores_and_flag"))
 def test_rewards_on_one_side_are_told_once_with_scores_and_flag(rewards, said):
     outcomes = watch()
     equal = (1.0, 1.0) if min(rewards) >= 0.5 else (0.1, 0.1)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from rule_groups import NAMES, NAN, chosen, credit_of, full_group, random_group, rule_of
 
 from openrlhf_shear.config import RULES
@@ -101,17 +102,7 @@ def test_a_group_without_both_outcomes_is_left_to_grpo(name, rewards):
             assert all((row == (kind != "advantages")).all() for row in rows)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "uniform",
-        "entropy_mask/fraction=1",
-        "rlsd/strength=0.0",
-        "rlsd/clip=0.0",
-        "nthr/eta=1.0",
-        "delta/low=1.0/high=1.0",
-    ],
-)
+@pytest.mark.parametrize(*cases("credit", "test_rules_at_their_neutral_knobs_are_grpo_bit_for_bit"))
 def test_rules_at_their_neutral_knobs_are_grpo_bit_for_bit(name):
     for seed in SEEDS:
         found, base = trained(name, random_group(seed))

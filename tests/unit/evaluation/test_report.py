@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from cases import cases
 from test_run_summary import write_log
 
 from openrlhf_shear.cli import report as cli
@@ -243,15 +244,7 @@ def test_a_training_run_shows_the_basis_of_its_scores(tmp_path):
     assert "| AIME24 | SHEAR | **30.0** | 3 of 30 | 512 | 25.0% | 50.0% | 1 |" in markdown(table)
 
 
-@pytest.mark.parametrize(
-    "files, message",
-    [
-        ({}, "neither a TensorBoard log nor results.json"),
-        ({"results.json": "{"}, "is not JSON"),
-        ({"results.json": "[]"}, "must hold benchmarks"),
-        ({"results.json": '{"benchmarks": {"aime24": {"k": 1, "avg@1": null}}}'}, "holds no avg@k"),
-    ],
-)
+@pytest.mark.parametrize(*cases("evaluation", "test_a_folder_that_is_no_run_is_an_error"))
 def test_a_folder_that_is_no_run_is_an_error(tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)

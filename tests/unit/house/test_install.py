@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 ROOT = Path(__file__).parents[3]
 spec = importlib.util.spec_from_file_location("bare_root", ROOT / "docker/bare_root.py")
@@ -45,22 +46,7 @@ def run(
     return done, calls.read_text() if calls.exists() else ""
 
 
-@pytest.mark.parametrize(
-    ("dockerfile", "script", "calls"),
-    [
-        ("cpu", "install_cpu.sh", ["-m pip install torch==2.13.0+cpu", "-m pip install -r requirements-cpu.lock"]),
-        (
-            "gpu",
-            "install_cluster.sh",
-            [
-                "-m pip install -r requirements.lock",
-                "-m pip install setuptools==78.1.1",
-                "1 for cuda 8.0;9.0;10.0;12.0 in {cuda}: -m pip install deepspeed==0.19.6",
-                "forced -m pip install flash-attn==2.8.3",
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(*cases("house", "test_an_image_copies_what_its_script_reads"))
 def test_an_image_copies_what_its_script_reads(dockerfile, script, calls, tmp_path):
     copied, ran = tmp_path / "image", ""
     for name, rest in bare_root.steps((ROOT / f"docker/{dockerfile}.Dockerfile").read_text()):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 ROOT = Path(__file__).parents[3]
 SRUN = f"""#!{sys.executable}
@@ -163,16 +164,7 @@ def test_an_interface_that_is_chosen_is_that_of_ray_and_nccl(slurm):
     assert done.returncode == 1 and "INTERFACE has no IPv4 address on the first node" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("variables", "said"),
-    [
-        ({"files": 4096}, "open files (ulimit -n) must be at least 8192, as Ray opens thousands: got 4096"),
-        (
-            {"locked": 8192, "INFINIBAND": "."},
-            "locked memory (ulimit -l) must be unlimited for NCCL over InfiniBand: got 8 KiB",
-        ),
-    ],
-)
+@pytest.mark.parametrize(*cases("house", "test_limits_with_which_ray_or_nccl_fails_are_refused"))
 def test_limits_with_which_ray_or_nccl_fails_are_refused(slurm, tmp_path, variables, said):
     done, seen = slurm(**variables)
     assert done.returncode == 1 and not started(seen), done.stderr

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from cases import cases
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit import shear_weights
@@ -53,15 +54,7 @@ def test_a_slow_triton_is_warned_of_once_with_what_to_do(version, warns, caplog,
     assert len(slow) == warns and all("Use torch 2.12 or later" in message for message in slow)
 
 
-@pytest.mark.parametrize(
-    "asked, device, window, message",
-    [
-        ("triton", "cpu", 100, "triton cannot be used: it needs hidden states on cuda, they are on cpu"),
-        ("numba", "cuda", 100, "needs hidden states on cpu"),
-        ("triton", "cuda", 200, "128 tokens.*200"),
-        ("cupy", "cpu", 100, "not known"),
-    ],
-)
+@pytest.mark.parametrize(*cases("kernels", "test_a_forced_backend_that_cannot_run_raises_with_the_reason"))
 def test_a_forced_backend_that_cannot_run_raises_with_the_reason(asked, device, window, message):
     with pytest.raises(ValueError, match=message):
         choose_backend(asked, device, window)

@@ -6,6 +6,7 @@ from math import log
 
 import pytest
 import torch
+from cases import cases
 from lab_cases import SETTINGS
 
 from openrlhf_shear.cli import lab as command
@@ -53,14 +54,7 @@ def test_the_last_evaluation_is_the_final_accuracy(monkeypatch):
     assert calls == {4: 2, 2: 2}, "it is not sampled twice"
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"eval_every": -1}, r"lab\.eval_every must be at least 0: got -1"),
-        ({"eval_every": 61}, r"lab\.eval_every must be 0 to 60, the steps: got 61; use e\.g\. 5"),
-        ({"eval_temperature": 0.0}, "eval_temperature must be greater than 0: got 0"),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_settings_that_mean_nothing_are_refused"))
 def test_settings_that_mean_nothing_are_refused(changes, told):
     with pytest.raises(ValueError, match=told):
         LabSettings(**changes)
@@ -177,18 +171,7 @@ def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
 TUNING = {"tuning_seeds": 2, "seeds": 0, "workers": 1}
 
 
-@pytest.mark.parametrize(
-    ("widen", "best", "tried"),
-    [
-        (0, {"uniform": 4e-4, "shear": 1e-4}, {"uniform": [1e-4, 2e-4, 4e-4], "shear": [1e-4, 2e-4, 4e-4]}),
-        (1, {"uniform": 8e-4, "shear": 5e-5}, {"uniform": [1e-4, 2e-4, 4e-4, 8e-4], "shear": [5e-5, 1e-4, 2e-4, 4e-4]}),
-        (
-            4,
-            {"uniform": 8e-4, "shear": 2.5e-5},
-            {"uniform": [1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3], "shear": [1.25e-5, 2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4]},
-        ),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_a_range_grows_until_its_best_rate_is_no_end"))
 def test_a_range_grows_until_its_best_rate_is_no_end(tmp_path, monkeypatch, widen, best, tried):
     """The best rates are 8e-4 and 2.5e-5; each rule's range grows apart."""
     peak, seen = {"uniform": 8e-4, "shear": 2.5e-5}, {"uniform": set(), "shear": set()}

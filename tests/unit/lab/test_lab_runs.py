@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from cases import cases
 from lab_cases import write_run
 
 from openrlhf_shear.lab import policy, runs
@@ -129,23 +130,7 @@ def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
     assert {job.path.name for job in found} == {"seed000.json", "seed001.json"}
 
 
-@pytest.mark.parametrize(
-    ("rule", "changes", "same"),
-    [
-        ("uniform", {"learning_rate": 1e-3}, False),
-        ("uniform", {"operations": 5}, False),
-        ("uniform", {"eval_problems": 3}, False),
-        ("uniform", {"eval_samples": 3}, False),
-        ("uniform", {"eval_every": 1}, False),
-        ("uniform", {"eval_temperature": 0.1}, False),
-        ("uniform", {"task": "bookkeeping"}, False),
-        ("uniform", {"precision": "bfloat16"}, False),
-        ("uniform", {"window": 4, "stride": 2, "epsilon_rel": 0.1, "placement_prompts": 3}, True),
-        ("uniform", {"start": "0.2"}, True),  # the policy's digest stands for it
-        ("shear", {"window": 4}, False),
-        ("shear", {"placement_prompts": 3}, True),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_other_settings_are_other_folders"))
 def test_other_settings_are_other_folders(tmp_path, rule, changes, same):
     (first,), (second,) = (wanted(rule, [0], tmp_path, replace(SETTINGS, **of)) for of in ({}, changes))
     assert (first.path == second.path) == same

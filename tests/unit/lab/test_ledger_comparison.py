@@ -9,6 +9,7 @@ import ledger_gates
 import numpy as np
 import pytest
 import run_tables
+from cases import cases
 from lab_cases import MADE, write_run
 from ledger_comparison import LARGE, SETTINGS, Comparison, Runs, compared, differences
 
@@ -56,13 +57,7 @@ def published(name):
     return json.loads((run_tables.RESULTS / f"{name}.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("name", "study", "earlier"),
-    [
-        ("ledger_comparison", "bookkeeping_runs", None),
-        ("ledger_again", "bookkeeping_again_runs", "bookkeeping_runs"),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_the_published_differences_are_those_of_the_table"))
 def test_the_published_differences_are_those_of_the_table(tables, name, study, earlier):
     """Every run is found, also of rules whose files were edited since."""
     found = compared(Runs(tables[study]), Runs(tables[earlier]) if earlier else None)

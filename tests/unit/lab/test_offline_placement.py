@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bos_tokenizers import BOS
+from cases import cases
 from command_lines import refusal, run_fresh
 from lab_cases import Hand
 from offline_cases import OTHER, PROBLEM, RESPONSES, as_row, reader, write_model, write_rows
@@ -323,21 +324,7 @@ def test_the_command_resumes_and_gives_equal_files(model, tmp_path, capsys, monk
     assert len(computed) == 1 + len(kept) and (tmp_path / "out/results.json").read_bytes() == written
 
 
-@pytest.mark.parametrize(
-    ("rules", "more", "said"),
-    [
-        ("entropy_adv", (), "--rules entropy_adv: it acts in the update, and nothing is updated offline"),
-        ("oracle_first_wrong", (), "it needs first_errors, which is not there offline"),
-        ("pure", (), "no rule is called 'pure'; the lab has no process reward model"),
-        ("sheer", (), "no rule is called 'sheer' (did you mean shear?)"),
-        ("shear/window=0", (), "shear.window must be at least 1"),
-        ("shear", ("--baseline", "text"), "--baseline must be one of --rules: got text; use e.g. shear"),
-        ("shear", ("--limit", "0"), "offline.limit must be at least 1: got 0"),
-        ("shear", ("--batch-size", "0"), "offline.batch_size must be at least 1: got 0"),
-        ("shear", ("--responses", "none.jsonl"), "none.jsonl does not exist"),
-        ("shear", ("--model", "./none"), "--model names a folder that is not there"),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_errors_are_a_line"))
 def test_errors_are_a_line(tmp_path, capsys, rules, more, said):
     rows = write_rows(tmp_path / "rows.jsonl")
     told = refusal(capsys, [*words("./none", rows, tmp_path / "out", rules), *more], main)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from benchmark_rows import DATA
+from cases import cases
 from offline_cases import OTHER, PROBLEM, RESPONSES, as_row, write_rows
 from test_prm_steps import QWEN_WORDS, policy_tokenizer
 
@@ -42,20 +43,7 @@ def test_all_forms_are_read(tmp_path):
     assert len(group.responses) == 6 and group.is_mixed
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"problem": None}, "row 2 lacks problem"),
-        ({"steps": None, "correct": None}, "row 2 lacks steps, correct"),
-        ({"steps": "a"}, "no list of texts"),
-        ({"steps": []}, "no list of texts"),
-        ({"steps": ["a", " "]}, "an empty step"),
-        ({"correct": 1}, "correct that is not true or false"),
-        ({"label": 3}, "label 3, which is no index of its 3 steps"),
-        ({"label": True}, "label True"),
-        ({"label": -2}, "label -2"),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_a_row_of_another_form_is_refused_in_a_line"))
 def test_a_row_of_another_form_is_refused_in_a_line(tmp_path, change, said):
     row = {name: value for name, value in (as_row(RESPONSES[0]) | change).items() if value is not None}
     path = write_rows(tmp_path / "rows.jsonl", [as_row(RESPONSES[0]), row])

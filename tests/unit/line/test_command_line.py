@@ -6,6 +6,7 @@ from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
+from cases import cases
 from command_lines import run_fresh
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse, read
@@ -83,21 +84,7 @@ def test_the_width_of_pure_is_the_longest_response_unless_given(job):
     assert parse(job(line)).credit.config.width is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ("--prm.max_len 100", "--prm.max_len has no effect with {} shear; use {} prm_reshape or pure"),
-        ("AS rloo --shear.window=50", "--shear.window=50 has no effect with {} rloo; use {} shear"),
-        ("AS uniform --shear.window 70", "--shear.window has no effect with {} uniform; use {} shear"),
-        ("--error_odds.rise 3", "--error_odds.rise has no effect with {} shear; use {} error_odds"),
-        ("GRPO --pure.width 5", "--pure.width has no effect with {} group_norm; use {} pure"),
-        (
-            "AS error_odds --error_odds.rise 3 --credit.backend torch --shear.stride 9",
-            "--shear.stride has no effect with {} error_odds; use {} shear",
-        ),
-        ("RESHAPE PRM --pure.width 5", "--pure.width has no effect with {} prm_reshape; use {} pure"),
-    ],
-)
+@pytest.mark.parametrize(*cases("line", "test_flags_without_effect_are_warned_of"))
 def test_flags_without_effect_are_warned_of(job, capsys, changes, said):
     line = job(changes)
     capsys.readouterr()  # of the model that PRM makes

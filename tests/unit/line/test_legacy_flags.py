@@ -5,6 +5,7 @@ from functools import cache
 
 import old_flags
 import pytest
+from cases import cases
 from command_lines import ROOT
 from packaging.version import Version
 
@@ -92,16 +93,7 @@ def test_every_flag_of_the_old_parsers_is_known_and_no_other():
         assert flag in str(notes[0]), flag
 
 
-@pytest.mark.parametrize(
-    ("line", "whole", "response"),
-    [
-        ("--prompt_max_len 512 --generate_max_len 3584", 4096, 3584),
-        ("--generate_max_len=100", 1124, 100),
-        ("--prompt_max_len 100", 1124, 1024),
-        ("--max_len 3000 --prompt_max_len 512 --generate_max_len 1000", 3000, 1000),
-        ("--prompt_max_len 512 --generate_max_len 1000 --rollout.max_new_tokens 8", 1512, 8),
-    ],
-)
+@pytest.mark.parametrize(*cases("line", "test_lengths"))
 def test_lengths(line, whole, response):
     values = parse(*line.split())
     assert (values["data.max_len"], values["rollout.max_new_tokens"]) == (whole, response)
@@ -134,18 +126,7 @@ def test_every_flag_of_0_11_is_the_successor_of_one_old_flag_or_new():
     assert others | set(successors) == set(actions_by_flag())
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("--advantage_estimator shear", {"algo.advantage.estimator": "shear"}),
-        ("--l2=0.1", {"actor.adam.weight_decay": 0.1, "critic.adam.weight_decay": 0.1}),
-        ("--adam_betas 0.8 0.9", {"actor.adam.betas": [0.8, 0.9], "critic.adam.betas": [0.8, 0.9]}),
-        ("--reward_clip_range -5 5", {"reward.clip_range": [-5.0, 5.0]}),
-        ("--eps_clip_low_high 0.2 0.28 --seed 7", {"actor.eps_clip_low_high": [0.2, 0.28], "train.seed": 7}),
-        ("--perf --actor_init_on_gpu --ptx_coef 0.1 --seed 7", {"train.seed": 7}),
-        ("--ptx_coef=0.1 --seed 7", {"train.seed": 7}),
-    ],
-)
+@pytest.mark.parametrize(*cases("line", "test_known_lines"))
 def test_known_lines(line, expected):
     assert changed(*line.split()) == expected
 

@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from cases import cases
 from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
@@ -174,16 +175,8 @@ def test_a_complete_command_does_not_ask_for_the_machine(monkeypatch, job):
     assert read(words).words == words
 
 
-@pytest.mark.parametrize(
-    ("gpus", "device", "memory", "shape"),
-    [
-        (0, "auto", 0, (1, 1, True)),
-        (4, "auto", 0, (1, 4, False)),
-        (4, "cpu", 0, (1, 1, True)),
-        (0, "auto", 80, (1, 8, False)),
-    ],
-)
+@pytest.mark.parametrize(*cases("line", "test_the_machine_is_looked_at"))
 def test_the_machine_is_looked_at(monkeypatch, gpus, device, memory, shape):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(layout.gpu, "visible", lambda: [None] * gpus)
-    assert layout.shape(device, memory) == shape
+    assert layout.shape(device, memory) == tuple(shape)

@@ -8,6 +8,7 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
+from cases import cases
 from command_lines import HEAVY, refusal, run_fresh
 from conftest import TRIED
 
@@ -38,23 +39,7 @@ def upstream_main(args: argparse.Namespace) -> None:
     exec("\n".join(lines[start:-1]), {"args": args, "hierarchize": config["hierarchize"]})
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ("AS reinforce --algo.dynamic_filtering_enable --rollout.n_samples_per_prompt 1", "n_samples_per_prompt"),
-        ("--train.async_enable --vllm.enable_sleep --train.colocate_all --ref.num_gpus_per_node 2", "enable_sleep"),
-        ("--train.partial_rollout_enable", "partial_rollout_enable requires --train.async_enable"),
-        ("--rollout.vllm_generate_batch_size 64", "vllm_generate_batch_size > --rollout.batch_size requires"),
-        ("AS gae --data.max_images_per_prompt 1 --actor.num_gpus_per_node 1", "critic model"),
-        (
-            "--data.max_images_per_prompt 1 --ds.packing_samples --actor.num_gpus_per_node 1",
-            "does not support --packing_samples",
-        ),
-        ("--algo.advantage.is_correction_threshold 1 2 3", "takes HIGH or LOW HIGH"),
-        ("NO_CODE model --eval.dataset prompts.jsonl", "`--eval_dataset` requires"),
-        ("NO_CODE model --algo.dynamic_filtering_enable", "must be specified when using dynamic filtering"),
-    ],
-)
+@pytest.mark.parametrize(*cases("preflight", "test_what_openrlhf_refuses_before_ray_starts_is_left_to_it"))
 def test_what_openrlhf_refuses_before_ray_starts_is_left_to_it(job, changes, said):
     args = parse(job(f"GRPO {changes}"))
     with pytest.raises(AssertionError) as raised:
@@ -84,44 +69,7 @@ def test_ranks_have_to_see_together(job, capsys, ranks, pictures, refused):
 
 
 @pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        "--vllm.tensor_parallel_size 2",
-        "SHARED --vllm.enable_sleep",
-        "--train.colocate_all --vllm.num_engines 2 --algo.kl.init_coef 0",
-        "--train.colocate_all --vllm.tensor_parallel_size 2 --algo.kl.init_coef 0",
-        "--train.async_enable --vllm.enable_sleep",  # upstream turns sleep off
-        "--ds.ring_attn_size 2",
-        "--ds.tensor_parallel_size 2",
-        "--train.async_enable --train.partial_rollout_enable --rollout.batch_size 3 --rollout.micro_batch_size 4",
-        "--train.async_enable --eval.dataset prompts.jsonl --eval.before_train",
-        "RESHAPE PRM --train.async_enable --train.dynamic_batch_enable --rollout.batch_size 16 --train.batch_size 64",
-        "GRPO --ds.ring_attn_size 2",
-        "AS gae --critic.num_gpus_per_node 2",
-        "--rollout.batch_size 2 --rollout.n_samples_per_prompt 3 --rollout.micro_batch_size 2 --train.batch_size 6",
-        "--rollout.batch_size 3 --rollout.micro_batch_size 4",  # with shear the fork evens out the ranks
-        "--train.dynamic_batch_enable --train.batch_size 64",
-        "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv "
-        "--algo.advantage.is_correction_threshold 0.1",
-        "--reward.remote_url http://reward:5000,http://reward:5001",
-        "--eval.dataset prompts.jsonl --eval.before_train",
-        "--critic.model_name_or_path /nowhere",  # only gae has a critic
-        "--reward.model_name_or_path /nowhere",  # rewards come from reward.py
-        "--data.prompt_dataset prompts.jsonl@anywhere",  # OpenRLHF ignores the part behind @ for files
-        "--data.prompt_dataset p*.jsonl",
-        "AS uniform --credit.dump_rollouts_every 5",
-        "RESHAPE PRM --prm.max_len 4096",
-        "RESHAPE PRM SHARED --prm.num_gpus_per_node 2",
-        "RESHAPE PRM --algo.kl.init_coef 0.5 --reward.overlong_buffer_len 5 --reward.stop_properly_penalty_coef 0 "
-        "--reward.clip_range -1 1",
-        "PURE PRM --algo.kl.init_coef 0",
-        "PURE PRM --algo.kl.init_coef 0.5 --algo.kl.use_loss --algo.kl.estimator k3",
-        "AS my_rules:Reader --prm.model_name_or_path PRM --prm.max_len 100",
-        "AS my_rules:Good SHARED",  # the 8 GPUs of a process reward model are not asked for
-        "RESHAPE some/model --use_ms",
-    ],
-)
+@pytest.mark.parametrize(*cases("preflight", "test_not_refused"))
 def test_not_refused(job, capsys, changes):
     assert parse(job(changes)).device == "auto"
     assert "no effect" not in capsys.readouterr().err
@@ -160,25 +108,7 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
     assert parse(job(f"--reward.remote_url {reward} --reward.allow_unsandboxed"))
 
 
-@pytest.mark.parametrize(
-    ("source", "warned"),
-    [
-        ("# -*- coding: latin-1 -*-\n# caf\xe9\nreward_func = lambda q, p, l: {'rewards': 0}\n", None),
-        ("class G:\n    def __call__(self, q, p, l): return {'rewards': [0.0]}\nreward_func = G()\n", None),
-        (
-            "def reward_func(queries, prompts, labels): return {'rewards': 1.0}\n",
-            "gives 1 to 'I do not know.', at least",
-        ),
-        (
-            "def reward_func(q, p, l): return {'rewards': len(p[0] + l[0]) - 7}\n",
-            None,
-        ),
-        (
-            "def reward_func(q, p, l): return {'rewards': float(1 / (q[0] != p[0] + l[0]) > 2)}\n",
-            "[Warning] mine.py gives no score to the label '2' as response: raised ZeroDivisionError",
-        ),
-    ],
-)
+@pytest.mark.parametrize(*cases("preflight", "test_a_reward_file_that_works_is_called_once_with_the_first_row"))
 def test_a_reward_file_that_works_is_called_once_with_the_first_row(job, capsys, source, warned):
     Path("mine.py").write_bytes(source.encode("latin-1"))
     assert vars(parse(job("--reward.remote_url mine.py")))["reward.remote_url"] == "mine.py"
@@ -193,16 +123,7 @@ FORMATTED = """def reward_func(queries, prompts, labels):
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "warned"),
-    [
-        ("", "gives 0.5 to 'I do not know.' and 1.5 to the label as response, both at least --credit.correct_thre"),
-        ("--credit.correct_threshold 2", "both below --credit.correct_threshold 2: both responses count alike"),
-        ("--credit.correct_threshold 1", None),
-        ("--credit.correct_reward accuracy", None),
-        ("--credit.correct_reward accuracy --credit.correct_threshold -1", "gives accuracy 0 to 'I do not know.' and"),
-    ],
-)
+@pytest.mark.parametrize(*cases("preflight", "test_a_threshold_that_both_test_responses_pass_is_questioned"))
 def test_a_threshold_that_both_test_responses_pass_is_questioned(job, capsys, words, warned):
     """An accuracy of weight 1 beside a format reward of 0.5 that every response earns."""
     Path("mine.py").write_text(FORMATTED)
@@ -228,19 +149,7 @@ def test_a_reward_file_that_hangs(job, capsys, monkeypatch, source, says):
     assert says in told and told.endswith("; --reward.timeout SECONDS allows more")
 
 
-@pytest.mark.parametrize(
-    ("rows", "words", "warned"),
-    [
-        (
-            [{"question": "1?", "answer": "1"}, {"question": "1 + 2 + 3 + 4?", "answer": "10"}],
-            "--data.max_len 6",
-            "1 of",
-        ),
-        ([{"question": "1?", "answer": "1"}], "no:data.label_key", "use --data.label_key answer"),
-        ([{"question": "1?", "answer": "1"}], "--credit.correct_threshold 5", "far from --credit.correct_threshold 5"),
-        ([{"question": "1?", "answer": "1"}, {"question": None}], "--data.max_samples 1", None),
-    ],
-)
+@pytest.mark.parametrize(*cases("preflight", "test_what_is_questioned_of_rows"))
 def test_what_is_questioned_of_rows(job, capsys, rows, words, warned):
     write_rows("mine.jsonl", rows)
     parse(job(f"--actor.model_name_or_path POLICY --data.max_len 512 --data.prompt_dataset mine.jsonl {words}"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import cases
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
@@ -169,19 +170,7 @@ def test_different_flags_are_different_runs():
     assert len({flags[flags.index("--ckpt.path") + 1] for flags in found}) == len(lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("shear qwen2.5-math-7b", "needs METHOD MODEL TASK"),
-        ("ppo qwen2.5-math-7b math", "METHOD is not known: got ppo"),
-        ("shear gpt-2 math", "MODEL is not known: got gpt-2"),
-        ("shear qwen2.5-14b poetry", "TASK is not known: got poetry"),
-        ("shear qwen2.5-math-7b code", "qwen2.5-math-7b is trained on math in the paper: got code"),
-        ("pure qwen2.5-14b code", "pure needs a PRM"),
-        ("shear qwen2.5-14b math --group 7", "BATCH must be a multiple of --group (7): got 512"),
-        ("shear qwen2.5-14b math", "use DATA=nowhere examples/scripts/paper/data.sh math to make it"),
-    ],
-)
+@pytest.mark.parametrize(*cases("preflight", "test_what_is_not_in_the_paper_is_refused"))
 def test_what_is_not_in_the_paper_is_refused(words, said):
     refused = script("run.sh", *words.split(), DATA="nowhere")
     assert refused.returncode == 2

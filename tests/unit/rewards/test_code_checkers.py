@@ -7,6 +7,7 @@ import signal
 import threading
 
 import pytest
+from cases import cases
 from processes import descendants
 
 from openrlhf_shear.rewards import Verdict, grade_code
@@ -64,18 +65,7 @@ def test_a_checker_may_use_packages():
     assert grade("print(2.0000000001)", {"inputs": [""], "outputs": [""], "checker": near}).correct
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("raise ValueError('no such thing')", "ValueError: no such thing"),
-        ("return 1", "must return True or False: got 1"),
-        ("pass", "must return True or False: got null"),
-        ("import sys; sys.exit(0)", "ended"),
-        ("import os; os._exit(3)", "ended"),
-        ("while True: pass", "timeout"),
-        ("return open('/etc/passwd').read() == ''", "FileNotFoundError"),
-    ],
-)
+@pytest.mark.parametrize(*cases("rewards", "test_a_checker_that_gives_no_answer_is_a_broken_label"))
 def test_a_checker_that_gives_no_answer_is_a_broken_label(body: str, said: str):
     tests = STDIN | {"checker": f"def check(input, expected, output):\n    {body}\n"}
     verdict = grade("print(1, 4)", tests, timeout=2.0 if said == "timeout" else 20.0)

@@ -13,6 +13,7 @@ import time
 import urllib.request
 
 import pytest
+from cases import cases
 from command_lines import refusal
 from reward_servers import TOKEN, body
 
@@ -31,15 +32,7 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
     assert "got 0 characters" in refusal(capsys, [*line, "--token-file", tmp_path / "token"], cli.main)
 
 
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("--cores=0", "--cores must be positive: got 0; use e.g."),
-        ("--timeout=181", "--timeout must be 0 to 180, when OpenRLHF's client gives up: got 181; use 0"),
-        ("--port=65536", "--port must be 0 to 65535"),
-        ("--tls-key=key.pem", "--tls-cert and --tls-key go together"),
-    ],
-)
+@pytest.mark.parametrize(*cases("rewards", "test_the_command_refuses_numbers_and_files_that_cannot_be"))
 def test_the_command_refuses_numbers_and_files_that_cannot_be(capsys, monkeypatch, flag, said):
     monkeypatch.setenv(REWARD_TOKEN, TOKEN)
     assert said in refusal(capsys, ["--reward", "math", flag], cli.main)

@@ -5,6 +5,7 @@ import random
 import pyarrow
 import pyarrow.parquet
 import pytest
+from cases import cases
 from diagnosis_tables import rollout
 from transformers import AutoTokenizer
 
@@ -16,31 +17,7 @@ from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.tasks.arithmetic.solutions import check, write_solution
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"2 + 2 = 4, so \boxed{4}.", r"\boxed{4}."),
-        (r"First \boxed{7}, no: \boxed{4}", r"\boxed{4}"),  # another one before it is a step
-        (r"\boxed{4}. The final answer is $\boxed{4}$.", r"\boxed{4}. The final answer is $\boxed{4}$."),
-        (r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{2}}"),
-        (r"so \fbox {4} it is", r"\fbox {4} it is"),
-        (r"The answer is 9. Hence \boxed{4}", r"\boxed{4}"),  # a box is looked for before words
-        ("12 - 5 = 7\n#### 7", "#### 7"),
-        ("a37+45=82;#82<eos>", "#82<eos>"),
-        ("The answer is 5.\nAnswer: 5.", "answer is 5.\nAnswer: 5."),
-        ("Answer: 5 apples.\nWait. The answer is 6", "answer is 6"),
-        ("That makes 3 and 45 apples in all.", "45 apples in all."),
-        ("### Step 1\nThat makes -3.5", "-3.5"),
-        ("```python\nprint(3)\n```", None),
-        ("```python\nprint(3)\n```\n```output\n3\n```\nSo 3 are left.", "3 are left."),
-        (r"The answer is 42. Check: fine. Hence \boxed{42}.", r"answer is 42. Check: fine. Hence \boxed{42}."),
-        ("```python\nprint(3)\n```\nThe answer is 3", "answer is 3"),
-        ("12 - 5 = 7\n#### 7\nThe answer is 9", "answer is 9"),  # as the grader, which takes the later of the two
-        ("So it is <answer>4</answer>", "<answer>4</answer>"),
-        ("no number", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(*cases("rollouts", "test_the_final_answer_begins_where_it_can_be_read_off"))
 def test_the_final_answer_begins_where_it_can_be_read_off(response, answer):
     """Characters as tokens: the text from the token on is the answer."""
     start = answer_start(list(response))

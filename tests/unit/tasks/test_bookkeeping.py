@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from cases import cases
 
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded
@@ -61,13 +62,7 @@ def test_what_may_differ_is_right(old, new):
     assert checked(RIGHT.replace(old, new)) == EntryCheck(True, None)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "twin"),
-    [
-        ("ana 20 loses 3 17 , ben 17 gains", "ana 20 drops 3 17 , ben 17 picks", "ana 20 drops"),
-        ("and ana 17", "and other 17", "and other"),
-    ],
-)
+@pytest.mark.parametrize(*cases("tasks", "test_a_twin_is_right_and_found"))
 def test_a_twin_is_right_and_found(old, new, twin):
     text = RIGHT.replace(old, new)
     assert checked(text) == EntryCheck(True, None, False, (at(text, twin),))

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from cases import cases
 from processes import stats, wait_until
 
 from openrlhf_shear.train.start import attempts
@@ -153,17 +154,7 @@ with signals.stopping(0.3 if MODE == "over" else 60.0):
 """
 
 
-@pytest.mark.parametrize(
-    ("mode", "said"),
-    [
-        ("in time", "the run ends with a checkpoint"),
-        ("twice", "once more ends it now"),
-        ("over", "the grace is over"),
-        ("no trainer", "no trainer is at work, not yet or no longer"),
-        ("no Ray", "no trainer is at work, not yet or no longer"),
-        ("in C", "no trainer is at work, not yet or no longer"),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_a_signal_ends_the_run_within_its_grace"))
 def test_a_signal_ends_the_run_within_its_grace(mode, said):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SIGNALS), mode], capture_output=True, text=True, timeout=50, check=False

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from cases import cases
 from openrlhf.models.loss import PolicyLoss
 from openrlhf.models.utils import log_probs_from_logits
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -131,16 +132,7 @@ class Engines:
     handles = (object(),)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_p", "evaluates", "log_probs"),
-    [
-        (1.0, 1.0, False, 0),
-        (0.7, 1.0, False, 0),
-        (1.0, 0.9, False, 0),
-        (0.7, 0.9, False, None),  # vLLM has none that could be compared
-        (1.0, 1.0, True, None),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_log_probs_of_drawn_tokens_are_asked_for_in_training"))
 def test_log_probs_of_drawn_tokens_are_asked_for_in_training(temperature, top_p, evaluates, log_probs):
     args = SimpleNamespace(
         rollout=SimpleNamespace(temperature=temperature, top_p=top_p, n_samples_per_prompt=2),

@@ -5,6 +5,7 @@ from types import SimpleNamespace as Section
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from cases import cases
 from openrlhf.trainer.ray import ppo_actor
 from peft import LoraConfig, PeftModel, get_peft_model
 from test_saved_model import strategy  # noqa: F401  (a fixture)
@@ -137,13 +138,7 @@ def test_upstream_sends_merged_weights(monkeypatch, tied):
     assert engine.ended == [False] * (len(expected) - 1) + [True]
 
 
-@pytest.mark.parametrize(
-    ("targets", "tied", "why"),
-    [
-        (["lm_head"], True, "lm_head shares its weights"),
-        (["embed_tokens"], False, "embed_tokens is no linear layer but Embedding"),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_what_cannot_be_merged_is_refused"))
 def test_what_cannot_be_merged_is_refused(targets, tied, why):
     with pytest.raises(RefusedError, match=f"--ds.lora.target_modules: .*{why}"):
         lora.refuse_unmergeable(with_adapters(base_model(tied), targets))

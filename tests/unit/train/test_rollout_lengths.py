@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from cases import cases
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -41,19 +42,7 @@ def processed(tokens, ranges, max_len=64, **more) -> Experience:
     return generator()._process_response_into_experience(response(tokens, ranges, **more), max_len=max_len)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "ranges", "length", "total"),
-    [
-        (30, [(10, 30)], 20, 30),
-        (50, [(10, 20), (35, 50)], 25, 50),  # a tool said 15 tokens: from the first to the last they are 40
-        (60, [(10, 12), (30, 31), (59, 60)], 4, 60),
-        (64, [(10, 64)], 54, 64),  # exactly at the limit
-        (80, [(10, 20), (60, 80)], 14, 64),  # an agent's last turn, cut at the limit
-        (80, [(10, 20), (70, 80)], 10, 64),  # a turn behind it
-        (10, [], 0, 10),  # an agent that ended before the policy wrote
-        (11, [(10, 11)], 1, 11),  # EOS alone
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_lengths_count_the_policy_s_tokens"))
 def test_lengths_count_the_policy_s_tokens(tokens, ranges, length, total):
     made = processed(tokens, ranges)
     assert made.response_length.tolist() == [length] == made.action_mask.sum(1).tolist()
@@ -180,22 +169,11 @@ def executed(executor, engine: Engine, prompt: str, max_len: int, max_new=None) 
     return generator()._process_response_into_experience(answer | {"reward": 1.0, "scores": 1.0}, max_len=max_len)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "max_new", "asked", "length"),
-    [
-        (10, None, (10, 22), 22),
-        (31, None, (31, 1), 1),  # a prompt that leaves one token
-        (32, None, (31, 1), 1),  # one that leaves none: its first token is cut off
-        (50, None, (31, 1), 1),
-        (10, 8, (10, 8), 8),
-        (24, 8, (24, 8), 8),
-        (25, 8, (24, 8), 8),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_prompts_at_the_limit"))
 def test_prompts_at_the_limit(prompt, max_new, asked, length):
     engine = Engine()
     made = executed(SingleTurnAgentExecutor(), engine, "1" * prompt, 32, max_new)
-    assert engine.asked == [asked]
+    assert engine.asked == [tuple(asked)]
     assert (made.response_length.item(), made.total_length.item()) == (length, sum(asked))
     assert made.truncated.item() and made.action_mask.sum() == length
     penalty = penalised(made, overlong_buffer_len=4.0, max_new_tokens=max_new, max_len=32)

@@ -6,6 +6,7 @@ from collections import Counter
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from cases import cases
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.data.training_rows import COUNT
@@ -206,14 +207,7 @@ def test_the_same_run_resumes_at_its_place(capsys):
     assert "episode 2, 16 of 40 prompts" in text and "after step 7 of 15" in text, "3 steps, and 5 of the third episode"
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"seed": 7}, "train.seed was 42, is 7"),
-        ({"size": 16}, "number of prompts was 40, is 16"),
-        ({"size": 16, "ckpt__accept_changes": "seed"}, "number of prompts was 40, is 16"),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_another_run_is_refused"))
 def test_another_run_is_refused(changes, said):
     with pytest.raises(RefusedError, match=f"ckpt.path ckpt: step 7 is of another run: {said}"):
         run(states=checkpoint(), **changes).trainer.fit()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from cases import cases
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.cli.train_ppo_ray import parse
@@ -72,19 +73,7 @@ def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, rew
 REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": %s, "extra_logs": {%s}}\n'
 
 
-@pytest.mark.parametrize(
-    ("reward", "words", "said"),
-    [
-        ("-1.0", "", None),
-        ("0.0", "--algo.dynamic_filtering_enable", None),
-        (
-            "-1.0",
-            "--algo.dynamic_filtering_enable",
-            "mine.py gives -1 to 'I do not know.', outside --algo.dynamic_filtering_range 0 1",
-        ),
-        ("-1.0", "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range -1 1", None),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_the_range_is_held_against_the_reward_that_is_tried"))
 def test_the_range_is_held_against_the_reward_that_is_tried(job, capsys, reward, words, said):
     Path("mine.py").write_text(REWARD % (reward, ""))
     parse(job(f"--reward.remote_url mine.py {words}"))
@@ -92,19 +81,10 @@ def test_the_range_is_held_against_the_reward_that_is_tried(job, capsys, reward,
     assert said in told if said else "dynamic_filtering_range" not in told
 
 
-@pytest.mark.parametrize(
-    ("words", "clip"),
-    [
-        ("", None),
-        ("AS rloo", None),
-        ("--reward.clip_range -10 10", [-10.0, 10.0]),
-        ("AS gae --critic.num_gpus_per_node 2", (-10, 10)),
-        ("AS reinforce", (-10, 10)),
-        ("AS gae --critic.num_gpus_per_node 2 --reward.clip_range -1 1", [-1.0, 1.0]),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_the_clip_by_default_is_of_estimators_without_a_baseline"))
 def test_the_clip_by_default_is_of_estimators_without_a_baseline(job, words, clip):
-    assert vars(parse(job(words)))["reward.clip_range"] == clip
+    found = vars(parse(job(words)))["reward.clip_range"]
+    assert (found and [*found]) == clip
 
 
 def test_greedy_evaluation_is_allowed_and_several_greedy_rollouts_are_questioned(job, capsys):
