@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import contract
+import yaml
 from contract import package
 
 from openrlhf_shear.train import hooks
@@ -24,83 +25,20 @@ PACKAGES = ("openrlhf", "deepspeed", "vllm", "ray")
 OTHERS = ("trl", "verl")  # of one integration each, whose file is called as the package
 OURS = "openrlhf_shear."
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-# Uses that parsing misses: methods of objects, upstream's callers of replaced functions, modules with our hooks.
-ALSO = {
-    "deepspeed.runtime.zero.partition_parameters:GatheredParameters.__init__": "called by lora.merged in its own place",
-    "openrlhf.cli.train_ppo_ray:train": "imports and calls by name what hooks.py replaces",
-    "openrlhf.models.actor:Actor.forward": "credit/captured.py asks it for entropies, credit/apply.py reads them",
-    "openrlhf.models.loss:PolicyLoss.forward": "credit/apply.py changes its third argument",
-    "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "calls flash_attn_stand_in",
-    "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "calls flash_attn_stand_in",
-    "openrlhf.models.ring_attn_utils:update_ring_attn_params": "calls flash_attn_stand_in",
-    "openrlhf.trainer.ppo_utils.experience:Experience": "its fields are read, and built anew by experience_maker",
-    "openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_best_checkpoint": "done by saving.what_to_save and Best",
-    "openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints": "done by trainer, tracking and saving",
-    "openrlhf.trainer.ppo_trainer:BasePPOTrainer.train_step": "called by trainer, on a Learner",
-    "openrlhf.trainer.ppo_trainer:PPOTrainer.__init__": "done by trainer_actor, in its place",
-    "openrlhf.trainer.ppo_trainer:PPOTrainer.evaluate": "done by evaluation",
-    "openrlhf.trainer.ppo_trainer:PPOTrainer.fit": "done by trainer",
-    "openrlhf.trainer.ppo_trainer:PPOTrainer.get_max_steps": "done by trainer_actor",
-    "openrlhf.trainer.ppo_trainer:prepare_datasets": "done by prompt_data",
-    "openrlhf.trainer.ray.launcher:BaseModelActor.execute_batch": "passes credit requests on to forward",
-    "openrlhf.trainer.ray.launcher:RayActorGroup.async_init_model_from_pretrained": "called by diagnosis and prm",
-    "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method": "called by learner, prm and saving",
-    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm": "reads weights as lora.merged has them",
-    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.ppo_train": "calls training_step, which actor counts",
-    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "counted by actor; calls Actor and PolicyLoss",
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses": "calls the executor that engine replaces",
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.pause_generation": "called by engines",
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.resume_generation": "called by engines",
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.reset_prefix_cache": "called by CpuPolicy",
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.sleep": "called by samples and suite",
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.wake_up": "called by samples and suite",
-    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_eval_config": "called by prm",
-    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.setup_ring_attn": "calls flash_attn_stand_in",
-    "openrlhf.utils.logging_utils:TensorboardLogger.log_eval": "called by curves",
-    "openrlhf.utils.logging_utils:WandbLogger.log_eval": "called by curves",
-    "ray.actor:_modify_class": "upstream.plain_class takes the class out again",
-    "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": "called by CpuRollout",
-    "vllm.v1.engine.async_llm:AsyncLLM.shutdown": "called by engine",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "called by CpuWorkerExtension",
-}
-_TRL = "trl.trainer.grpo_trainer:GRPOTrainer"
-ALSO_OF = {
-    "trl": {
-        f"{_TRL}._prepare_inputs": "shuffles and splits the advantages with their batch",
-        f"{_TRL}.get_gamma_weights": "takes advantages a token",
-        f"{_TRL}.get_off_policy_mask": "takes advantages a token",
-        "trl.trainer.utils:RepeatSampler.__iter__": "the rollouts of a prompt are neighbours, over all processes",
-        "trl.trainer.utils:add_fused_lm_head": "multiplies the backbone's output with the head's weight",
-        "trl.trainer.utils:shuffle_sequence_dict": "permutes the advantages with their batch",
-        "trl.trainer.utils:split_tensor_dict": "splits the advantages with their batch",
-    },
-    "verl": {
-        "verl.single_controller.base.decorator:make_nd_compute_dataproto_dispatch_fn": "how rows reach the worker",
-        "verl.single_controller.base.decorator:register": "decorates ShearWorker.compute_log_prob as verl's",
-        "verl.trainer.ppo.padding_utils:construct_minimal_padding_template": "makes rows of which nothing counts",
-        "verl.trainer.ppo.ray_trainer:compute_advantage": "calls the estimator",
-        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._setup": "makes workers of role_worker_mapping",
-        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._step_once": "weighs before advantages, on scored rows",
-        "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories": "hands estimators but GRPO all rows",
-        "verl.utils.transferqueue_utils:tqbridge": "puts every field of what a worker returns into its batch",
-        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._gather_and_unpad_packed": "called by captured_rows",
-        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch": "calls forward_step by name",
-        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_data_parallel_group": "called by credited",
-        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step": "wrapped by captured_rows",
-        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs": "packs or pads rows",
-        "verl.workers.engine_workers:TrainingWorker.infer_batch": "calls the engine that captured_rows listens to",
-    },
-}
+UNPARSED = yaml.safe_load((contract.CONTRACTS / "unparsed.yaml").read_text(encoding="utf-8"))
 
 
 def uses(folder: Path = TRAIN) -> dict[str, str]:
     """Return every function or class that the files of the fork rely on, and how which file uses it."""
-    return _uses(sorted(folder.rglob("*.py"), key=lambda path: path.stem), PACKAGES, ALSO, hooks.patches())
+    paths = sorted(folder.rglob("*.py"), key=lambda path: path.stem)
+    return _uses(paths, PACKAGES, UNPARSED["cluster"], hooks.patches())
+        sorted(folder.rglob("*.py"), key=lambda path: path.stem), PACKAGES, UNPARSED["cluster"], hooks.patches()
+    )
 
 
 def uses_of(other: str) -> dict[str, str]:
     """Likewise the integration of a package."""
-    return _uses([INTEGRATIONS / f"{other}.py"], (other,), ALSO_OF[other], [])
+    return _uses([INTEGRATIONS / f"{other}.py"], (other,), UNPARSED[other], [])
 
 
 def _uses(

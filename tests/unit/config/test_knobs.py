@@ -5,6 +5,7 @@ import re
 from dataclasses import fields
 
 import pytest
+from cases import table
 
 from openrlhf_shear.config import RULES, PrmConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.knobs import Range
@@ -17,29 +18,7 @@ CONFIGS = [rule.config for rule in RULES.values() if rule.config]
 CONFIGS += [SearchConfig, OutcomeConfig, PrmConfig, LabSettings]
 KNOBS = {f"{config.section}.{knob.name}": (config, knob) for config in CONFIGS for knob in fields(config)}
 NUMBERS = {name: pair for name, pair in KNOBS.items() if isinstance(pair[1].metadata["within"], Range)}
-RANGES = {
-    "at least 0": "entropy_adv.alpha gtpo.alpha2 ktae.frequency pure.verifiable_coef "
-    "shear.max_spans text.max_spans error_odds.max_spans error_odds.surprisal error_odds.entropy error_odds.rise "
-    "delta.rounds nthr.beta fipo.clip_high credit.max_waiting_bytes lab.eval_every",
-    "at least 1": "shear.window shear.stride text.window text.stride text.ngram error_odds.stride error_odds.reach "
-    "pure.width vine.every vine.samples prm.num_nodes prm.num_gpus_per_node prm.micro_batch_size prm.max_len "
-    "lab.prompts lab.steps lab.mini_batches lab.eval_problems lab.eval_samples lab.window lab.stride "
-    "lab.placement_prompts",
-    "at least 1048576, or 0": "credit.max_cost_bytes",
-    "at least 2": "lab.samples_per_prompt",
-    "finite": "credit.correct_threshold",
-    "from 0 to 1": "nthr.eta rlsd.strength",
-    "from 1 to 128": "error_odds.window",
-    "from 2 to 12": "lab.operations",
-    "greater than 0": "shear.epsilon_rel shear.epsilon shear.epsilon_spread text.epsilon_rel text.epsilon "
-    "text.epsilon_spread error_odds.epsilon_rel error_odds.epsilon_spread gtpo.alpha1 ktae.scale pure.temperature "
-    "delta.low delta.high fipo.half_life spro.beta lab.learning_rate lab.clip_low lab.clip_high lab.max_grad_norm "
-    "lab.eval_temperature lab.epsilon_rel",
-    "greater than 1": "entropy_adv.kappa",
-    "greater than 1, or 0": "fipo.outlier fipo.safety",
-    "in (0, 1]": "entropy_mask.fraction sdpo.share",
-    "in [0, 1)": "fipo.clip_low rlsd.clip",
-}
+RANGES = table("config", "RANGES")
 
 
 def test_every_number_has_its_range():

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import matplotlib.image
 import numpy as np
 import pytest
-from cases import cases
+from cases import cases, table
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 from strict_json import strict
 
@@ -25,21 +25,7 @@ NOT_ASKED = [
     "No controls and no noise: these distances were not measured (--controls).",
     "No text control: none was asked (--ngram 0).",
 ]
-ENTRIES = {  # of results.json, which readers of older ones know
-    "groups": "samples levels retained largest accuracy left_out missing",
-    "trend": "every correct incorrect",
-    "quartiles": "first last difference first_own last_own difference_own ratio",
-    "contrast": "last_first wrong_right",
-    "changes": "threshold strides rho rho_correct rho_incorrect rho_position rho_strides levels events "
-    "events_by_chance reliability attenuation",
-    "separation": "bins rise rise_position rise_problem auc distance_auc spans_correct spans_incorrect levels",
-    "positions": "groups rho rho_fixed rho_fixed_correct rho_fixed_incorrect",
-    "within": "rho rho_correct rho_incorrect opposing opposing_correct opposing_incorrect",
-    "lags": "lags errors",
-    "first_errors": "window auc auc_random auc_lead auc_control hit hit_chance hit_window hit_window_chance auc_pooled "
-    "auc_matched profile rollouts truncated",
-    "truncation": "every first last difference",
-}
+ENTRIES = table("diagnosis", "ENTRIES")  # of results.json, which readers of older ones know
 
 
 @pytest.fixture(scope="module")

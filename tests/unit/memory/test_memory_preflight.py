@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from cases import table
 from command_lines import ROOT, refusal, write_tokenizer
 from test_recipes import MODELS, command, grid
 
@@ -21,25 +22,7 @@ from openrlhf_shear.preflight.memory import memory, plan
 
 NAMES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 NAMES = (*NAMES, "intermediate_size", "vocab_size")
-CONFIGS = {  # of the hub, and their numbers of parameters there
-    "qwen2.5-0.5b": (("qwen2", 896, 24, 14, 2, 4864, 151936), {"tie_word_embeddings": True}, 494_032_768),
-    "qwen2.5-1.5b": (("qwen2", 1536, 28, 12, 2, 8960, 151936), {}, 1_777_088_000),
-    "qwen2.5-7b": (("qwen2", 3584, 28, 28, 4, 18944, 152064), {}, 7_615_616_512),
-    "qwen2.5-14b": (("qwen2", 5120, 48, 40, 8, 13824, 152064), {}, 14_770_033_664),
-    "llama-3-8b": (("llama", 4096, 32, 32, 8, 14336, 128256), {}, 8_030_261_248),
-    "qwen3-8b": (("qwen3", 4096, 36, 32, 8, 12288, 151936), {"head_dim": 128}, 8_190_735_360),
-    "smollm2-135m": (("llama", 576, 30, 9, 3, 1536, 49152), {"tie_word_embeddings": True}, 134_515_008),
-    "mixtral-8x7b": (
-        ("mixtral", 4096, 32, 32, 8, 14336, 32000),
-        {"num_local_experts": 8, "num_experts_per_tok": 2},
-        46_702_792_704,
-    ),
-    "qwen3-30b-a3b": (
-        ("qwen3_moe", 2048, 48, 32, 4, 6144, 151936),
-        {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-        30_532_122_624,
-    ),
-}
+CONFIGS = table("memory", "CONFIGS")  # of the hub, and their numbers of parameters there
 HYBRID = (
     "--train.colocate_all --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --ds.zero_stage 3 "
     "--actor.gradient_checkpointing_enable --ds.packing_samples"

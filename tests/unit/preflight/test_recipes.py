@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cases import cases
+from cases import cases, table
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
@@ -25,20 +25,7 @@ MODELS = {
     "qwen2.5-14b": "Qwen/Qwen2.5-14B",
 }
 # Appendix "Implementation Details" of the paper, and its section 5.1.
-SETTINGS = {
-    "actor.adam.lr": 1e-6,
-    "actor.lr_scheduler": "constant",
-    "actor.eps_clip_low_high": [0.2, 0.28],
-    "algo.kl.init_coef": 0.0,
-    "algo.kl.use_loss": False,
-    "rollout.temperature": 1.0,
-    "rollout.top_p": 1.0,
-    "rollout.max_new_tokens": 3072,
-    "train.batch_size": 32,
-    "train.max_epochs": 1,
-    "eval.steps": 5,
-    "eval.temperature": 0.1,
-}
+SETTINGS = table("preflight", "SETTINGS")
 
 LABELS = {"code": json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})}  # the others are numbers
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from cases import table
 from command_lines import ROOT, files_here, refusal
 
 from openrlhf_shear.cli import doctor
@@ -34,59 +35,14 @@ def cases() -> list[tuple[str, str, str]]:
     return [(*line.partition(" ")[::2], said) for line, said in rows]
 
 
-ROWS = '{"question": "1 + 1?", "answer": "2"}\n'
-FILES = {  # by name, what is wrong with them
-    "broken.jsonl": ROWS + '{"question": "1 + 2?", "answer": \n',
-    "words.txt": "1 + 1?\n",
-    "broken.json": '[{"question": "1 + 1?", "answer": "2"},\n {"question" "1 + 2?"}]\n',
-    "quoted.jsonl": "{'question': '1 + 1?', 'answer': '2'}\n",
-    "numbers.jsonl": ROWS + "3\n",
-    "latin.jsonl": ROWS.encode() + b'{"question": "caf\xe9", "answer": "2"}\n',
-    "null.jsonl": ROWS + '{"question": null, "answer": "2"}\n{"answer": "2"}\n',
-    "blank.jsonl": ROWS + '\n{"question": " ", "answer": "2"}\n',
-    "asked.jsonl": ROWS + '{"question": 3, "answer": "2"}\n',
-    "unlabelled.jsonl": ROWS + 4 * '{"question": "1 + 2?"}\n',
-    "void.jsonl": ROWS + '{"question": "1 + 2?", "answer": ""}\n',
-    "unanswered.jsonl": ROWS
-    + "".join(f'{{"question": "1 + 2?", "answer": {label}}}\n' for label in ("true", "{}", '["3", null]', "NaN")),
-    "true.jsonl": ROWS + '{"question": "1 + 2?", "answer": true}\n',
-    "sign.jsonl": ROWS + '{"question": "1 + 2?", "answer": "$$"}\n',
-    "listed.jsonl": ROWS.replace('"2"', "2") + """{"question": "1 + 2?", "answer": "[\\"3\\", null]"}\n""",
-    "holes.csv": "question,answer\n1 + 1?,2\n,3\n",
-    "ragged.csv": "question,answer\n1 + 1?,2\n1 + 2?,3,4\n",
-    "talk.jsonl": '{"question": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}\n',
-    "long.jsonl": '{"question": "1 + 2 + 3 + 4 + 5 + 6?", "answer": "21"}\n',
-    "syntax.py": "def reward_func(queries, prompts, labels):\n    return {\n",
-    "outside.py": "x = 1\nreturn x\n",
-    "zeros.py": "reward_func = 0\0",
-    "missing.py": "import nothing_of_this_name\n",
-    "raising.py": "def reward_func(queries, prompts, labels):\n    return {'rewards': labels[1]}\n",
-    "wordy.py": "def reward_func(queries, prompts, labels):\n    return {'rewards': float(labels[0])}\n",
-    "method.py": "class Reward:\n    def reward_func(self, queries, prompts, labels): ...\n",
-    "async.py": "async def reward_func(queries, prompts, labels): ...\n",
-    "single.py": "def reward_func(query): return {'rewards': 1}\n",
-    "constant.py": "reward_func = 1\n",
-    "leaving.py": "raise SystemExit\n",
-    "verl.py": "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0\n",
-    "listing.py": "def reward_func(queries, prompts, labels): return [1.0]\n",
-    "silent.py": "def reward_func(queries, prompts, labels): print(queries)\n",
-    "not_a_number.py": "def reward_func(queries, prompts, labels): return {'rewards': float('nan')}\n",
-    "semi.csv": "question;answer\n1 + 1?;2\n",
-    "unnamed.py": "def reward_func(queries, prompts, labels): return {'reward': 1.0}\n",
-    "agent.py": "from openrlhf.utils.agent import MultiTurnAgentExecutor\nclass Agent(MultiTurnAgentExecutor): ...\n",
-    "in_method.py": "from base import Agent as B\nclass A(B):\n  def AgentExecutor(self): AgentExecutor = 1\n",
-    "returning.py": "class AgentExecutor: ...\nreturn 1\n",
-    "gpu.py": "def reward_func(queries, prompts, labels): raise RuntimeError('No CUDA GPUs are available')\n",
-    "dying.py": "import os\ndef reward_func(queries, prompts, labels): os._exit(3)\n",
-}
+FILES = table("preflight", "REFUSED")  # by name, what is wrong with them
 
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize(("command", "words", "said"), cases())
 def test_refused(job, capsys, monkeypatch, command, words, said):
     for name in FILES.keys() & set(words.replace(",", " ").split()):
-        content = FILES[name]
-        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        Path(name).write_bytes(FILES[name].encode("latin-1"))
     Path("rewards.jsonl").write_text('{"task": "x"}')
     write_rollouts(Path("empty.parquet"), [], {})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

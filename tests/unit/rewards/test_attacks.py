@@ -5,6 +5,7 @@ Attacks of programs are in `test_warm_jails.py`, `test_code_checkers.py` and `te
 """
 
 import pytest
+from cases import table
 
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.rewards.code.text import code_block, readable
@@ -32,31 +33,7 @@ OF_MATHS = {
 }
 
 # Units of texts. A text of one unit, repeated, takes minutes to read if a search starts again at each position.
-OF_TEXTS = {
-    "texts without an end": "```\n\\'''\n",
-    "open fences": "```python\n'''\n",
-    "fences in comments": "# x```\n",
-    "fences after text": "x: ```python\n",
-    "answers in tags": "</think><answer>\n",
-    "quotes": "'\"",
-    "backslashes": "\\",
-    "spaces": " ",
-    "brackets": "({[",
-    "dollars": "$$\\[",
-    "boxes": r"\boxed{",
-    "boxes without a brace": r"\boxed",
-    "fractions": r"\frac{",
-    "words": r"\text{",
-    "marks": "#### answer is ",
-    "tags": "<answer>",
-    "signs": "-(",
-    "special tokens": " <|x",
-    "numbers": ",111.",
-    "prices": "$-",
-    "digits": "9",
-    "points": ".1",
-    "addresses": "x:http://",
-}
+OF_TEXTS = table("rewards", "OF_TEXTS")
 
 
 @pytest.mark.usefixtures("needs_jail")

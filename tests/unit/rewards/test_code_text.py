@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from cases import table
 
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.rewards.code import text as module
@@ -37,58 +38,7 @@ def test_the_last_python_block_counts():
 PROGRAM = "n = int(input())\nprint(2 * n)"
 ON_A_LINE = PROGRAM.replace("\n", "; ")
 FENCED = f"```python\n{PROGRAM}\n```"
-DRESSES = (
-    # a fence after text
-    f"<think>So.</think><answer>{FENCED}</answer>",
-    f"<|im_start|>assistant{FENCED}",
-    f"Code: {FENCED}",
-    f"**Solution**{FENCED}\nIt doubles.",
-    f"With `n`, it is: {FENCED}",
-    f"Code: ```\n{PROGRAM}\n```",
-    f"Code: ```py \r\n{PROGRAM}\n```",
-    f"Not ```this``` one.\n</think>{FENCED}",
-    f"1. {FENCED}",
-    "- ```python\n  n = int(input())\n  print(2 * n)\n  ```",
-    "10) ```python\n    n = int(input())\n    print(2 * n)\n    ```",
-    f"Put it in ``` or so:\n{FENCED}",
-    f"\u4ee3\u7801\uff1a{FENCED}\nOutput:\n```\n6\n```",
-    f"````python3.11\n{PROGRAM}\n````\nOutput:\n```\n6\n```",
-    f"\\boxed{{{FENCED}}}",
-    f"<code>{FENCED}</code>",
-    # a closing fence on the last line
-    f"```python\n{PROGRAM}```",
-    f"```python\n{PROGRAM}``` Done.",
-    f"```python\n{PROGRAM}```</answer>",
-    f"```python\n{PROGRAM} ```\n\nIt doubles, doesn't it?",
-    f"```python\n{PROGRAM}  # doubles```\n\nIt doubles.",
-    f"Code: ```python\n{PROGRAM}```\nOutput:\n```\n6\n```",
-    f"```python\nprint(1)```\nBetter: ```python\n{PROGRAM}```",
-    # an unmarked program, and blocks of something else
-    f"```\n{PROGRAM}\n```\n```json\n{{}}\n```",
-    f"```\n{PROGRAM}\n```\nRun:\n```bash\necho 3 | python a.py\n```",
-    f"```\n{PROGRAM}\n```\nIn:\n```text\ninput 3\n```",
-    f"```\n{PROGRAM}\n```\nIt prints:\n```\n6\n```",
-    # an item's indent, a program on one line
-    f"1. ```python\n    {PROGRAM.replace(chr(10), chr(10) + '    ')}\n   ```",
-    f"Code: ```python {ON_A_LINE}``` It doubles.",
-    f"```py {ON_A_LINE}```",
-    # an example, a test or a comment after the program
-    f"{FENCED}\nComplexity:\n```python\n# O(1), for any input\n```",
-    f"{FENCED}\nExample:\n```python\n>>> 3\n6\n```",
-    f"{FENCED}\nTest:\n```python\nassert double(3) == 6\n```",
-    f"{FENCED}\nIt prints:\n```python\n'''For the input 3'''\nprint(6)\n```",
-    f"{FENCED}\nTest:\n```python\nimport io, sys\nsys.stdin = io.StringIO('3')\nmain()\n```",
-    f"{FENCED}\nTest:\n```python\nsubprocess.run(['python', 'a.py'], input='3', text=True)\n```",
-    f"{FENCED}\nA run:\n```python\ninput: 3\noutput: 6\n```",
-    # tags in place of a fence
-    f"<answer>\n{PROGRAM}\n</answer>",
-    f"<think>x</think>\n<answer>\n{PROGRAM}\n</answer>\nDone.",
-    f"<think>x</think><answer>{PROGRAM}",
-    f"<think>Perhaps\n```python\nprint(input())\n```\n</think>\n<answer>\n{PROGRAM}\n</answer>",
-    f"<solution>{PROGRAM}</solution>",
-    f"<Final_Answer>\n{PROGRAM}\n</Final_Answer>",
-    f"[PYTHON]\n{PROGRAM}\n[/PYTHON]",
-)
+DRESSES = [each.replace("PROGRAM", PROGRAM).replace("ON_A_LINE", ON_A_LINE) for each in table("rewards", "DRESSES")]
 
 
 @pytest.mark.parametrize("response", DRESSES)

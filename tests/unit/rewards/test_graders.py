@@ -4,6 +4,7 @@ import json
 from contextlib import closing
 
 import pytest
+from cases import table
 
 from openrlhf_shear.cli import sampling_flags, serve_reward, train_ppo_ray
 from openrlhf_shear.evaluation.run import results
@@ -16,36 +17,7 @@ from openrlhf_shear.sampling.benchmarks import custom, load_questions
 from openrlhf_shear.sampling.grading import Grading, grade
 from openrlhf_shear.sampling.records import Completion
 
-RESPONSES = {  # response: the letter that it chooses
-    r"So it is \boxed{C}.": "C",
-    r"\boxed{A} no, \boxed{\text{(C)}}": "C",
-    r"\boxed{\textbf{(J) }}": "J",
-    "The answer is (C) Paris.": "C",
-    "The answer is **C**": "C",
-    "Final answer: C. Vitamin A": "C",
-    "The answer is C, because it is warm.": "C",
-    "The answer is C because it is warm.": "C",
-    "<answer>D</answer>": "D",
-    "Paris is the capital.\n\n**(c)**": "C",
-    "Paris.\nOption C": "C",
-    r"I take $\boxed{b}$": "B",
-    "": None,
-    "I do not know": None,
-    "A dog has four legs": None,
-    "The answer is not (C)": None,
-    r"\boxed{17}": None,
-    r"\boxed{K}": None,
-    # every letter at once is no choice
-    r"\boxed{A, B, C, D}": None,
-    r"\boxed{(A) (B) (C) (D)}": None,
-    "The answer is A or B": None,
-    "The answer is (A) or (B)": None,
-    "The answer is A. B. C.": "A",
-    "(A)/(B)": None,
-    "A) x B) y C) z": None,
-    "\\boxed{" * 50_000: None,
-    "A " * 200_000: None,
-}
+RESPONSES = table("rewards", "RESPONSES") | {"\\boxed{" * 50_000: None, "A " * 200_000: None}
 
 
 @pytest.mark.parametrize("response", RESPONSES, ids=lambda response: response[:30])

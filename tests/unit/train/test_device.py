@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.refusal import LineError
@@ -94,37 +95,12 @@ def described(**changed) -> Run:
     values |= {"train.agent_func_path": None, "reward.remote_url": "reward.py"}
     values["algo.advantage.estimator"] = "group_norm"
     switches = ("colocate_all", "async_enable", "colocate_actor_ref", "colocate_critic_reward")
-    spec = changed.pop("spec", None)
+    spec = ("spec" in changed and CreditSpec(changed.pop("spec"))) or None
     flags = values | {f"train.{name}": False for name in switches} | changed
     return Run(flags, spec=spec, traits=spec and spec.traits)
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, 2 + 4),
-        ({"train.colocate_all": True}, 2),
-        ({"algo.kl.init_coef": 0.1}, 2 + 4 + 2),
-        ({"algo.kl.init_coef": 0.1, "train.colocate_actor_ref": True}, 2 + 4),
-        ({"reward.remote_url": None}, 2 + 4 + 1),
-        ({"train.colocate_all": True, "train.async_enable": True}, 2 + 4),
-        ({"algo.advantage.estimator": "gae", "train.colocate_all": True}, 2),
-        ({"algo.advantage.estimator": "gae", "train.colocate_all": True, "train.colocate_critic_reward": True}, 2 + 1),
-        ({"algo.advantage.estimator": "gae", "reward.remote_url": None}, 2 + 4 + 1 + 1),
-        (
-            {
-                "algo.advantage.estimator": "gae",
-                "reward.remote_url": None,
-                "train.colocate_critic_reward": True,
-            },
-            2 + 4 + 1,
-        ),
-        ({"reward.remote_url": None, "train.colocate_critic_reward": True}, 2 + 4 + 1),
-        ({"spec": CreditSpec("pure"), "prm.num_nodes": 2, "prm.num_gpus_per_node": 3}, 2 + 4 + 2 * 3),
-        ({"spec": CreditSpec("pure"), "train.colocate_all": True}, 2),
-        ({"spec": CreditSpec("shear")}, 2 + 4),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_gpus_a_run_needs"))
 def test_gpus_a_run_needs(changed, expected):
     assert cluster.gpus_needed(described(**changed)) == expected
 

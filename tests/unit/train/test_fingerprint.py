@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cases import cases
 from command_lines import refusal
 
 from openrlhf_shear.cli.train_ppo_ray import main, parse
@@ -15,30 +16,6 @@ from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
 
 ROWS = [{"question": f"{number} + 1?", "answer": str(number + 1)} for number in range(6)]
-# (changed flags of a resume, the refusal's text, the topic that accepts it; "" for none)
-REFUSED = [
-    ("--train.seed 7", "train.seed was 42, is 7", "seed"),
-    ("--data.input_template <{}>", "data.input_template was unset, is <{}>", "data"),
-    ("--data.label_key question", f"{CONTENTS} was ", "data"),
-    ("--data.max_samples 4", f"{COUNT} was 6, is 4", "data"),
-    ("--algo.advantage.estimator group_norm", "algo.advantage.estimator was shear, is group_norm", "rule"),
-    ("--shear.window 50", "shear.window was 100, is 50", "rule"),
-    ("--credit.correct_threshold 0.7", "credit.correct_threshold was 0.5, is 0.7", "rule"),
-    ("--rollout.batch_size 16", "rollout.batch_size was 32, is 16", "batch"),
-    ("--rollout.n_samples_per_prompt 8", "rollout.n_samples_per_prompt was 4, is 8", ""),
-    ("--train.batch_size 64", "train.batch_size was 128, is 64", "batch"),
-    ("--train.max_epochs 2", "train.max_epochs was 1, is 2", "batch"),
-    ("--actor.model_name_or_path other", "actor.model_name_or_path was model, is other", "model"),
-    ("--actor.model_name_or_path changed/model", "digest of the model's config.json was ", "model"),
-    ("--ds.zero_stage 3", "ds.zero_stage was 2, is 3", ""),
-    ("--actor.num_gpus_per_node 4", "ranks of the policy was 2, is 4", ""),
-    ("--ds.tensor_parallel_size 2", "ds.tensor_parallel_size was 1, is 2", ""),
-    ("--ds.lora.rank 8", "ds.lora.rank was 0, is 8", ""),
-    ("--data.apply_chat_template", "data.apply_chat_template was False, is True", "data"),
-    ("--ds.lora.alpha 32", "ds.lora.alpha was 16, is 32", "model"),
-    ("--ds.lora.target_modules q_proj", "ds.lora.target_modules was all-linear, is ['q_proj']", ""),
-    ("--ds.ring_attn_size 2 --ds.packing_samples", "ds.ring_attn_size was 1, is 2", ""),
-]
 ALLOWED = [
     *("--actor.adam.lr 1e-7", "--train.num_episodes 5", "--logger.tensorboard_dir curves"),
     "--ckpt.output_dir elsewhere",
@@ -86,8 +63,9 @@ def test_the_same_command_resumes(line, capsys):
     assert "dry run" in told.out and "[Info] global_step" not in told.err
 
 
-@pytest.mark.parametrize(("words", "said", "topic"), REFUSED)
+@pytest.mark.parametrize(*cases("train", "test_a_difference_is_refused_in_a_line_and_taken_by_its_topic"))
 def test_a_difference_is_refused_in_a_line_and_taken_by_its_topic(line, capsys, words, said, topic):
+    said = said.replace("CONTENTS", CONTENTS).replace("COUNT", COUNT)
     told = refusal(capsys, resume(line, words))
     assert f"ckpt.path ckpt: global_step4 is of another run: {said}" in told
     if not topic:

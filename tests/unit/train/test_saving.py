@@ -6,6 +6,7 @@ from dataclasses import replace
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import ray
+from cases import cases
 
 from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.checkpoints.folders import NotSavedError
@@ -14,55 +15,13 @@ from openrlhf_shear.train.run.saving import Best, Moment, Progress, Saver, what_
 
 FLAGS = {"save_steps": 4, "disable_ds": False, "save_hf": False, "best_weights_only": False}
 NOW = Progress(step=8, trained=True, sound=True, last_saved=4, is_best=True)
-CHECKPOINT, MODEL, BOTH = (
-    {"checkpoint": True, "model": False},
-    {"checkpoint": False, "model": True},
-    {
-        "checkpoint": True,
-        "model": True,
-    },
-)
-STEP, EVALUATION, STOP, END = Moment
-# (moment, changes of `NOW`, changes of `FLAGS`, what is saved; None for nothing)
-TABLE = [
-    (STEP, {}, {}, CHECKPOINT),
-    (STEP, {"step": 7}, {}, None),
-    (STEP, {"step": 9}, {}, CHECKPOINT),  # the disk refused step 8, or its rewards failed
-    (STEP, {"step": 9, "last_saved": 8}, {}, None),
-    (STEP, {"step": 3, "last_saved": 0}, {}, None),
-    (STEP, {"step": 4, "last_saved": 0}, {}, CHECKPOINT),
-    (STEP, {"step": 12, "last_saved": 6}, {}, CHECKPOINT),  # resumed from a stop between two checkpoints
-    (STEP, {}, {"save_steps": -1}, None),
-    (STEP, {"sound": False}, {}, None),
-    (STEP, {"trained": False}, {}, None),
-    (STEP, {}, {"save_hf": True}, BOTH),
-    (STEP, {}, {"save_hf": True, "disable_ds": True}, MODEL),
-    (STEP, {}, {"best_weights_only": True}, CHECKPOINT),
-    (EVALUATION, {}, {}, CHECKPOINT),
-    (EVALUATION, {"is_best": False}, {}, None),
-    (EVALUATION, {"trained": False}, {}, None),  # an untrained model is not the best one
-    (EVALUATION, {"sound": False}, {}, CHECKPOINT),
-    (EVALUATION, {}, {"best_weights_only": True}, MODEL),
-    (EVALUATION, {}, {"save_hf": True}, BOTH),
-    (EVALUATION, {}, {"save_steps": -1}, CHECKPOINT),
-    (STOP, {}, {}, CHECKPOINT),
-    (STOP, {"is_saved": True}, {}, None),
-    (STOP, {"step": 7}, {"save_steps": -1}, CHECKPOINT),
-    (STOP, {"sound": False}, {}, None),
-    (STOP, {"trained": False, "step": 0}, {}, None),
-    (END, {"step": 7}, {}, CHECKPOINT),
-    (END, {"is_saved": True}, {}, None),
-    (END, {"made_steps": False}, {}, None),  # a resumed run that makes no step
-    (END, {}, {"save_steps": -1}, None),  # no checkpoints were asked for
-    (END, {"sound": False}, {}, None),
-]
 
 
-@pytest.mark.parametrize(("moment", "now", "flags", "expected"), TABLE)
-def test_what_is_saved_when(moment, now, flags, expected):
-    what = what_to_save(moment, replace(NOW, **now), Namespace(**FLAGS | flags))
-    step = now.get("step", NOW.step)
-    assert what == (expected and Save(step, **expected, best=moment is EVALUATION))
+@pytest.mark.parametrize(*cases("train", "test_what_is_saved_when"))
+def test_what_is_saved_when(moment, now, flags, saved):
+    what = what_to_save(Moment[moment], replace(NOW, **now), Namespace(**FLAGS | flags))
+    parts = {part: part in (saved or ()) for part in ("checkpoint", "model")}
+    assert what == (saved and Save(now.get("step", NOW.step), **parts, best=moment == "EVALUATION"))
 
 
 def test_the_best_evaluation_is_that_of_the_metric_that_was_chosen():
