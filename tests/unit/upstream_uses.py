@@ -32,8 +32,6 @@ def uses(folder: Path = TRAIN) -> dict[str, str]:
     """Return every function or class that the files of the fork rely on, and how which file uses it."""
     paths = sorted(folder.rglob("*.py"), key=lambda path: path.stem)
     return _uses(paths, PACKAGES, UNPARSED["cluster"], hooks.patches())
-        sorted(folder.rglob("*.py"), key=lambda path: path.stem), PACKAGES, UNPARSED["cluster"], hooks.patches()
-    )
 
 
 def uses_of(other: str) -> dict[str, str]:
