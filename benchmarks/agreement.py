@@ -76,7 +76,7 @@ def main() -> None:
     args = _arguments()
     golds = read_golds(args.golds)
     cases, missing = read_cases(args.responses, golds)
-    found = {"environment": environment("cpu"), "without a gold": missing}
+    found = {"environment": environment(), "without a gold": missing}
     ours = graded(cases, args.cores, args.formats)
     theirs = [None] * len(cases) if args.ours else by_math_verify(cases)
     found["rows"] = [

@@ -245,7 +245,7 @@ def main() -> None:
         return
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children, so we see them
     found = json.loads(args.output.read_text()) if args.output and args.output.exists() else {"rows": {}}
-    found["environment"] = environment("cpu")
+    found["environment"] = environment()
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(args.folder or Path(temporary), args.trials, args.seed, args.prompts)
         bench.folder.mkdir(parents=True, exist_ok=True)

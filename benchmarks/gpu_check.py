@@ -9,6 +9,7 @@ Needs torch, triton, numpy, rich, tqdm and transformers, and neither vllm nor ra
 - launches: warps and registers of a solve for spans of 50 and 100 tokens, the default beside the fastest
 - fast: seconds for a million problems, all iterations solved, beside the chip's limits
 - memory: of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--credit.max_cost_bytes`
+- share: of the credit in a training step on a group of 8 x 1000 tokens, at the shape of Qwen2.5-7B, on a GPU of 60 GB
 
 Each row says whether it holds; the exit status is 0 if all do.
 """
@@ -17,11 +18,13 @@ import math
 from unittest.mock import patch
 
 import torch
-from measure import best_times, environment, pick_device, print_table, script_parser, write_json
+from measure import best_times, environment, print_table, script_parser, write_json
 from tqdm import tqdm
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.config.shear import SpanCut
+from openrlhf_shear.credit.captured import captured_lm_head_input
 from openrlhf_shear.credit.shear import shear_groups, shear_weights
 from openrlhf_shear.kernels.triton_sinkhorn import LAUNCH, TritonSinkhorn
 from openrlhf_shear.transport import Spans, search_bytes
@@ -33,19 +36,26 @@ ACCURACY = 1e-2  # of epsilon, as in the tests
 # additions. The second counts reads of shared memory by a solver whose blocks do not stay in registers.
 FMA_SECONDS, SHARED_SECONDS = 0.030, 0.060
 SHARED_GOAL = 0.5  # of the shared-memory limit
+QWEN2_5_7B = {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+QWEN2_5_7B |= {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
+SHARE_GOAL = 0.01
+_SHARE_BYTES = 60e9  # that weights, gradients and a pass take at most
 
 
 def main() -> None:
     args = script_parser(__doc__).parse_args()
-    args.device = pick_device("cuda", "a machine with a CUDA GPU")
-    device = torch.device(args.device)
+    if not torch.cuda.is_available():
+        raise SystemExit(f"torch {torch.__version__} finds no CUDA device; use a machine and a torch with one")
+    device = torch.device("cuda")
     rows = [right(device)]
     rows += together(device)
     rows += [check(device, window) for check in (launches, fast) for window in (50, 100)]
     rows += [memory(device, tokens) for tokens in (3_000, 8_000, 32_000)]
+    if torch.cuda.get_device_properties(device).total_memory > _SHARE_BYTES:
+        rows.append(share(device))
     print_table("GPU check", rows, {"what": "what", "measured": "measured", "wanted": "wanted", "holds": "holds"})
     if args.output:
-        write_json(args.output, {"environment": environment(args.device), "rows": rows})
+        write_json(args.output, {"environment": environment(), "rows": rows})
     raise SystemExit(0 if all(row["holds"] for row in rows) else 1)
 
 
@@ -86,7 +96,7 @@ def together(device: torch.device, groups: int = 16, tokens: int = 500, hidden: 
         "at once": lambda: shear_groups(there, config),
         "one by one": lambda: [shear_weights(*each, config) for each in there],
     }
-    best, _ = best_times(jobs, 3, device.type, 0.2, quiet=True)
+    best, _ = best_times(jobs, 3, 0.2, device.type, quiet=True)
     ratio = best["one by one"] / best["at once"]
     what, holds = "weights of groups at once, worst error [epsilon]", worst <= ACCURACY * EPSILON
     faster = _row(f"{groups} groups at once, times as fast as one by one", ratio, ">= 1", ratio >= 1)
@@ -135,7 +145,7 @@ def problem(device: torch.device, window: int, spans: int) -> tuple[Tile, torch.
 def seconds_of(tile: Tile, pairs: torch.Tensor, device: torch.device) -> float:
     solver = TritonSinkhorn(tile, EPSILON)
     solver.solve(pairs, max_iterations=50)  # compiles
-    best, _ = best_times({"solve": lambda: solver.solve(pairs, max_iterations=50)}, 3, device.type, 0.2, quiet=True)
+    best, _ = best_times({"solve": lambda: solver.solve(pairs, max_iterations=50)}, 3, 0.2, device.type, quiet=True)
     return best["solve"]
 
 
@@ -163,6 +173,43 @@ def memory(device: torch.device, tokens: int, hidden: int = 3584, rollouts: int 
     group = sum(h.nbytes for h in states) / 2**30
     most = search_bytes(0, device) / 2**30 + group  # each side in one piece
     return _row(f"memory of a group of 8 x {tokens} [GiB]", peak, f"<= {most:.2f}", peak <= most)
+
+
+def share(device: torch.device, rollouts: int = 8, tokens: int = 1000, shape: dict = QWEN2_5_7B) -> dict:
+    """Check the credit's share of a step: a log-prob pass that captures the states, an update, and `shear_weights`.
+
+    The optimizer, sampling and communication would make it smaller. Weights and tokens are random, which matters to the
+    search alone: it prunes by structure in the states (`span_search.py` measures real ones).
+    """
+    torch.manual_seed(0)
+    with device:
+        model = Qwen2ForCausalLM(Qwen2Config(**shape)).bfloat16().train()  # without dropout
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    ids = torch.randint(model.config.vocab_size, (rollouts, tokens), device=device)
+
+    def losses(part: torch.Tensor) -> torch.Tensor:
+        logits = model(input_ids=part, use_cache=False).logits[:, :-1].flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, part[:, 1:].flatten(), reduction="none")
+
+    @torch.no_grad()
+    def read() -> list[torch.Tensor]:
+        with captured_lm_head_input(model) as captured:
+            for part in ids.split(4):
+                losses(part)
+        return [states for part in captured for states in part]
+
+    states, correct = read(), [i % 2 == 0 for i in range(rollouts)]
+    weights = torch.stack(shear_weights(states, correct).weights)[:, 1:]
+
+    def update() -> None:
+        for part, weight in zip(ids.split(4), weights.split(4), strict=True):
+            (weight.flatten() * losses(part)).mean().backward()
+
+    jobs = {"read": read, "update": update, "credit": lambda: shear_weights(states, correct)}
+    best, _ = best_times(jobs, 3, 0.0, device.type)
+    measured = best["credit"] / sum(best.values())
+    what = f"credit in a step of {sum(best.values()):.2f} s, {rollouts} x {tokens} tokens"
+    return _row(what, measured, f"< {SHARE_GOAL}", measured < SHARE_GOAL)
 
 
 def _row(what: str, measured: float, wanted: str, holds: bool) -> dict:

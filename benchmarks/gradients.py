@@ -329,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measure.print_table("The gradient that was applied, beside one float32 pass", shown, columns)
     if args.output:
         limits = {"float32": Row("").limits, "bfloat16": Row("", bfloat16=True).limits}
-        measure.write_json(args.output, {"rows": found, "limits": limits, **measure.environment("cpu")})
+        measure.write_json(args.output, {"rows": found, "limits": limits, **measure.environment()})
     wrong = [row["row"] for row in found if row["passed"] == (row["row"] in {known.name for known in UPSTREAM})]
     print(f"wrong: {'; '.join(wrong)}" if wrong else "every row passes, and none of OpenRLHF 0.11.2's does")
     return int(bool(wrong))

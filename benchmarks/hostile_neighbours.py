@@ -139,7 +139,7 @@ def main() -> None:
 
 def beside(args: argparse.Namespace, results: dict) -> bool:
     """Add the rows of honest programs beside hostile programs to the results; return whether all are right."""
-    results |= {"environment": environment("cpu"), "jail": find_jail().mechanisms, "processes": args.processes}
+    results |= {"environment": environment(), "jail": find_jail().mechanisms, "processes": args.processes}
     results["rows"] = [
         row_of(kind, args.honest, args.processes, args.timeout, args.seconds) for kind in (None, *args.kinds)
     ]
@@ -155,7 +155,7 @@ def beside(args: argparse.Namespace, results: dict) -> bool:
 
 def before(args: argparse.Namespace, results: dict) -> bool:
     """Add the rows of honest programs after attacks on their jail to the results; return whether all are right."""
-    found = results["before"] = {"environment": environment("cpu"), "jail": find_jail().mechanisms}
+    found = results["before"] = {"environment": environment(), "jail": find_jail().mechanisms}
     found["rows"] = list(tqdm(warm_jails.attacked(ATTACKS), total=len(ATTACKS), leave=False))
     escapes = [outcome for _, _, outcome in try_escapes(find_jail())]
     found["escapes"] = {"tried": len(escapes), "blocked": sum(outcome.startswith("refused") for outcome in escapes)}

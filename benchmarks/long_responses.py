@@ -113,9 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         print_table(f"G = {args.rollouts}, one search in {SEARCH_BYTES / 2**30:g} GiB", rows, COLUMNS)
         fits = exponents(rows)
         if args.output:  # written after each row: the next may take half an hour
-            write_json(
-                args.output, {"environment": environment("cpu"), "rows": rows, "exponents": fits, "limits": LIMITS}
-            )
+            write_json(args.output, {"environment": environment(), "rows": rows, "exponents": fits, "limits": LIMITS})
     for name, fit in fits.items():
         print(f"time ~ pairs^p ({name}): p = {fit:.2f}")
 

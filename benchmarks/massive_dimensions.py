@@ -42,7 +42,7 @@ def main() -> None:
     names = {"states": "states", "all": "std of all costs", "sampled": "of the metric", "off": "difference"}
     print_table("at most 256 tokens a side", checks, names | {"seconds": "seconds", "share": "share of the rule"})
     if args.output:
-        write_json(args.output, {"environment": environment("cpu"), "rows": rows, "checks": checks})
+        write_json(args.output, {"environment": environment(), "rows": rows, "checks": checks})
 
 
 def rows_of(states: list[torch.Tensor], size: float, args: argparse.Namespace) -> list[dict]:
@@ -93,7 +93,7 @@ def check(name: str, states: list[torch.Tensor]) -> dict:
         "metric": lambda: cost_spread(*sides, result.mean_norm),
         "rule": lambda: shear_weights(states, outcomes(states)),
     }
-    best, _ = best_times(jobs, rounds=2, device="cpu")
+    best, _ = best_times(jobs, rounds=2)
     return {
         "states": name,
         "all": everything,

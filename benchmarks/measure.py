@@ -3,10 +3,7 @@
 import argparse
 import json
 import os
-import platform
-import shlex
 import socket
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from openrlhf_shear.report.provenance import commit, cpu_model, package_version
+from openrlhf_shear.report.provenance import package_version, provenance
 
-_PACKAGES = ("torch", "numpy", "scipy", "numba", "triton", "POT", "geomloss", "transformers")
+_PACKAGES = ("triton", "POT", "geomloss")  # beside those of `provenance`
 _QUIET = 0.7  # load average above which times are rough
 
 
@@ -31,17 +28,7 @@ def script_parser(description: str, **output: object) -> argparse.ArgumentParser
     return parser
 
 
-def pick_device(asked: str, instead: str = "--device cpu") -> str:
-    """Return "cpu" or "cuda" for "auto", "cpu" or "cuda"; exit with the reason where CUDA is asked for and missing."""
-    there = torch.cuda.is_available()
-    if asked == "cuda" and not there:
-        built = torch.version.cuda is not None
-        reason = "no CUDA device is visible" if built else f"torch {torch.__version__} is built without CUDA"
-        raise SystemExit(f"CUDA cannot be used: {reason}; use {instead}, or a machine and a torch that have it")
-    return ("cuda" if there else "cpu") if asked == "auto" else asked
-
-
-def clock(device: str) -> float:
+def clock(device: str = "cpu") -> float:
     """Return seconds, once the device has done all queued work."""
     if device == "cuda":
         torch.cuda.synchronize()
@@ -49,7 +36,7 @@ def clock(device: str) -> float:
 
 
 def best_times(
-    jobs: dict[str, Callable], rounds: int, device: str, at_least: float = 0.5, quiet: bool = False
+    jobs: dict[str, Callable], rounds: int, at_least: float = 0.5, device: str = "cpu", quiet: bool = False
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Return the best time of each job, and each round's best; the jobs take turns.
 
@@ -76,23 +63,14 @@ def best_times(
     return {name: min(times) for name, times in every.items()}, every
 
 
-def environment(device: str) -> dict:
+def environment() -> dict:
     """Return where, when and how the numbers were made; warn if the machine is busy."""
     load = os.getloadavg()[0]
     if load > _QUIET:
         print(f"load average {load:.1f} at the start: other work is running here, so times and ratios are rough")
-    return {
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": commit(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_average_at_start": load,
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        "python": platform.python_version(),
-        "versions": {name: package_version(name) for name in _PACKAGES},
-    }
+    found, more = provenance(), {name: package_version(name) for name in _PACKAGES}
+    found |= {"versions": found["versions"] | more, "threads": torch.get_num_threads(), "load_average_at_start": load}
+    return found | {"time": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def write_json(path: Path | None, found: dict) -> None:

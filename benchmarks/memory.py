@@ -211,7 +211,7 @@ def main() -> None:
     headings |= {"measured_mib": "measured, MiB", "estimated_mib": "estimated, MiB", "ratio": "ratio"}
     print_table(f"{RANKS} ranks, {args.tokens} tokens a pass", rows, headings)
     if args.output:
-        write_json(args.output, {"environment": environment("cpu"), "tokens": args.tokens, "rows": rows})
+        write_json(args.output, {"environment": environment(), "tokens": args.tokens, "rows": rows})
 
 
 if __name__ == "__main__":

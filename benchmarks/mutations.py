@@ -258,7 +258,7 @@ def run_all(mutations: Sequence[Mutation], places: dict[str, Site], args: argpar
         kept = json.loads(args.output.read_text(encoding="utf-8"))
         if kept["tree"] != tree["tree"]:
             sys.exit(f"{args.output} has results of another package or other tests; use another --output")
-    kept |= tree | {"environment": environment("cpu")}
+    kept |= tree | {"environment": environment()}
     every = [*unit_tests()]
     with tempfile.TemporaryDirectory(prefix="mut_", ignore_cleanup_errors=True) as folder:
         bench = Bench(Path(folder), kept["failing"])

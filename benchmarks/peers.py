@@ -59,11 +59,11 @@ class Peer:
     batched: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float64,)
 
-    def inputs(self, costs: list[np.ndarray], setting: Setting, device: str) -> list:
+    def inputs(self, costs: list[np.ndarray], setting: Setting) -> list:
         if not self.batched:
             return costs
         parts = [costs[i : i + setting.batch] for i in range(0, len(costs), setting.batch)]
-        return [torch.from_numpy(np.stack(part)).to(device, setting.dtype) for part in parts]
+        return [torch.from_numpy(np.stack(part)).to(setting.dtype) for part in parts]
 
     def run(self, inputs: list, epsilon: float, setting: Setting) -> list:
         with warnings.catch_warnings():  # POT warns of every overflow and of every solve that hit its iteration limit
@@ -86,22 +86,13 @@ class Setting:
 
 
 def _pot_loop(method: str) -> Callable:
-    def solve(cost, epsilon, stop):
-        return pot.sinkhorn2(
-            [], [], cost, epsilon, method=method, stopThr=stop, numItermax=MAX_ITERATIONS, log=True, warn=False
-        )[1]
-
-    return solve
+    how = {"method": method, "numItermax": MAX_ITERATIONS, "log": True, "warn": False}
+    return lambda cost, epsilon, stop: pot.sinkhorn2([], [], cost, epsilon, stopThr=stop, **how)[1]
 
 
 def _pot_batch(method: str) -> Callable:
-    def solve(cost, epsilon, stop):
-        with torch.device(cost.device):  # the solver makes its scalings on the default device
-            return solve_batch(
-                cost, epsilon, max_iter=MAX_ITERATIONS, tol=stop, method=method, reg_type="kl", grad="detach"
-            )
-
-    return solve
+    how = {"max_iter": MAX_ITERATIONS, "method": method, "reg_type": "kl", "grad": "detach"}
+    return lambda cost, epsilon, stop: solve_batch(cost, epsilon, tol=stop, **how)
 
 
 def _log_scalings(log: dict, epsilon: float) -> np.ndarray:
@@ -111,7 +102,7 @@ def _log_scalings(log: dict, epsilon: float) -> np.ndarray:
 
 def _batch_scalings(in_log_domain: bool) -> Callable:
     def potentials(result, epsilon):
-        scalings = result.potentials[0].double().cpu()
+        scalings = result.potentials[0].double()
         log_u = scalings if in_log_domain else scalings.log()
         return (epsilon * (log_u + np.log(log_u.shape[1]))).numpy()
 
@@ -123,7 +114,7 @@ def _geomloss(cost, epsilon, stop):
 
 
 def _geomloss_potentials(result, epsilon):
-    return result.potential_a.double().cpu().numpy()
+    return result.potential_a.double().numpy()
 
 
 def _emd2(cost, epsilon, stop):
@@ -146,7 +137,7 @@ PEERS = (
 
 
 def calibrate(
-    peer: Peer, costs: list[np.ndarray], oracle: np.ndarray, epsilon: float, device: str, batches: tuple[int, ...]
+    peer: Peer, costs: list[np.ndarray], oracle: np.ndarray, epsilon: float, batches: tuple[int, ...]
 ) -> list[Setting]:
     """Return the loosest setting that is accurate enough on `costs`, for each batch size, or once if the peer loops.
 
@@ -158,7 +149,7 @@ def calibrate(
     tried: list[Setting] = []
     for dtype, stop in itertools.product(peer.dtypes, peer.stops):
         setting = Setting(stop, dtype, min(batches) if peer.batched else 1)
-        results = peer.run(peer.inputs(costs, setting, device), epsilon, setting)
+        results = peer.run(peer.inputs(costs, setting), epsilon, setting)
         potentials = [peer.row_potentials(result, epsilon) for result in results]
         potentials = [f for part in potentials for f in part] if peer.batched else potentials
         values = [dual_value(cost, f, epsilon) for cost, f in zip(costs, potentials, strict=True)]
@@ -170,14 +161,12 @@ def calibrate(
     return [replace(chosen, batch=batch) for batch in batches] if peer.batched else [chosen]
 
 
-def fastest(
-    peer: Peer, settings: list[Setting], costs: list[np.ndarray], epsilon: float, device: str
-) -> tuple[Setting, float]:
+def fastest(peer: Peer, settings: list[Setting], costs: list[np.ndarray], epsilon: float) -> tuple[Setting, float]:
     """Return the setting that solves `costs` in the least time, and its seconds per pair."""
     seconds = []
     for setting in settings:
-        solve = partial(peer.run, peer.inputs(costs, setting, device), epsilon, setting)
-        seconds.append(best_times({peer.name: solve}, 2, device, at_least=0, quiet=True)[0][peer.name] / len(costs))
+        solve = partial(peer.run, peer.inputs(costs, setting), epsilon, setting)
+        seconds.append(best_times({peer.name: solve}, 2, at_least=0, quiet=True)[0][peer.name] / len(costs))
     best = int(np.argmin(seconds))
     return settings[best], seconds[best]
 

@@ -88,7 +88,7 @@ CODE = {
 
 def main() -> None:
     args = _arguments()
-    results = {"environment": environment("cpu"), "processes": args.processes}
+    results = {"environment": environment(), "processes": args.processes}
     cheap = [CHEAP[k % len(CHEAP)] for k in range(40 * args.grades)]
     with MathWorkers(args.processes) as workers:
         rows = [_rates("cheap match, one thread", *_rate(lambda pair: _grade(pair, workers), cheap, 1))]

@@ -89,7 +89,7 @@ def main() -> None:
             picture, page = args.picture
             photograph(driver, page, picture)
             return
-        found = {"environment": environment("cpu"), "target_seconds": TARGET}
+        found = {"environment": environment(), "target_seconds": TARGET}
         with tempfile.TemporaryDirectory() as folder:
             pages = [measure(driver, args.rollouts, tokens, args.loads, Path(folder)) for tokens in args.tokens]
         found["browser"] = driver.capabilities["browserVersion"]

@@ -32,21 +32,15 @@ class Group:
     backend: type[SinkhornPairs]
 
     @classmethod
-    def of(cls, states: list[torch.Tensor], correct: list[bool], args, stride: int, most: int | None = None) -> Group:
-        """Pack a group; `most` cuts rollouts to that many tokens."""
-        states = [h[:most].to(args.device) for h in states]
+    def of(cls, states: list[torch.Tensor], correct: list[bool], args) -> Group:
         mean_norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
         sides = [[h for h, c in zip(states, correct, strict=True) if c is which] for which in (True, False)]
-        packed = [Spans.pack(side, SpanCut(args.window, stride), mean_norm) for side in sides]
-        return cls(*packed, args.epsilon_rel, choose_backend("auto", args.device, args.window))
+        packed = [Spans.pack(side, SpanCut(args.window, args.stride), mean_norm) for side in sides]
+        return cls(*packed, args.epsilon_rel, choose_backend("auto", "cpu", args.window))
 
     @property
     def pairs(self) -> int:
         return len(self.correct) * len(self.incorrect)
-
-    @property
-    def device(self) -> str:
-        return self.correct.tokens.device.type
 
     def areas(self) -> torch.Tensor:
         """Return (K_c, K_w) numbers of cost entries of each pair."""
@@ -57,7 +51,7 @@ class Group:
     ) -> SpanSearch:
         """Search as `shear_weights` does; `wrap` goes around the distance."""
         distance = make_distance("sinkhorn", self.epsilon, self.correct, self.incorrect, backend or self.backend)
-        limit = search_bytes(0, self.correct.tokens.device)
+        limit = search_bytes(0, torch.device("cpu"))
         return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune, keep)
 
     def tile(self) -> tiles_module.Tile:
@@ -75,7 +69,7 @@ class Group:
 
     @cached_property
     def _costs(self) -> np.ndarray:
-        x, y = (side.tokens.double().cpu() / side.scale for side in (self.correct, self.incorrect))
+        x, y = (side.tokens.double() / side.scale for side in (self.correct, self.incorrect))
         return torch.cdist(x, y).numpy()
 
 
@@ -104,7 +98,7 @@ def profile(group: Group, prune: bool, at_least: float) -> dict[str, float]:
     runs: list[dict[str, float]] = []
     while len(runs) < 3 or sum(run["total"] for run in runs) < at_least:
         spent = dict.fromkeys(STAGES[:-2], 0.0)
-        timed = partial(_timed, spent, group.device)
+        timed = partial(_timed, spent)
 
         def wrap(distance, timed=timed):
             def of_tile(tile):
@@ -114,20 +108,20 @@ def profile(group: Group, prune: bool, at_least: float) -> dict[str, float]:
 
             return of_tile
 
-        begin = clock(group.device)
+        begin = clock()
         group.search(prune, wrap=wrap)
-        total = clock(group.device) - begin
+        total = clock() - begin
         runs.append({**spent, "rest": total - sum(spent.values()), "total": total})
     return min(runs, key=lambda run: run["total"])
 
 
-def _timed(spent: dict[str, float], device: str, name: str, function: Callable) -> Callable:
+def _timed(spent: dict[str, float], name: str, function: Callable) -> Callable:
     """Wrap `function` to add its seconds to `spent[name]`."""
 
     def inner(*args, **kwargs):
-        begin = clock(device)
+        begin = clock()
         result = function(*args, **kwargs)
-        spent[name] += clock(device) - begin
+        spent[name] += clock() - begin
         return result
 
     return inner
@@ -135,8 +129,7 @@ def _timed(spent: dict[str, float], device: str, name: str, function: Callable) 
 
 def bare_product(group: Group) -> Callable:
     """Return a plain matrix product of the token costs' size, in the dtype that makes them."""
-    x, y = group.correct.tokens, group.incorrect.tokens
-    x, y = (t.float() if group.device == "cpu" else t for t in (x, y))
+    x, y = (side.tokens.float() for side in (group.correct, group.incorrect))
     return partial(torch.mm, x, y.T.contiguous())
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hidden_states import RUNS, ensure_group, load_group
+from hidden_states import ensure_group, load_group
 from measure import best_times, environment, print_table, script_parser, write_json
 from peers import ACCURACY, PEERS, calibrate, fastest, oracle_minimum
 from search_stages import STAGES, Group, bare_product, counts, physical_limits, profile
@@ -56,11 +56,8 @@ def compare(group: Group, args) -> dict:
     accuracy = _accuracy(group, pruned, unpruned, tried, oracle, entropic, args.oracle_spans)
 
     reference = SinkhornPairs(group.tile(), group.epsilon)
-    some = torch.from_numpy(every[: args.torch_pairs]).to(group.device)
-    error = (
-        np.abs(reference.solve(torch.from_numpy(tried).to(group.device)).value.cpu().numpy() - oracle).max()
-        / group.epsilon
-    )
+    some = torch.from_numpy(every[: args.torch_pairs])
+    error = np.abs(reference.solve(torch.from_numpy(tried)).value.numpy() - oracle).max() / group.epsilon
     rows = {
         OURS: {"worst_error_eps": accuracy["spans_against_oracle_eps"], "accurate": True},
         UNPRUNED: {"worst_error_eps": accuracy["values_against_oracle_eps"], "target": UNPRUNED_TARGET},
@@ -76,12 +73,12 @@ def compare(group: Group, args) -> dict:
     bar = tqdm(PEERS, leave=False)
     for peer in bar:
         bar.set_description(f"calibrating {peer.name}")
-        settings = calibrate(peer, costs, oracle, group.epsilon, group.device, args.batches)
+        settings = calibrate(peer, costs, oracle, group.epsilon, args.batches)
         sample = whole if peer.batched else every
         trial = group.blocks(sample[: max(args.calibration, settings[-1].batch)])
-        setting, per_pair = fastest(peer, settings, trial, group.epsilon, group.device)
+        setting, per_pair = fastest(peer, settings, trial, group.epsilon)
         sample = sample[: min(MOST_SAMPLED, max(args.calibration, setting.batch, int(args.peer_seconds / per_pair)))]
-        inputs = peer.inputs(group.blocks(sample), setting, group.device)
+        inputs = peer.inputs(group.blocks(sample), setting)
         jobs[peer.name] = partial(peer.run, inputs, group.epsilon, setting)
         # Batches are extrapolated by cost entries, as if shorter spans filled batches just as well.
         scale[peer.name] = areas.sum() / areas[tuple(sample.T)].sum() if peer.batched else group.pairs / len(sample)
@@ -90,7 +87,7 @@ def compare(group: Group, args) -> dict:
             "dtype": str(setting.dtype).removeprefix("torch."), "batch": setting.batch if peer.batched else None,
             "worst_error_eps": setting.error,
         }  # fmt: skip
-    seconds, every_round = best_times(jobs, args.rounds, group.device, args.repeat_seconds)
+    seconds, every_round = best_times(jobs, args.rounds, args.repeat_seconds)
     for name, row in rows.items():
         row["seconds_all_pairs"] = seconds[name] * float(scale[name])
         row["us_per_pair"] = 1e6 * row["seconds_all_pairs"] / group.pairs
@@ -165,7 +162,7 @@ def report(name: str, found: dict) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    args.device, args.batches = "cpu", BATCHES
+    args.batches = BATCHES
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.quick:
@@ -173,11 +170,11 @@ def main(argv: list[str] | None = None) -> None:
         args.peer_seconds, args.repeat_seconds = 0.3, 0.1
         groups = {"sample": load_group(TESTS / "data" / "smollm2_states.safetensors")}
     else:
-        groups = {f"T={length}": ensure_group(length, args.states) for length in args.lengths}
-    found = {"environment": environment(args.device), "settings": {k: str(v) for k, v in vars(args).items()}}
+        groups = {f"T={length}": ensure_group(length) for length in args.lengths}
+    found = {"environment": environment(), "settings": {k: str(v) for k, v in vars(args).items()}}
     found["lengths"] = {}
     for name, (states, correct) in groups.items():
-        found["lengths"][name] = compare(Group.of(states, correct, args, args.stride), args)
+        found["lengths"][name] = compare(Group.of(states, correct, args), args)
         report(name, found["lengths"][name])
     write_json(args.output, found)
 
@@ -186,7 +183,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__)
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", default=[200, 500, 1000], metavar="T", help="groups (default 200 500 1000)")
-    add("--states", type=Path, default=RUNS / "hidden_states", metavar="FOLDER", help="folder of the groups")
     add("--window", type=int, default=100, help="span length, in tokens (default 100)")
     add("--stride", type=int, default=25, help="tokens between the starts of spans (default 25)")
     add("--epsilon-rel", type=float, default=0.015, help="regularisation, in mean norms (default 0.015)")

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="steps of each run (default 12)")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs, each pair with another seed (default 3)")
     args = parser.parse_args()
-    about, pair, rounds = environment("cpu"), {"before": args.over, "now": args.estimator}, []
+    about, pair, rounds = environment(), {"before": args.over, "now": args.estimator}, []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.rounds):
             order = list(pair)[:: -1 if number % 2 else 1]
