@@ -29,7 +29,7 @@ import tempfile
 import time
 import tokenize
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,14 +54,6 @@ class Mutation(NamedTuple):
     replace: str
     breaks: str  # what a user would notice
     tests: Sequence[str] = ()  # test files to run first; missing files are skipped
-    spellings: Sequence[dict[str, str]] = ()  # names in `find` and `replace` -> later names
-
-    def variants(self) -> Iterator[tuple[str, str]]:
-        """`find` and `replace` as they are, then in other spellings."""
-        yield self.find, self.replace
-        for names in self.spellings:
-            pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
-            yield tuple(pattern.sub(lambda word: names[word[0]], text) for text in (self.find, self.replace))  # noqa: B023
 
 
 class Site(NamedTuple):
@@ -91,17 +83,14 @@ def tokens(source: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def sites(mutation: Mutation, sources: dict[str, str], parsed: dict[str, tuple[str, list]]) -> list[Site]:
-    """All places of the first variant that occurs; `parsed` are the tokens of the `sources`."""
-    for find, replace in mutation.variants():
-        (wanted, inside), found = tokens(find), []
-        for file, (joined, places) in parsed.items():
-            for match in re.finditer(re.escape(wanted), joined):
-                first = joined.count("\0", 0, match.start())
-                head, tail = sources[file][: places[first][0]], sources[file][places[first + len(inside) - 1][1] :]
-                found.append(Site(file, head.count("\n") + 1, head + replace + tail))
-        if found:
-            return found
-    return []
+    """All places where a mutation applies; `parsed` are the tokens of the `sources`."""
+    (wanted, inside), found = tokens(mutation.find), []
+    for file, (joined, places) in parsed.items():
+        for match in re.finditer(re.escape(wanted), joined):
+            first = joined.count("\0", 0, match.start())
+            head, tail = sources[file][: places[first][0]], sources[file][places[first + len(inside) - 1][1] :]
+            found.append(Site(file, head.count("\n") + 1, head + mutation.replace + tail))
+    return found
 
 
 def applied(mutations: Sequence[Mutation]) -> tuple[dict[str, Site], dict[str, str]]:
