@@ -8,7 +8,7 @@ from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.models import check_model
-from openrlhf_shear.preflight.outputs import nearest, not_writable
+from openrlhf_shear.preflight.resources import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file
 from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.graders import GRADERS, NAMES, TIME_LIMITS

@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass
 
 from openrlhf_shear.config.refusal import Findings
 from openrlhf_shear.line import frame, spelling
-from openrlhf_shear.line.describe import describe, for_openrlhf, idle, knob_words, twice
 from openrlhf_shear.line.flags import PROG, add_flags
-from openrlhf_shear.line.run import Run
+from openrlhf_shear.line.run import Run, describe, for_openrlhf, idle, twice
 from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.checks import check
 from openrlhf_shear.preflight.layout import place, placement_words
 from openrlhf_shear.preflight.models import Models, read_models
-from openrlhf_shear.preflight.outputs import run_folder
+from openrlhf_shear.preflight.resources import run_folder
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.checkpoints import fingerprint, finished
 from openrlhf_shear.train.nodes import machine
@@ -43,7 +42,7 @@ class Verdict:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the checked command line as OpenRLHF's main takes it (`describe.for_openrlhf`).
+    """Return the checked command line as OpenRLHF's main takes it (`run.for_openrlhf`).
 
     Raises SystemExit as `read`.
     """
@@ -92,9 +91,8 @@ def examine(argv: Sequence[str]) -> Verdict:
         models = read_models(run)
         rows = check(run, models, findings) if first else None
         mark = fingerprint.of_run(run, models)
-        knobs = knob_words(words)
-        findings.take(fingerprint.check(run, mark, rows) if first else (), twice(run, knobs))
-        findings.take(() if findings.refusals else idle(run, knobs))
+        findings.take(fingerprint.check(run, mark, rows) if first else (), twice(run))
+        findings.take(() if findings.refusals else idle(run))
         words = words + placement_words(placed)
     return Verdict(None if findings.refusals else run, findings, words, models, mark, parser, first)
 

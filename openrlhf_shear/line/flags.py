@@ -3,24 +3,17 @@
 import argparse
 from dataclasses import fields
 
-from openrlhf_shear.config import RULES, PrmConfig, SearchConfig
+from openrlhf_shear.config import RULES
 from openrlhf_shear.config.names import is_rule, names_file
 from openrlhf_shear.config.secrets import REWARD_TOKEN
-from openrlhf_shear.config.spec import CREDIT, OutcomeConfig
+from openrlhf_shear.config.spec import CREDIT
 from openrlhf_shear.line import frame, prog
-from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, MAY_CHANGE
+from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, KNOBS, MAY_CHANGE, PRM_RULES
 from openrlhf_shear.line.spelling import PRESET_NAMES
 from openrlhf_shear.rewards import graders, settings
 
 PROG = prog("train_ppo_ray")
-OF_SEARCHES = {f"--{CREDIT}.{knob.name}" for knob in fields(SearchConfig)}
-PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
-TRAINED = [rule for rule in RULES.values() if not rule.traits.lab_alone]  # the others are refused, and have no flags
-# Knobs by the first part of their flags.
-KNOBS: dict[str, tuple[type, ...]] = {rule.name: (rule.config,) for rule in TRAINED if rule.config} | {
-    CREDIT: (OutcomeConfig, SearchConfig),
-    "prm": (PrmConfig,),
-}
+TRAINED = [rule for rule in RULES.values() if not rule.traits.lab_alone]  # the others are refused
 ABOUT = {name: f"for --{ESTIMATOR} {name}: {RULES[name].about}" for name in KNOBS if name in RULES} | {
     CREDIT: "for every credit rule: which rollouts are correct, how the span search runs, which rollouts are written",
     "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of your rules that need it",

@@ -11,14 +11,20 @@ from dataclasses import fields, replace
 from openrlhf_shear.config.knobs import SHARE, Range
 from openrlhf_shear.config.refusal import Finding, Findings, Note, refusal
 from openrlhf_shear.config.rules import LAB_ALONE
-from openrlhf_shear.line.flags import KNOBS
-from openrlhf_shear.line.run import ESTIMATOR, OF_GROUPS, Run
-from openrlhf_shear.preflight.layout import batches, fits_beside_actor, parallel, placement
+from openrlhf_shear.line.run import ESTIMATOR, KNOBS, OF_GROUPS, Run
+from openrlhf_shear.preflight.layout import (
+    KL_LOSS,
+    average,
+    batches,
+    fits_beside_actor,
+    kl_loss,
+    optimizer,
+    parallel,
+    placement,
+)
 from openrlhf_shear.preflight.memory import memory
 from openrlhf_shear.preflight.models import Models, adapters, models
-from openrlhf_shear.preflight.optimizer import KL_LOSS, average, kl_loss, optimizer
-from openrlhf_shear.preflight.outputs import checkpoints, disks, folders
-from openrlhf_shear.preflight.resources import limits, stack, temporary_folder
+from openrlhf_shear.preflight.resources import checkpoints, disks, folders, limits, stack, temporary_folder
 from openrlhf_shear.preflight.rewards import code, shaping, suite, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.rewards import settings
@@ -98,57 +104,52 @@ def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | No
 
     Return the facts of the training rows that a run which resumes is compared by (`rows.data`).
     """
-    if not __debug__:
-        findings.notes.append(Note("python -O drops OpenRLHF's own checks of the command line, which are asserts"))
-    facts: list[dict[str, object] | None] = []
-    findings.take(*(look(run) for look in CHECKS), *(look(run, files) for look in OF_MODELS), _rows(run, facts))
-    return next(iter(facts), None)
+    facts: list[dict[str, object] | None] = [None]
 
+    def rows() -> Iterator[Finding]:
+        facts[0] = yield from data(run)
 
-def _rows(run: Run, facts: list) -> Iterator[Finding]:
-    facts.append((yield from data(run)))
+    findings.take(*(look(run) for look in CHECKS), *(look(run, files) for look in OF_MODELS), rows())
+    return facts[0]
 
 
 def _needed(run: Run) -> Iterator[Finding]:
     if not run.actor.model_name_or_path:
-        yield refusal("actor.model_name_or_path", "is needed", None, "a model folder or a hub id")
+        yield run.refusal("actor.model_name_or_path", "is needed", "a model folder or a hub id")
     if not run.data.prompt_dataset:
-        yield refusal("data.prompt_dataset", "is needed", None, "a file, a folder or a hub id")
+        yield run.refusal("data.prompt_dataset", "is needed", "a file, a folder or a hub id")
     if not (run.graded or run.reward.model_name_or_path):
         kinds = "math, code, a .py file with reward_func or a URL"
         remedy = f"{kinds}, --train.agent_func_path, or --reward.model_name_or_path"
-        yield refusal("reward.remote_url", "is needed, or nothing gives a reward", None, remedy)
+        yield run.refusal("reward.remote_url", "is needed, or nothing gives a reward", remedy)
     if not run.vllm.num_engines:
-        yield refusal("vllm.num_engines", "must be at least 1, as only vLLM generates", run.vllm.num_engines, "e.g. 1")
+        yield run.refusal("vllm.num_engines", "must be at least 1, as only vLLM generates", "e.g. 1")
 
 
 def _groups(run: Run) -> Iterator[Finding]:
     estimator, size = run.estimator, run.rollout.n_samples_per_prompt
     if size == 1 and (run.has_rule or estimator in OF_GROUPS):
         problem = f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt"
-        yield refusal("rollout.n_samples_per_prompt", problem, size, "e.g. 8")
+        yield run.refusal("rollout.n_samples_per_prompt", problem, "e.g. 8")
 
 
 def _modes(run: Run) -> Iterator[Finding]:
     """Refuse combinations of OpenRLHF's flags that its main accepts, or refuses under the name of another flag."""
     if run.data.max_images_per_prompt > 0 and run.train.dynamic_batch_enable:
         # OpenRLHF's main refuses packing with images, but turns packing on for dynamic batches only after that check.
-        yield refusal(
-            "train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither"
-        )
+        problem = "packs samples, which does not go with images in prompts"
+        yield run.refusal("train.dynamic_batch_enable", problem, "neither")
     if run.actor.dual_clip is not None and run.actor.dual_clip <= 1:
-        yield refusal("actor.dual_clip", "must be greater than 1", run.actor.dual_clip, "e.g. 3.0")
+        yield run.refusal("actor.dual_clip", "must be greater than 1", "e.g. 3.0")
     if run.algo.kl.target is not None and run.algo.kl.init_coef == 0:
-        yield refusal(
-            "algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", run.algo.kl.target, "both"
-        )
+        yield run.refusal("algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", "both")
     if run.critic.freezing_steps >= 0 and run.estimator != "gae":
         problem = f"freezes the policy while a critic learns; estimator {run.estimator} has no critic"
-        yield refusal("critic.freezing_steps", problem, run.critic.freezing_steps, "-1, or estimator gae")
+        yield run.refusal("critic.freezing_steps", problem, "-1, or estimator gae")
     generated, batch = run.rollout.vllm_generate_batch_size, run.rollout.batch_size
     if generated is not None and generated < batch:
         problem = f"must be at least rollout.batch_size ({batch}), or steps are short of prompts"
-        yield refusal("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
+        yield run.refusal("rollout.vllm_generate_batch_size", problem, f"{batch}, or no such flag")
 
 
 def _rates(run: Run) -> Iterator[Finding]:
@@ -161,15 +162,11 @@ def _rates(run: Run) -> Iterator[Finding]:
 
 def _evaluation(run: Run) -> Iterator[Finding]:
     if run.eval.before_train and not (run.eval.dataset or run.eval.suite):
-        yield refusal("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
+        yield run.refusal("eval.before_train", "needs something to evaluate on", "--eval.dataset or --eval.suite too")
     if run.eval.suite and run.eval.steps < 1 and not run.eval.before_train:
-        yield refusal("eval.steps", "must be at least 1 for --eval.suite", run.eval.steps, "e.g. 5")
+        yield run.refusal("eval.steps", "must be at least 1 for --eval.suite", "e.g. 5")
     if run.eval.steps > 0 and not (run.eval.dataset or run.eval.suite):
         yield Note("--eval.steps has no effect without --eval.dataset or --eval.suite; use one of them")
-    if run.eval.dataset and run.eval.temperature == 0 and run.eval.n_samples_per_prompt > 1:
-        count = run.eval.n_samples_per_prompt
-        message = f"--eval.temperature 0 makes the {count} rollouts of an evaluation prompt alike"
-        yield Note(f"{message}; use --eval.n_samples_per_prompt 1")
 
 
 def _correction(run: Run) -> Iterator[Finding]:
@@ -178,12 +175,12 @@ def _correction(run: Run) -> Iterator[Finding]:
     level, mode, gating, threshold = (run.flags[prefix + name] for name in ("level", "mode", "gating", "threshold"))
     if mode == "clip" and (level == "seq" or gating != "ratio"):
         problem = f"clip clamps token ratios, so it cannot be used with level {level} and gating {gating}"
-        yield refusal(f"{prefix}mode", problem, mode, "mask, or level token with gating ratio")
+        yield run.refusal(f"{prefix}mode", problem, "mask, or level token with gating ratio")
     low, high = (0.0, *threshold)[-2:]
     if level != "off" and not 0 <= low < high:
-        yield refusal(f"{prefix}threshold", "must be HIGH, or LOW HIGH with LOW < HIGH", threshold, "e.g. 0.5 5.0")
+        yield run.refusal(f"{prefix}threshold", "must be HIGH, or LOW HIGH with LOW < HIGH", "e.g. 0.5 5.0")
     if gating != "ratio" and level != "off" and len(threshold) == 2 and threshold[0] > 0:
-        yield refusal(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
+        yield run.refusal(f"{prefix}threshold", f"is an upper bound only for gating {gating}", "a single HIGH")
 
 
 def _engine_policy(run: Run) -> Iterator[Finding]:
@@ -197,7 +194,7 @@ def _engine_policy(run: Run) -> Iterator[Finding]:
         return
     if corrects and temperature != 1.0:
         problem = "does not go with --algo.advantage.is_correction_level at a temperature other than 1"
-        yield refusal("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
+        yield run.refusal("rollout.top_p", problem, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
     shown = "" if temperature == 1.0 else "; with this temperature there is no vllm_kl either"
     yield Note(
         f"rollout.top_p {top_p:g}: engines draw from the nucleus, but the PPO ratio covers the whole vocabulary; no "
@@ -206,12 +203,11 @@ def _engine_policy(run: Run) -> Iterator[Finding]:
 
 
 def _ranges(run: Run) -> Iterator[Finding]:
-    flags = run.flags
     for flag, within in RANGES.items():
-        number = flags[flag]
+        number = run.flags[flag]
         for value in number if isinstance(number, list | tuple) else (number,):
             if value is not None and value not in within:
-                yield refusal(flag, f"must be {within}", number, within.remedy or "a number of this size")
+                yield run.refusal(flag, f"must be {within}", within.remedy or "a number of this size")
                 break
 
 
@@ -222,10 +218,10 @@ def _rule(run: Run) -> Iterator[Finding]:
     estimator, traits = run.estimator, run.traits
     if run.ds.deepcompile:
         problem = f"means compiled code, which hooks cannot look into; estimator {estimator} does not support it"
-        yield refusal("ds.deepcompile", problem, True, "no such flag")
+        yield run.refusal("ds.deepcompile", problem, "no such flag")
     if lab_alone := traits.needs.intersection(LAB_ALONE):  # of a built-in rule; `load_rule` has refused the others
         problem = f"needs {', '.join(sorted(lab_alone))}, which only the credit lab gives"
-        yield refusal(ESTIMATOR, problem, estimator, "shear-lab, or another rule")
+        yield run.refusal(ESTIMATOR, problem, "shear-lab, or another rule")
         return
     if traits.kind == "advantages":
         yield from _own_advantages(run)
@@ -233,10 +229,9 @@ def _rule(run: Run) -> Iterator[Finding]:
     if "prm_scores" in traits.needs:
         if not run.prm.model_name_or_path:
             problem = f"is needed: estimator {estimator} reads the step scores of a process reward model"
-            remedy = "a folder or hub id, e.g. Qwen/Qwen2.5-Math-PRM-7B"
-            yield refusal("prm.model_name_or_path", problem, None, remedy)
+            yield run.refusal("prm.model_name_or_path", problem, "a folder or hub id, e.g. Qwen/Qwen2.5-Math-PRM-7B")
         if run.prm.offload and run.ds.zero_stage != 3:
-            yield refusal("prm.offload", "needs ZeRO-3", True, "--ds.zero_stage 3 too")
+            yield run.refusal("prm.offload", "needs ZeRO-3", "--ds.zero_stage 3 too")
         if run.train.colocate_all:
             yield from fits_beside_actor(run, "prm")
 
@@ -260,28 +255,26 @@ def _models_read(run: Run) -> Iterator[Finding]:
     estimator, needs = run.estimator, run.traits.needs
     if "ref_log_probs" in needs and run.algo.kl.init_coef <= 0:
         problem = f"must be above 0: estimator {estimator} reads a reference model, which OpenRLHF loads only then"
-        remedy = f"e.g. 1e-3 with {KL_LOSS}"
-        yield refusal("algo.kl.init_coef", problem, run.algo.kl.init_coef, remedy)
+        yield run.refusal("algo.kl.init_coef", problem, f"e.g. 1e-3 with {KL_LOSS}")
     if "lm_head" not in needs:
         return
     why = f"cuts the LM head into shards, and estimator {estimator} reads it whole"
     if run.ds.zero_stage == 3:
-        yield refusal("ds.zero_stage", why, 3, "2")
+        yield run.refusal("ds.zero_stage", why, "2")
     if run.ds.tensor_parallel_size > 1:
-        yield refusal("ds.tensor_parallel_size", why, run.ds.tensor_parallel_size, "1")
+        yield run.refusal("ds.tensor_parallel_size", why, "1")
 
 
 def _own_advantages(run: Run) -> Iterator[Finding]:
     reason = f"would have no effect: estimator {run.estimator} makes its own advantages, from scores"
     for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):
         if run.flags[flag] is not None:
-            yield refusal(flag, reason, run.flags[flag], "a reward function that knows lengths")
-    clip = tuple(run.reward.clip_range)
-    if clip != (-10, 10):  # OpenRLHF's default
-        yield refusal("reward.clip_range", reason, clip, "a reward function that clips")
+            yield run.refusal(flag, reason, "a reward function that knows lengths")
+    if tuple(run.reward.clip_range) != (-10, 10):  # OpenRLHF's default
+        yield run.refusal("reward.clip_range", reason, "a reward function that clips")
     if run.algo.kl.init_coef > 0 and not run.algo.kl.use_loss:
         remedy = KL_LOSS if "ref_log_probs" in run.traits.needs else f"0, or {KL_LOSS}"
-        yield refusal("algo.kl.init_coef", f"as a reward {reason}", run.algo.kl.init_coef, remedy)
+        yield run.refusal("algo.kl.init_coef", f"as a reward {reason}", remedy)
 
 
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (

@@ -1,21 +1,28 @@
-"""GPUs and batches: the default placement of models, and checks of layouts.
+"""GPUs, batches and optimizers: the default placement of models, and checks of layouts.
 
-Refused are layouts that OpenRLHF, Ray or DeepSpeed reject, or in which ranks deadlock.
+Refused are layouts that OpenRLHF, Ray or DeepSpeed reject, or in which ranks deadlock, and optimizers that would not
+do what their names say.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
-from openrlhf_shear.config.refusal import Finding, Findings, Note, refusal, refuse
+from openrlhf_shear.config.refusal import Finding, Findings, Note, did_you_mean, refusal, refuse
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.line.run import Run, placement_flags, used_models
-from openrlhf_shear.preflight.outputs import own_ray
+from openrlhf_shear.preflight.resources import own_ray
 
 _SHARING = ("train.colocate_all", "train.colocate_actor_ref", "train.colocate_critic_reward", "train.async_enable")
 _SLEEP = ("vllm.enable_sleep", "ds.enable_sleep")
 _WORLD = ("num_nodes", "num_gpus_per_node")
 _UPSTREAM = 8  # GPUs assumed on an unseen node, as in OpenRLHF
+# Transformers' schedules that need no settings beside those of OpenRLHF's flags, and no metric at each step.
+SCHEDULES = (
+    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
+    *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+)
+KL_LOSS = "--algo.kl.use_loss --algo.kl.estimator k3"
 
 
 def place(
@@ -89,7 +96,7 @@ def placement(run: Run) -> Iterator[Finding]:
     for model, used in (("ref", run.algo.kl.init_coef > 0), ("reward", not run.graded), ("critic", critic)):
         for flag in (f"{model}.num_nodes", f"{model}.num_gpus_per_node"):
             if used and run.flags[flag] < 1:
-                yield refusal(flag, "must be at least 1", run.flags[flag], "a positive number")
+                yield run.refusal(flag, "must be at least 1", "a positive number")
     if (together or run.train.colocate_actor_ref) and run.algo.kl.init_coef > 0:
         yield from _same_shape(run, "ref", "actor", "they share GPUs (colocate) and algo.kl.init_coef > 0")
     if together:
@@ -108,16 +115,16 @@ def parallel(run: Run) -> Iterator[Finding]:
     attention = run.ds.attn_implementation
     if ring > 1 and run.data.max_images_per_prompt > 0:
         # OpenRLHF's main refuses packing with images, but turns packing on for a ring only after that check.
-        yield refusal("ds.ring_attn_size", "packs samples, which does not go with images in prompts", ring, "1")
+        yield run.refusal("ds.ring_attn_size", "packs samples, which does not go with images in prompts", "1")
     if ring > 1 and "flash_attention" in attention and attention != "flash_attention_2":
         # Each rank would silently attend to its own slice alone. Upstream itself replaces attention that is not flash.
         problem = "is not supported by ring_flash_attn (--ds.ring_attn_size)"
-        yield refusal("ds.attn_implementation", problem, attention, "flash_attention_2")
+        yield run.refusal("ds.attn_implementation", problem, "flash_attention_2")
     if size > 1 and run.ds.zero_stage == 3:
         # transformers cannot load a model under both, and OpenRLHF's weight sync gathers only one kind of shards.
-        yield refusal("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")
+        yield run.refusal("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", "2")
     if run.ds.param_dtype != "bf16":  # OpenRLHF's engines refuse other weights at the first weight sync
-        yield refusal("ds.param_dtype", "must be bf16, the rollout engines' dtype", run.ds.param_dtype, "bf16")
+        yield run.refusal("ds.param_dtype", "must be bf16, the rollout engines' dtype", "bf16")
 
 
 def ring_package(run: Run) -> None:
@@ -151,7 +158,7 @@ def _same_shape(run: Run, model: str, other: str, reason: str) -> Iterator[Findi
     for name in ("num_nodes", "num_gpus_per_node"):
         mine, others = run.flags[f"{model}.{name}"], run.flags[f"{other}.{name}"]
         if mine != others:
-            yield refusal(f"{model}.{name}", f"must equal {other}.{name} ({others}), as {reason}", mine, f"{others}")
+            yield run.refusal(f"{model}.{name}", f"must equal {other}.{name} ({others}), as {reason}", f"{others}")
 
 
 def batches(run: Run) -> Iterator[Finding]:
@@ -179,7 +186,7 @@ def _whole_steps(run: Run, model: str, ranks: int) -> Iterator[Finding]:
     batch, micro = run.train.batch_size, run.train.micro_batch_size
     if batch % (micro * ranks):
         problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
-        yield refusal("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
+        yield run.refusal("train.batch_size", problem, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
 
 
 def _whole_dynamic_steps(run: Run, rollouts: int, ranks: dict[str, int]) -> Iterator[Finding]:
@@ -199,9 +206,50 @@ def _whole_dynamic_steps(run: Run, rollouts: int, ranks: dict[str, int]) -> Iter
         fits = [n for n in range(shared, rollouts + 1, shared) if rollouts % n == 0]
         remedy = f"e.g. {max([n for n in fits if n <= batch], default=fits[0])}, or " if fits else ""
         problem = f"must be {' and '.join(problems)} with --train.dynamic_batch_enable, which drops the rest"
-        yield refusal("train.batch_size", problem, batch, f"{remedy}fixed micro-batches")
+        yield run.refusal("train.batch_size", problem, f"{remedy}fixed micro-batches")
 
 
 def _ranks(run: Run, model: str) -> int:
     """Return the number of ranks with separate data; the ranks of a ring or a tensor parallel group share data."""
     return run.ranks[model] // run.ds.ring_attn_size // run.ds.tensor_parallel_size
+
+
+def optimizer(run: Run) -> Iterator[Finding]:
+    """Refuse a schedule that cannot be made, and Muon where its update would not be Muon's."""
+    for model in ("actor", "critic") if run.estimator == "gae" else ("actor",):
+        schedule = run.flags[f"{model}.lr_scheduler"]
+        if schedule not in SCHEDULES:
+            problem = f"is no learning-rate schedule of a run{did_you_mean(schedule, SCHEDULES)}"
+            yield run.refusal(f"{model}.lr_scheduler", problem, f"one of {', '.join(SCHEDULES)}")
+        if run.flags[f"{model}.optim"] == "muon":
+            yield from _muon(run, model)
+
+
+def _muon(run: Run, model: str) -> Iterator[Finding]:
+    """Refuse Muon where DeepSpeed 0.19.6 does not orthogonalize the update, or changes its size afterwards."""
+    if run.ds.zero_stage == 0:
+        problem = f"makes --{model}.optim muon plain SGD, as DeepSpeed orthogonalizes gradients in ZeRO-1 and ZeRO-2"
+        yield run.refusal("ds.zero_stage", problem, "1 or 2")
+    if run.ds.zero_stage == 3:
+        yield run.refusal("ds.zero_stage", f"crashes with --{model}.optim muon while models load", "1 or 2")
+    norm = run.flags[f"{model}.max_norm"]
+    if norm > 0:
+        problem = "clips Muon's update after it was orthogonalized, so that it is some hundred times smaller"
+        yield run.refusal(f"{model}.max_norm", problem, "0: the size of Muon's update is bounded")
+
+
+def average(run: Run) -> Iterator[Finding]:
+    """Refuse a moving average without ZeRO, whose optimizer has no float32 weights by rank."""
+    if run.train.enable_ema and run.ds.zero_stage == 0:
+        yield run.refusal("train.enable_ema", "averages the float32 weights of ZeRO", "--ds.zero_stage 1 too")
+
+
+def kl_loss(run: Run) -> Iterator[Finding]:
+    """Refuse a KL term whose gradient is the same on either side of the reference model.
+
+    The derivative of k1 = log pi - log pi_ref by log pi is 1 wherever pi is; its mean over samples of pi is 0.
+    """
+    kl = run.algo.kl
+    if kl.use_loss and kl.init_coef > 0 and kl.estimator == "k1" and not kl.unbiased_gradient:
+        problem = "does not pull to the reference model in a loss: its gradient is the same wherever the policy is"
+        yield run.refusal("algo.kl.estimator", problem, "k3 or k2, or --algo.kl.unbiased_gradient")

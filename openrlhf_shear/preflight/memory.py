@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from openrlhf_shear.config.refusal import Finding, Note, refusal
+from openrlhf_shear.config.refusal import Finding, Note
 from openrlhf_shear.doctor.gpu import smallest
 from openrlhf_shear.doctor.machine import free_memory
 from openrlhf_shear.line.run import Run
@@ -54,7 +54,7 @@ def plan(run: Run, files: Models) -> MemoryPlan:
 def memory(run: Run, files: Models) -> Iterator[Finding]:
     """Refuse a run that cannot fit; warn if only micro-batches of the longest rollouts do not fit."""
     if run.device_memory < 0:
-        yield refusal("device_memory", "must be at least 0", run.device_memory, "a GPU's GiB, e.g. 80")
+        yield run.refusal("device_memory", "must be at least 0", "a GPU's GiB, e.g. 80")
         return
     try:
         planned = plan(run, files)
@@ -77,7 +77,7 @@ def memory(run: Run, files: Models) -> Iterator[Finding]:
         return
     flag = next(iter(changes), "actor.num_gpus_per_node")
     remedy = _line(changes) if changes else "more or larger GPUs, a smaller model or a shorter data.max_len"
-    yield refusal(flag, f"does not fit into a GPU: {message}", run.flags[flag], remedy)
+    yield run.refusal(flag, f"does not fit into a GPU: {message}", remedy)
 
 
 def _remedy(planned: MemoryPlan) -> dict[str, object]:

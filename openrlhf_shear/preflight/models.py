@@ -137,7 +137,7 @@ def models(run: Run, files: Models) -> Iterator[Finding]:
     if not run.graded and "," in (run.reward.model_name_or_path or ""):
         flag = "reward.model_name_or_path"
         problem = "must be one model; OpenRLHF 0.11 cannot load a list"
-        yield refusal(flag, problem, run.flags[flag], "one model, or --reward.remote_url for several")
+        yield run.refusal(flag, problem, "one model, or --reward.remote_url for several")
     for model in ("actor", "reward", "critic"):
         if model in files:
             yield from usable(files[model], run.trust_remote_code)
@@ -180,23 +180,23 @@ def adapters(run: Run, files: Models) -> Iterator[Finding]:
     """Refuse LoRA and 4-bit weights in combinations that cannot be merged for vLLM, saved or averaged."""
     if run.ds.load_in_4bit:
         # Upstream sends vLLM the packed bytes, and vLLM's worker asserts that they have the model's dtype.
-        yield refusal("ds.load_in_4bit", "means weights that cannot be sent to vLLM", True, "--ds.lora.rank without it")
+        yield run.refusal("ds.load_in_4bit", "means weights that cannot be sent to vLLM", "--ds.lora.rank without it")
     rank = run.ds.lora.rank
     if rank < 0:
-        yield refusal("ds.lora.rank", "must be at least 0", rank, "e.g. 16, or 0 to train all weights")
+        yield run.refusal("ds.lora.rank", "must be at least 0", "e.g. 16, or 0 to train all weights")
     if rank <= 0:
         return
     if run.ds.lora.alpha < 1:
-        yield refusal("ds.lora.alpha", "must be at least 1, or adapters do nothing", run.ds.lora.alpha, "e.g. 16")
+        yield run.refusal("ds.lora.alpha", "must be at least 1, or adapters do nothing", "e.g. 16")
     if not 0 <= run.ds.lora.dropout < 1:
-        yield refusal("ds.lora.dropout", "must be in [0, 1)", run.ds.lora.dropout, "e.g. 0.05")
+        yield run.refusal("ds.lora.dropout", "must be in [0, 1)", "e.g. 0.05")
     if run.ds.tensor_parallel_size > 1:
         flag, remedy = "ds.tensor_parallel_size", "1 (ZeRO), or --ds.lora.rank 0"
-        yield refusal(flag, f"means a tensor parallel actor, {_MERGED}", run.flags[flag], remedy)
+        yield run.refusal(flag, f"means a tensor parallel actor, {_MERGED}", remedy)
     if run.train.enable_ema:
         # Upstream pairs the parameters of a model that has adapters with those of a model without adapters.
-        yield refusal(
-            "train.enable_ema", "does not go with LoRA, whose weights it would mix up", True, "only one of the two"
+        yield run.refusal(
+            "train.enable_ema", "does not go with LoRA, whose weights it would mix up", "only one of the two"
         )
     yield from _targets(run, files["actor"].config)
 
@@ -206,11 +206,11 @@ def _targets(run: Run, config: dict) -> Iterator[Finding]:
     named = run.flags[flag]  # PEFT knows all-linear only as a string (upstream's default); a command line gives a list
     if not named or named == ["all-linear"]:
         remedy = "e.g. q_proj v_proj, or no such flag"
-        yield refusal(flag, "must name layers, or be left out, which means all-linear", named, remedy)
+        yield run.refusal(flag, "must name layers, or be left out, which means all-linear", remedy)
         return
     if "vision_config" in config:
         # For such a model upstream sends vLLM only the trained weights, but merging changes the frozen weights.
-        yield refusal("ds.lora.rank", f"with a vision-language model, {_MERGED}", run.ds.lora.rank, "0")
+        yield run.refusal("ds.lora.rank", f"with a vision-language model, {_MERGED}", "0")
     wrong = {*named} & (_EMBEDDINGS | (_HEADS if config.get("tie_word_embeddings") else set()))
     if wrong and not isinstance(named, str):
         problem = "names an embedding, or a head that shares its weights; neither is merged for vLLM"

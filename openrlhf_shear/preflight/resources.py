@@ -1,25 +1,196 @@
-"""Checks of this machine: room on its disks and in Ray's temporary folder, processes, address space, GPU packages.
+"""Checks of a run's output folders, and of the machine: room, processes, address space, GPU packages.
 
-Checks of what would run out are left out if the run joins a Ray cluster (`RAY_ADDRESS`).
+Output folders must be writable and hold no other run's checkpoints or model. Checks of what would run out are left out
+if the run joins a Ray cluster (`RAY_ADDRESS`).
 """
 
+import fcntl
+import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
-from openrlhf_shear.config.refusal import Finding, Refusal, refusal
+from openrlhf_shear.config.refusal import Finding, Note, Refusal
 from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.preflight.outputs import free_bytes, nearest, own_ray
+from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
+from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.rewards.limits import address_limit, process_limit, tasks_of_user
 
+LOCK = ".lock"  # in --ckpt.path, locked by the trainer while it lives
+LOCK_SECONDS = 10.0  # the last processes of a killed run may hold its lock for a while
+_WEIGHTS = ("*.safetensors", "*.bin")
 _UNLIMITED = "unlimited before the run"
 MOST = 107  # bytes that the system allows for the path of a Unix socket
 _SESSION = "/ray/session_2026-01-31_23-59-59_999999_{pid}/sockets/plasma_store"  # Ray's longest, below its folder
 _IPC = "/01234567-89ab-cdef-0123-456789abcdef"  # vLLM's
+
+
+def run_folder(run: Run) -> Path:
+    """Return the run's folder, which holds its checkpoints, its log and its `run.yaml`."""
+    return Path(run.ckpt.path).parent
+
+
+def own_ray() -> bool:
+    """Return whether the run starts a private Ray on this machine."""
+    return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
+
+
+def folders(run: Run) -> Iterator[Finding]:
+    places = {flag: run.flags[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
+    for flag, folder in [*places.items(), ("ckpt.path", run_folder(run) / "logs")]:
+        if folder and (problem := not_writable(nearest(Path(folder)))):
+            yield run.refusal(flag, f"cannot be written to: {problem}", "another folder")
+    if Path(run.ckpt.path).absolute() == Path(run.ckpt.output_dir).absolute():
+        message = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
+        yield Note(f"{message}; use e.g. RUN/ckpt and RUN/model")
+
+
+def nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest folder above it that exists."""
+    # Path.exists raises where a folder above cannot be searched; os.path.exists says no.
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+
+
+def not_writable(place: Path) -> str:
+    """Return why nothing can be made in an existing folder, by making a folder there; "" if it can."""
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        return f"{place} is not a folder, or is read-only"
+    try:  # os.access says yes to root in /proc, /sys and on a disk without inodes
+        os.rmdir(tempfile.mkdtemp(prefix=".shear-", dir=place))
+    except OSError as error:
+        return f"nothing can be made in {place} ({os.strerror(error.errno)})"
+    return ""
+
+
+def checkpoints(run: Run) -> Iterator[Finding]:
+    """Refuse to write into the folders of another run: of one that still writes, or one that has finished."""
+    tags = sorted(path.name for path in Path(run.ckpt.path, "_actor").glob("*global_step*"))
+    if _is_busy(Path(run.ckpt.path), 0.0 if run.dry_run else LOCK_SECONDS):
+        yield run.refusal("ckpt.path", "is the folder of a run that still writes", "another folder")
+    elif tags and run.ckpt.save_steps > 0 and not run.ckpt.load_enable:
+        remedy = "--ckpt.load_enable to resume that run, or another folder"
+        yield run.refusal("ckpt.path", f"has checkpoints of another run ({', '.join(tags[:3])})", remedy)
+    elif has_model(run) and not tags:
+        problem = "has a model already, of a run without checkpoints, and this run would replace it"
+        yield run.refusal("ckpt.output_dir", problem, "another folder, or move that model away")
+
+
+def has_model(run: Run) -> bool:
+    """Return whether --ckpt.output_dir has a model's configuration and weights."""
+    folder = Path(run.ckpt.output_dir)
+    return (folder / "config.json").is_file() and any(any(folder.glob(name)) for name in _WEIGHTS)
+
+
+def weights_in(run: Run) -> int:
+    """Return the bytes of the weights in --ckpt.output_dir, which a new model overwrites."""
+    folder = Path(run.ckpt.output_dir)
+    return sum(file.stat().st_size for name in _WEIGHTS for file in folder.glob(name))
+
+
+def locked(file: TextIO, patience: float) -> bool:
+    """Lock an open file until it is closed, and return whether that worked within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.5)
+
+
+def _is_busy(folder: Path, patience: float) -> bool:
+    """Return whether a run holds the lock of its checkpoints' folder, still after `patience` seconds."""
+    try:
+        with (folder / LOCK).open("r+") as file:
+            return not locked(file, patience)
+    except OSError:  # there is none, or a file system without locks: the trainer tells
+        return False
+
+
+def free_bytes(folder: Path) -> float:
+    """Return the free bytes of a folder's disk; infinity if the file system does not tell."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize if disk.f_blocks else math.inf
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Bytes that a run writes below a flag's folder."""
+
+    flag: str
+    what: str
+    folder: Path  # an existing folder on the same disk
+    size: int
+
+
+def disks(run: Run, files: Models) -> Iterator[Finding]:
+    """Refuse disks without room for the model and a checkpoint; tell if --ckpt.max_num asks for more than there is."""
+    if not own_ray() or run.device_memory:  # a plan for a machine elsewhere
+        return
+    if any(model.shape is None for model in files.values()):
+        return
+    parameters = {name: model.shape.parameters for name, model in files.items()}
+    checkpoint, model = _checkpoint(run, parameters), model_bytes(parameters["actor"])
+    folders = Path(run.ckpt.path, "_actor").glob("*global_step*")  # best_global_stepN too
+    there = sum(not path.name.endswith("_hf") for path in folders)
+    path, output = (nearest(Path(folder)) for folder in (run.ckpt.path, run.ckpt.output_dir))
+    needs = [
+        _Need("ckpt.path", "a checkpoint", path, checkpoint * (not there)),
+        _Need("ckpt.output_dir", "the model", output, max(0, model - weights_in(run))),
+    ]
+    refused = False
+    for disk in {need.folder.stat().st_dev for need in needs}:
+        here = [need for need in needs if need.folder.stat().st_dev == disk and need.size]
+        needed = sum(need.size for need in here)
+        if here and (free := free_bytes(here[0].folder)) < needed:
+            refused = True
+            yield _no_room(run, here, needed, free)
+    if checkpoint and not refused:
+        yield from _fewer_checkpoints(run, checkpoint, there, sum(need.size for need in needs[1:]))
+
+
+def _checkpoint(run: Run, parameters: dict[str, int]) -> int:
+    """Return the bytes of a checkpoint; with LoRA, whose adapters are small, those of the frozen weights."""
+    if run.ckpt.save_steps <= 0:
+        return 0
+    actor, critic = parameters["actor"], parameters["critic"] if run.estimator == "gae" else 0
+    size = model_bytes(actor) * run.ckpt.save_hf
+    if not run.ckpt.disable_ds:
+        frozen = bool(run.ds.lora.rank)
+        size += checkpoint_bytes(actor, actor * frozen, run.train.enable_ema)
+        size += checkpoint_bytes(critic, critic * frozen)
+    return size
+
+
+def _no_room(run: Run, needs: list[_Need], needed: int, free: float) -> Refusal:
+    first, *others = reversed(needs)
+    also = "".join(f", and {need.size / 1e9:.3g} for {need.what} (--{need.flag})" for need in others)
+    problem = f"needs {first.size / 1e9:.3g} GB for {first.what}{also}; its disk has {free / 1e9:.3g} GB left"
+    return Refusal(first.flag, problem, repr(run.flags[first.flag]), "a disk with room, or make room")
+
+
+def _fewer_checkpoints(run: Run, size: int, there: int, model: int) -> Iterator[Note]:
+    """Tell if the disk has room for fewer checkpoints than the run keeps, the best and the newest included."""
+    path, output = (nearest(Path(run.flags[flag])) for flag in ("ckpt.path", "ckpt.output_dir"))
+    free = free_bytes(path) - model * (path.stat().st_dev == output.stat().st_dev)
+    most = max(1, int(min(run.ckpt.max_num, run.ckpt.max_mem * 2**30 / size)))
+    room = there + max(free, 0) // size
+    evaluates = (run.eval.dataset or run.eval.suite) and run.ckpt.best_metric_key != "none"
+    best = bool(evaluates and not run.ckpt.best_weights_only and not run.ckpt.disable_ds)
+    if room < most + 1 + best:
+        message = f"the disk of --ckpt.path has room for checkpoints of {size / 1e9:.3g} GB: {room}"
+        needs = f"--ckpt.max_num {run.ckpt.max_num} needs {most + 1 + best}, as a run deletes the oldest after a save"
+        needs += " and keeps that of the best evaluation" * best
+        yield Note(f"{message}; {needs}")
 
 
 def ray_folder() -> tuple[str, str]:
@@ -107,7 +278,7 @@ def _allocator(run: Run) -> Iterator[Refusal]:
 def _liger(run: Run) -> Iterator[Refusal]:
     if run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
         problem = "needs the package liger_kernel, which is not installed"
-        yield refusal("ds.use_liger_kernel", problem, True, "pip install liger-kernel on every node, or no such flag")
+        yield run.refusal("ds.use_liger_kernel", problem, "pip install liger-kernel on every node, or no such flag")
 
 
 def _offload(run: Run) -> Iterator[Refusal]:
@@ -118,4 +289,4 @@ def _offload(run: Run) -> Iterator[Refusal]:
     built, found = toolkit.find_built(), toolkit.find_toolkit(os.environ)
     if problem := toolkit.compile_problem(toolkit.CPU_ADAM, gpus, found, built):
         remedy = "scripts/install_cluster.sh, which builds it, or that CUDA toolkit, or no such flag"
-        yield refusal("ds.adam_offload", f"cannot work: {problem}", True, remedy)
+        yield run.refusal("ds.adam_offload", f"cannot work: {problem}", remedy)

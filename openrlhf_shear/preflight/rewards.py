@@ -43,14 +43,11 @@ def shaping(run: Run) -> Iterator[Finding]:
     if buffer is not None and buffer > longest:
         flag = "rollout.max_new_tokens" if run.rollout.max_new_tokens else "data.max_len"
         problem = f"must not exceed {flag} ({longest}), or every response is overlong"
-        yield refusal("reward.overlong_buffer_len", problem, buffer, f"e.g. {longest // 4}")
-    if buffer is None and run.reward.overlong_penalty_factor != 1:
-        message = "--reward.overlong_penalty_factor has no effect without --reward.overlong_buffer_len"
-        yield Note(message)
+        yield run.refusal("reward.overlong_buffer_len", problem, f"e.g. {longest // 4}")
     for flag in ("reward.clip_range", "algo.dynamic_filtering_range"):
         low, high = run.flags[flag]
         if not low < high:
-            yield refusal(flag, "must be LOW HIGH with LOW < HIGH", (low, high), f"e.g. {_RANGES[flag]}")
+            yield run.refusal(flag, "must be LOW HIGH with LOW < HIGH", f"e.g. {_RANGES[flag]}")
     yield from _filter(run)
 
 
@@ -62,14 +59,14 @@ def _filter(run: Run) -> Iterator[Finding]:
         return
     if not any(low < right / size < high for right in range(size + 1)):
         problem = f"holds no mean of {size} rewards of {run.flags[_FLAG]}, which are 0 and 1, so every group is dropped"
-        yield refusal(flag, problem, (low, high), "e.g. 0 1")
+        yield run.refusal(flag, problem, "e.g. 0 1")
 
 
 def code(run: Run) -> Iterator[Finding]:
     agent = run.train.agent_func_path
     if agent:
         if not agent.endswith(".py") or not os.path.isfile(agent):
-            yield refusal("train.agent_func_path", "must be a Python file", agent, "the path of an existing .py file")
+            yield run.refusal("train.agent_func_path", "must be a Python file", "the path of an existing .py file")
         else:
             yield from _agent(agent)
     elif run.reward.remote_url:
@@ -95,7 +92,7 @@ def _graders(run: Run, url: str) -> Iterator[Finding]:
         yield from _token(run)
     elif url in GRADERS:
         if not run.data.label_key:
-            yield refusal("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
+            yield run.refusal("data.label_key", f"is needed: --reward.remote_url {url} grades against it", "a column")
         if GRADERS[url].start_workers:
             yield from _jailed(run, _FLAG)
         try:
@@ -104,11 +101,11 @@ def _graders(run: Run, url: str) -> Iterator[Finding]:
             yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
         use = f"{_KINDS}, the path of a .py file{near_path(url)}, or http:// addresses"
-        yield refusal(_FLAG, "is no reward", url, use)
+        yield run.refusal(_FLAG, "is no reward", use)
     elif "," in url and all(part.strip().endswith(".py") for part in url.split(",")) and not os.path.isfile(url):
-        yield refusal(_FLAG, "takes one file", url, "a file whose reward_func adds up the rewards of the others")
+        yield run.refusal(_FLAG, "takes one file", "a file whose reward_func adds up the rewards of the others")
     elif not os.path.isfile(url):
-        yield refusal(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
+        yield run.refusal(_FLAG, "names a file that is not there", f"the path of a .py file{near_path(url)}")
 
 
 def suite(run: Run) -> Iterator[Finding]:
@@ -159,7 +156,7 @@ def threshold(run: Run) -> Iterator[Finding]:
     flag, reward = "credit.correct_threshold", run.flags[_FLAG]
     if run.has_rule and reward in GRADERS and not 0 < run.flags[flag] <= 1:
         problem = f"makes all rollouts alike: rewards of {reward} are 0 and 1, and rewards of at least this are correct"
-        yield refusal(flag, problem, run.flags[flag], "e.g. 0.5")
+        yield run.refusal(flag, problem, "e.g. 0.5")
 
 
 def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Finding]:
@@ -259,7 +256,7 @@ def _question_threshold(run: Run, file: str, verdict: Verdict, of_label: Verdict
     if name is not None and values[0] is None:
         known = ", ".join(verdict.extra_logs) or "none"
         problem = f"is no entry of the extra_logs of {file}, which have {known}"
-        yield refusal("credit.correct_reward", problem, name, "one of these, or leave it out")
+        yield run.refusal("credit.correct_reward", problem, "one of these, or leave it out")
         return
     low, high = values[0], values[1] if of_label.failure is None else None
     what = f"{file} gives {f'{name} ' * bool(name)}{low:g} to {_RESPONSE!r}"

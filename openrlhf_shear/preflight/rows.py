@@ -162,9 +162,9 @@ def data(run: Run) -> Generator[Finding, None, dict[str, object] | None]:
     """
     probabilities, names = run.data.prompt_probs, run.data.prompt_dataset.split(",")
     if probabilities is not None and (problem := _of_shares(probabilities.split(","), len(names))):
-        yield refusal("data.prompt_probs", problem, probabilities, "e.g. 0.7,0.3")
+        yield run.refusal("data.prompt_probs", problem, "e.g. 0.7,0.3")
     if run.data.max_samples < 1:
-        yield refusal("data.max_samples", "must be at least 1", run.data.max_samples, "a positive number")
+        yield run.refusal("data.max_samples", "must be at least 1", "a positive number")
         return None
     try:
         room(run)
@@ -260,7 +260,7 @@ def _data_set(
     if blind:
         of = f"{len(blind)} of {len(rows)} rows of {name}: {'; '.join(blind[:_SHOWN])}{'; ...' * (len(blind) > _SHOWN)}"
         remedy = "a data set with a picture in every row, or --actor.num_gpus_per_node 1: ranks have to see together"
-        wrong.append(refusal("data.image_key", f"gives no picture in {of}", run.flags["data.image_key"], remedy))
+        wrong.append(run.refusal("data.image_key", f"gives no picture in {of}", remedy))
     if wrong:
         raise LineError(*wrong)
     yield from _question_labels(run, name, columns)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.line.run import ACCEPT_CHANGES, Run
-from openrlhf_shear.preflight.outputs import has_model
+from openrlhf_shear.preflight.resources import has_model
 from openrlhf_shear.train.checkpoints import folders
 
 FILE = "finished.json"

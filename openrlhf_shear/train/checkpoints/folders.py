@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from openrlhf_shear.preflight.outputs import LOCK, locked
+from openrlhf_shear.preflight.resources import LOCK, locked
 from openrlhf_shear.train.checkpoints.contents import BEST, COMPLETE, HF, files_in, listing, step_of, write
 
 PARTIAL = ".partial"

@@ -28,7 +28,7 @@ def launch(run: Run, args: argparse.Namespace) -> None:
 
     Args:
         run: the description of the run.
-        args: the same for OpenRLHF's main (`line.describe.for_openrlhf`).
+        args: the same for OpenRLHF's main (`line.run.for_openrlhf`).
 
     Raises:
         ValueError: the requested backend does not run on the device, ring attention lacks its package, or the process

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from openrlhf_shear.doctor import machine, toolkit
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.preflight import outputs
+from openrlhf_shear.preflight import resources
 
 NOBODY = 65534
 
@@ -48,7 +48,7 @@ def without_root() -> Iterator[None]:
 def test_training_names_the_folder_that_cannot_be_searched(closed, below):
     values = {"ckpt.path": f"{closed / below}/ckpt", "ckpt.output_dir": "/tmp", "logger.tensorboard_dir": None}
     with without_root():
-        found = [*map(str, outputs.folders(Run(values)))]
+        found = [*map(str, resources.folders(Run(values)))]
     assert found and all(f"ckpt.path cannot be written to: {closed} is not a folder, or" in each for each in found)
 
 

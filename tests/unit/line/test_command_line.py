@@ -13,7 +13,7 @@ from openrlhf_shear.cli.train_ppo_ray import build_parser, main, parse, read
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.knobs import Range
 from openrlhf_shear.config.spec import OutcomeConfig
-from openrlhf_shear.line.describe import spec_of
+from openrlhf_shear.line.run import spec_of
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.screen.outcome import RefusedError
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser
-from openrlhf_shear.line.flags import KNOBS
+from openrlhf_shear.line.run import KNOBS
 from openrlhf_shear.preflight.checks import RANGES, Range
 
 OTHER_FILES = {  # of preflight, where a number is looked at beside others

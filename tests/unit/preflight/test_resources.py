@@ -14,7 +14,7 @@ from command_lines import ROOT, refusal
 from openrlhf_shear.cli.train_ppo_ray import read
 from openrlhf_shear.doctor import machine
 from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
-from openrlhf_shear.preflight import outputs, resources
+from openrlhf_shear.preflight import resources
 from openrlhf_shear.rewards import limits
 
 FOLDERS = "--device cpu --ckpt.path run/ckpt --ckpt.output_dir run/model"
@@ -103,11 +103,11 @@ def test_fewer_checkpoints_than_asked_are_told(job, sized, capsys):
 def test_disks_of_other_machines_are_not_looked_at(job, sized, monkeypatch, elsewhere):
     sized(0.7)
     planned = read(job(f"{FOLDERS} --device_memory 1e9 --dry_run"))
-    assert not list(outputs.disks(planned.run, planned.models))
+    assert not list(resources.disks(planned.run, planned.models))
     run = planned.run.with_flags({"device_memory": 0.0})
-    assert list(outputs.disks(run, planned.models))
+    assert list(resources.disks(run, planned.models))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert not list(outputs.disks(run, planned.models)) and not list(resources.temporary_folder(run))
+    assert not list(resources.disks(run, planned.models)) and not list(resources.temporary_folder(run))
 
 
 @pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])

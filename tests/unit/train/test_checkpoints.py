@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 
-from openrlhf_shear.preflight import outputs
+from openrlhf_shear.preflight import resources
 from openrlhf_shear.train.checkpoints import contents, folders, resume
 
 
@@ -277,7 +277,7 @@ def test_a_folder_that_cannot_be_locked_says_why(tmp_path, monkeypatch, number, 
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(outputs.fcntl, "flock", refuse)
+    monkeypatch.setattr(resources.fcntl, "flock", refuse)
     with pytest.raises(folders.NotOursError, match=said):
         folders.lock_own(ckpt_flags(tmp_path))
 

@@ -13,7 +13,7 @@ from command_lines import ROOT, refusal
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.preflight import outputs
+from openrlhf_shear.preflight import resources
 from openrlhf_shear.train.checkpoints import contents, finished, folders
 from openrlhf_shear.train.checkpoints.saveable import model_written
 from openrlhf_shear.train.run import trainer_actor
@@ -74,7 +74,7 @@ def test_a_run_without_a_checkpoint_gets_no_mark(tmp_path):
 def test_a_folder_in_which_a_run_still_writes_is_refused(job, capsys, monkeypatch):
     line = job(FOLDERS)
     lock = folders.lock_own(Namespace(path="run/ckpt", save_steps=-1, load_enable=False))
-    monkeypatch.setattr(outputs, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(resources, "LOCK_SECONDS", 0.0)
     assert "ckpt.path is the folder of a run that still writes: got 'run/ckpt'" in refusal(capsys, line)
     lock.close()
     train_ppo_ray.read(line)

@@ -85,11 +85,3 @@ def test_the_range_is_held_against_the_reward_that_is_tried(job, capsys, reward,
 def test_the_clip_by_default_is_of_estimators_without_a_baseline(job, words, clip):
     found = vars(parse(job(words)))["reward.clip_range"]
     assert (found and [*found]) == clip
-
-
-def test_greedy_evaluation_is_allowed_and_several_greedy_rollouts_are_questioned(job, capsys):
-    line = "--eval.dataset prompts.jsonl --eval.temperature 0"
-    parse(job(line))
-    assert "--eval.temperature 0 makes the 4 rollouts of an evaluation prompt alike" in capsys.readouterr().err
-    parse(job(f"{line} --eval.n_samples_per_prompt 1"))
-    assert "alike" not in capsys.readouterr().err
