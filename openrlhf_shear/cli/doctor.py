@@ -19,11 +19,10 @@ It checks:
   - flash-attn
   - the jail for graded programs; it tries every known escape from the jail
   - free memory, /dev/shm, disk, open files
-  - Ray's ports, and the processes that use them
   - the hub
 
   python -m openrlhf_shear.cli.doctor
-  python -m openrlhf_shear.cli.doctor --path /data/runs --deep --json doctor.json
+  python -m openrlhf_shear.cli.doctor --path /data/runs --json doctor.json
   RAY_ADDRESS=10.0.0.1:6379 python -m openrlhf_shear.cli.doctor --cluster
   python -m openrlhf_shear.cli.doctor -- --algo.advantage.estimator shear ...    # the flags of a training run
 
@@ -38,7 +37,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--path", type=Path, default=Path(), metavar="DIR", help="where runs will be written (default: this folder)")
     add("--json", type=Path, metavar="FILE", help="also write all results to this file (default: none)")
-    add("--deep", action="store_true", help="also import torch, ray, deepspeed and vLLM, which takes a minute or more")
     add("--cluster", action="store_true", help="check every node of the Ray cluster (default: this machine)")
     add("line", nargs="*", metavar="-- FLAGS", help="flags of a training run, to check too")
     about = "seconds to wait for the results of a cluster's nodes (default: 300)"
@@ -51,9 +49,9 @@ def main(args: argparse.Namespace) -> None:
     if args.cluster:
         from openrlhf_shear.train.nodes.doctor import check_cluster
 
-        nodes, overall = check_cluster(args.path, args.deep, args.seconds)
+        nodes, overall = check_cluster(args.path, args.seconds)
     else:
-        nodes = {socket.gethostname(): list(frame.progress(check_node(args.path, args.deep), "checks"))}
+        nodes = {socket.gethostname(): list(frame.progress(check_node(args.path), "checks"))}
     if args.line:
         first_node = next(iter(nodes), "")
         nodes[first_node] = [*nodes.get(first_node, []), *check_line(args.line)]

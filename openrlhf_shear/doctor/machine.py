@@ -1,9 +1,8 @@
-"""Checks of the jail for graded programs, memory, disk, open files, ports and the hub."""
+"""Checks of the jail for graded programs, memory, disk, limits of the shell and the hub."""
 
 import os
 import resource
 import shutil
-import socket
 from collections.abc import Callable
 from glob import glob
 from pathlib import Path
@@ -23,18 +22,11 @@ OPEN_FILES = (8192, 1024)  # Ray itself advises 8192
 PROCESSES = (4096, 400)  # processes and threads of a user; the built-in task takes 400 on two cores
 ADDRESSES = 12 * GIB  # address space; an actor of the built-in model reserves 9.8 GiB on two cores, and more on more
 TEMPORARY = 16 << 20  # bytes of Ray's temporary folder; a session begins with less than 1 MB, and its logs grow
-# The default user of each port, and the flag of `ray start` that changes the port.
-PORTS = {
-    6379: ("Ray's head", "--port"),
-    8265: ("Ray's dashboard and jobs", "--dashboard-port"),
-    10001: ("Ray's clients", "--ray-client-server-port"),
-}
 # Of cgroups v2 and v1: folder, files of a container's limit and usage, and the name of inactive cache in memory.stat.
 _CGROUPS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-_RAY = ("gcs_server", "raylet", "ray::", "ray/dashboard", "ray.util.client")
 
 
 def jail(find: Callable[[], Jail] = find_jail) -> Result:
@@ -170,38 +162,6 @@ def _at_least(name: str, value: int, seen: str, limits: tuple[int, int], remedy:
     if value >= wanted:
         return ok(name, seen)
     return (warn if value >= needed else fail)(name, seen, remedy)
-
-
-def port(number: int, used_for: str, flag: str) -> Result:
-    name = f"port {number}"
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("", number))
-            return ok(name, f"free, for {used_for}")
-        except OSError:
-            holder = _holder(number)
-    if any(part in holder for part in _RAY):
-        return ok(name, f"used by Ray itself ({used_for}): a cluster runs here")
-    seen = f"taken by {holder}, needed for {used_for}"
-    return warn(name, seen, f"stop that process, or ray start {flag} with another port")
-
-
-def _holder(number: int) -> str:
-    """Describe the process that listens on a port."""
-    unknown = "a process of another user"
-    try:
-        import psutil
-    except ImportError:
-        return unknown
-    try:
-        for connection in psutil.net_connections("tcp"):
-            here = connection.laddr and connection.laddr.port == number and connection.status == psutil.CONN_LISTEN
-            if here and connection.pid is not None:
-                return f"process {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:200]})"
-    except psutil.Error:
-        pass
-    return unknown
 
 
 def hub(reach: Callable[[], str] = unreachable) -> Result:

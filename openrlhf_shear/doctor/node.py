@@ -8,12 +8,11 @@ from openrlhf_shear.doctor import gpu, machine, toolkit, versions
 from openrlhf_shear.doctor.result import Result, fail
 
 
-def check_node(path: Path, deep: bool = False, announced: float | None = None) -> Iterator[Result]:
+def check_node(path: Path, announced: float | None = None) -> Iterator[Result]:
     """Yield the results of all checks; they take a few seconds, mostly for the import of torch.
 
     Args:
         path: folder that a run would write to.
-        deep: also import training's packages, each in a separate process; takes a minute or more.
         announced: GPUs that this machine offers as a node of a Ray cluster; None outside a cluster.
     """
     pinned, gpus = versions.pins(), gpu.probe()
@@ -21,7 +20,6 @@ def check_node(path: Path, deep: bool = False, announced: float | None = None) -
     yield from (versions.package(name, pinned) for name in versions.PACKAGES)
     yield versions.flash_attn(bool(gpus.devices), pinned)
     yield versions.compiler()
-    yield from (versions.imported(name) for name in versions.IMPORTS if deep)
     yield from (gpu.driver(gpus), gpu.devices(gpus), gpu.gpu_memory(gpus))
     if announced is not None:
         yield gpu.announced(gpus, announced)
@@ -31,7 +29,6 @@ def check_node(path: Path, deep: bool = False, announced: float | None = None) -
     yield machine.memory(*machine.free_memory())
     yield from (machine.shared_memory(), machine.disk(path))
     yield from (machine.open_files(), machine.processes(), machine.addresses())
-    yield from (machine.port(number, *about) for number, about in machine.PORTS.items())
     yield machine.hub()
 
 

@@ -9,8 +9,7 @@ import os
 import shlex
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
@@ -126,58 +125,21 @@ def optimizers(gpus: Gpus, toolkit: Toolkit | None = None, built: Built | None =
     return ok(name, f"{when} by {toolkit.home}/bin/nvcc", when)
 
 
-def locks(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> Result:
-    """Find locks in the cache of torch's extensions without a process that holds them: ranks wait for these for ever.
-
-    Torch creates the file, keeps it open while it compiles, and deletes it. A build that is killed leaves the file.
-    """
-    name = "compiler locks"
-    found = {lock: _holder(lock, proc) for lock in _lock_files(extensions_folder(environ))}
-    if stale := [lock for lock, holder in found.items() if holder is None]:
-        message = ", ".join(f"{lock} ({_age(lock)} old)" for lock in stale)
-        remedy = f"{shlex.join(['rm', *map(str, stale)])}, unless another node that shares the folder is compiling now"
-        return fail(name, f"{message}: no process here holds it, and ranks that need the build wait for ever", remedy)
-    running = ", ".join(f"process {holder} compiles {lock.parent.name}" for lock, holder in found.items())
-    return ok(name, running or "none")
+def locks(environ: Mapping[str, str] = os.environ) -> Result:
+    """Find locks in the cache of torch's extensions: a build that was killed leaves its lock, and ranks wait for it."""
+    name, folder = "compiler locks", extensions_folder(environ)
+    # Below TORCH_EXTENSIONS_DIR a folder for each extension; else first a folder for each Python and CUDA.
+    patterns = ("*/lock", "*/*/lock") if os.path.isdir(folder) else ()  # glob raises where no folder can be searched
+    if found := sorted(lock for pattern in patterns for lock in folder.glob(pattern) if lock.is_file()):
+        remedy = f"{shlex.join(['rm', *map(str, found)])}, unless a run here, or on a node that shares it, compiles now"
+        return warn(name, f"{', '.join(map(str, found))}: ranks that need the build wait until it is gone", remedy)
+    return ok(name, "none")
 
 
 def extensions_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder in which torch compiles extensions."""
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
     return Path(environ.get("TORCH_EXTENSIONS_DIR") or Path(cache, "torch_extensions"))
-
-
-def _lock_files(folder: Path) -> list[Path]:
-    # Below TORCH_EXTENSIONS_DIR a folder for each extension; else first a folder for each Python and CUDA.
-    if not os.path.isdir(folder):  # Path.glob raises where a folder above cannot be searched
-        return []
-    return sorted(path for pattern in ("*/lock", "*/*/lock") for path in folder.glob(pattern) if path.is_file())
-
-
-def _holder(lock: Path, proc: Path) -> int | None:
-    """Return the number of a process that has the file open; None if no process of this machine has."""
-    wanted = os.stat(lock)
-    for folder in proc.glob("[0-9]*/fd"):
-        for number in _numbers(folder):
-            try:
-                opened = os.stat(folder / number)
-            except OSError:
-                continue
-            if (opened.st_dev, opened.st_ino) == (wanted.st_dev, wanted.st_ino):
-                return int(folder.parent.name)
-    return None
-
-
-def _numbers(folder: Path) -> Iterator[str]:
-    try:
-        yield from os.listdir(folder)
-    except OSError:  # a process that has ended, or another user's
-        return
-
-
-def _age(path: Path) -> str:
-    minutes = int((time.time() - path.stat().st_mtime) / 60)
-    return f"{minutes // 60} h" if minutes >= 60 else f"{minutes} min"
 
 
 def _torch_version() -> str:

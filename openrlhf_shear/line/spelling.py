@@ -15,7 +15,7 @@ import argparse
 import re
 import shlex
 import tomllib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -59,11 +59,14 @@ def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", nargs="+", action="extend", default=[])
     found, rest = finder.parse_known_args(list(argv))
-    values: dict[str, object] = {}
+    values: dict[str, tuple[str, object]] = {}
     words: list[str] = []
     for name in found.config:  # later files win
-        content = _read(name, refusals)
-        values |= {key: (name, value) for key, value in _flat(content)}
+        pairs = list(_flat(_read(name)))
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                refusals.append(Refusal("", f"--config {name}: {key} is there twice; keep one"))
+        values |= {key: (name, value) for key, value in pairs}
     for key, (name, value) in values.items():
         try:
             words += _words(key, value, name, parser)
@@ -72,8 +75,12 @@ def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[
     return words + rest
 
 
+class _Mapping(list):
+    """Keys and values of a YAML mapping, those that stand there twice too."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's booleans, and numbers as they are written, which flags convert.
+    """YAML 1.2's booleans, numbers as they are written, which flags convert, and mappings as `_Mapping`.
 
     `off` and `on` are texts, as `algo.advantage.is_correction_level: off` needs. A run's name `2026_11_28` and a folder
     `007` stay as they are.
@@ -86,57 +93,31 @@ _Loader.yaml_implicit_resolvers = {
     first: [resolver for resolver in resolvers if resolver[0] not in _AS_WRITTEN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: _Mapping(loader.construct_pairs(node, deep=True)))
 _Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
-def _read(name: str, wrong: list[Refusal]) -> dict:
-    """Return the content of a file; add the keys that it has twice, of which YAML keeps the last, to `wrong`."""
+def _read(name: str) -> _Mapping:
     file = PRESETS / f"{name}.yaml" if name in PRESET_NAMES else Path(name)
     if not file.exists() or file.is_dir():
         several = " several are separated by spaces;" if "," in name else ""
         raise ValueError(f"--config {name} is not there;{several} use a YAML file, or one of {', '.join(PRESET_NAMES)}")
     try:
-        text = file.read_text(encoding="utf-8")
-        content = yaml.load(text, _Loader)
-        twice = _twice(yaml.compose(text, _Loader))
+        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:
         raise ValueError(f"--config {name} is no YAML: {' '.join(str(error).split())}") from error
     if content is None:
         raise ValueError(f"--config {name} is empty; use KEY: VALUE lines")
-    if not isinstance(content, dict):
+    if not isinstance(content, _Mapping):
         raise ValueError(f"--config {name} must hold KEY: VALUE lines: got {type(content).__name__}")
-    for key, first, second in twice:
-        wrong.append(Refusal("", f"--config {name}: {key} is there twice, in lines {first} and {second}; keep one"))
     return content
 
 
-def _twice(node: yaml.Node) -> list[tuple[str, int, int]]:
-    """Return (key, line, line) for every key that a file has twice, nested or dotted."""
-    lines: dict[str, int] = {}
-    found: list[tuple[str, int, int]] = []
-
-    def look(mapping: yaml.Node, above: str) -> None:
-        here: set[str] = set()
-        for key, value in mapping.value:
-            name, line = f"{above}{key.value}", key.start_mark.line + 1
-            nested = isinstance(value, yaml.MappingNode)
-            if name in here or (not nested and name in lines):
-                found.append((name, lines[name], line))
-            elif nested:
-                look(value, f"{name}.")
-            here.add(name)
-            lines.setdefault(name, line)
-
-    if isinstance(node, yaml.MappingNode):
-        look(node, "")
-    return found
-
-
-def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
+def _flat(content: list, above: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in content:
+        if isinstance(value, _Mapping):
             yield from _flat(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value

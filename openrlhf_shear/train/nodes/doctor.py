@@ -17,12 +17,11 @@ _HEAD = "node:__internal_head__"  # the resource by which Ray marks the head nod
 _START = "start one (ray start --head), or set RAY_ADDRESS to the address that ray start printed"
 
 
-def check_cluster(path: Path, deep: bool, seconds: float) -> tuple[dict[str, list[Result]], list[Result]]:
+def check_cluster(path: Path, seconds: float) -> tuple[dict[str, list[Result]], list[Result]]:
     """Check a Ray cluster; return the results of `check_node` by node name, and the results of the whole cluster.
 
     Args:
         path: the folder to check on every node.
-        deep: whether to run the long checks, as in `check_node`.
         seconds: how long to wait for the nodes.
     """
     address, silence = cluster_address()
@@ -34,7 +33,7 @@ def check_cluster(path: Path, deep: bool, seconds: float) -> tuple[dict[str, lis
         return {}, [fail(_NAME, f"{address}: {_in_a_line(error)}", _START)]
     try:
         alive, dead = (_named(node for node in ray.nodes() if node["Alive"] is here) for here in (True, False))
-        nodes = _check_nodes(alive, path, deep, seconds)
+        nodes = _check_nodes(alive, path, seconds)
     finally:
         ray.shutdown()
     gpus = sum(node["Resources"].get("GPU", 0) for node in alive.values())
@@ -56,13 +55,13 @@ def _named(nodes: Iterable[dict]) -> dict[str, dict]:
     return {f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})": node for node in head_first}
 
 
-def _check_nodes(nodes: dict[str, dict], path: Path, deep: bool, seconds: float) -> dict[str, list[Result]]:
+def _check_nodes(nodes: dict[str, dict], path: Path, seconds: float) -> dict[str, list[Result]]:
     """Run a task on each node; a failed or late task becomes a failed result."""
     task = ray.remote(num_cpus=0, max_retries=0)(_check_here)
     tasks = {}
     for name, node in nodes.items():
         there = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        tasks[name] = there.remote(str(path), deep, node["Resources"].get("GPU", 0))
+        tasks[name] = there.remote(str(path), node["Resources"].get("GPU", 0))
     done, _ = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=seconds)
     remedy = "install this package and Ray there as here, in the same folder, and read Ray's logs"
     slow = "check that a process can start there, or raise --seconds"
@@ -76,8 +75,8 @@ def _check_nodes(nodes: dict[str, dict], path: Path, deep: bool, seconds: float)
     return results
 
 
-def _check_here(path: str, deep: bool, gpus: float) -> list[Result]:
-    return list(check_node(Path(path), deep, announced=gpus))
+def _check_here(path: str, gpus: float) -> list[Result]:
+    return list(check_node(Path(path), announced=gpus))
 
 
 def _in_a_line(error: BaseException) -> str:

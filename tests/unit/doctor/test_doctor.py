@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from openrlhf_shear.cli import doctor as cli
 from openrlhf_shear.doctor import gpu, machine, versions
 from openrlhf_shear.doctor.gpu import Gpu, Gpus
-from openrlhf_shear.doctor.node import check_node, differences
+from openrlhf_shear.doctor.node import differences
 from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
 from openrlhf_shear.rewards.jail import JailError
 
@@ -106,8 +106,8 @@ def test_without_what_vllm_compiles_with_and_loads_it_does_not_start(monkeypatch
 def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     (tmp_path / "broken_here.py").write_text("raise OSError('libcudart.so.12: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert_says(versions.imported("broken_here"), "fail", "OSError: libcudart.so.12", "reinstall")
-    assert_says(versions.imported("json"), "ok")
+    assert "OSError: libcudart.so.12" in versions.import_problem("broken_here")
+    assert versions.import_problem("json") is None
 
 
 @pytest.mark.parametrize(*cases("doctor", "test_driver_and_torch_must_fit"))
@@ -238,17 +238,6 @@ def test_shared_memory_disk_and_open_files(tmp_path, monkeypatch):
     assert_says(machine.open_files(resource.RLIM_INFINITY), "ok")
 
 
-def test_a_port_that_is_taken_is_told_with_its_holder_unless_it_is_ray(monkeypatch):
-    about = ("Ray's head", "--port")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        assert_says(machine.port(number, *about), "warn", f"process {os.getpid()} (", "ray start --port")
-        ray = ["/x/ray/core/src/ray/gcs/gcs_server", "--port"]
-        monkeypatch.setattr("psutil.Process.cmdline", lambda process: ray)
-        assert_says(machine.port(number, *about), "ok", "a cluster runs here")
-    assert_says(machine.port(number, *about), "ok", "free")
-
-
 def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
@@ -308,7 +297,6 @@ def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_pat
         "openrlhf",
         "GPU driver",
         "jail, escapes",
-        "port 8265",
         "hub",
     }
     assert loaded == [] and f"{len(results)} checks on {node}" in run.stdout
@@ -316,23 +304,13 @@ def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_pat
 
 def test_the_command_fails_with_the_machine_and_prints_what_to_do(monkeypatch, capsys):
     results = [ok("a", "1"), warn("b", "2", "look"), fail("c", "[x]", "mend")]
-    monkeypatch.setattr(cli, "check_node", lambda path, deep: iter(results))
+    monkeypatch.setattr(cli, "check_node", lambda path: iter(results))
     with pytest.raises(SystemExit) as stopped:
         cli.main([])
     told = capsys.readouterr().out
     assert stopped.value.code == 1 and re.search(r"c +│ fail +│ \[x\] +│ mend", told) and "1 ok, 1 warn, 1 fail" in told
-    monkeypatch.setattr(cli, "check_node", lambda path, deep: iter(results[:2]))
+    monkeypatch.setattr(cli, "check_node", lambda path: iter(results[:2]))
     cli.main([])
-
-
-def test_deep_imports_are_asked_for(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(versions, "import_problem", lambda name: asked.append(name))
-    monkeypatch.setattr(gpu, "probe", Gpus)
-    monkeypatch.setattr(machine, "jail", lambda: ok("jail", ""))
-    monkeypatch.setattr(machine, "escapes", lambda: ok("escapes", ""))
-    names = [result.name for result in check_node(tmp_path, deep=True, announced=0.0)]
-    assert asked == ["torch", "ray", "deepspeed", "vllm"] and "GPUs announced to Ray" in names
 
 
 def test_a_cluster_that_is_gone_is_told_of_at_once(monkeypatch, tmp_path):

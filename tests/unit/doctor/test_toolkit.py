@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -137,24 +136,18 @@ def test_what_is_built_is_read_from_deepspeeds_file_without_its_import(tmp_path,
     assert toolkit.find_built() == Built()
 
 
-def test_the_lock_of_a_killed_build_is_found_and_that_of_a_running_build_is_not(tmp_path):
-    """Torch itself takes the lock, in a process that is then killed."""
+def test_the_lock_of_a_build_is_found(tmp_path):
+    """Torch itself takes the lock, in a process that then ends."""
     place = tmp_path / "py311_cu130" / "fused_adam"
     place.mkdir(parents=True)
     environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
     assert (toolkit.locks(environ).status, toolkit.locks(environ).seen) == ("ok", "none")
-    take = "import sys, time; from torch.utils.file_baton import FileBaton; b = FileBaton(sys.argv[1])"
-    take += "; b.try_acquire(); print('taken', flush=True); time.sleep(600)"
-    line = [sys.executable, "-c", take, str(place / "lock")]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as build:
-        assert build.stdout.readline() == "taken\n"
-        running = toolkit.locks(environ)
-        build.kill()
-    assert (running.status, running.seen) == ("ok", f"process {build.pid} compiles fused_adam")
-    hours = time.time() - 3 * 3600
-    os.utime(place / "lock", (hours, hours))
+    take = (
+        "import os, sys; from torch.utils.file_baton import FileBaton; FileBaton(sys.argv[1]).try_acquire(); os.abort()"
+    )
+    subprocess.run([sys.executable, "-c", take, place / "lock"], capture_output=True)
     stale = toolkit.locks(environ)
-    assert stale.status == "fail" and f"{place}/lock (3 h old)" in stale.seen and "wait for ever" in stale.seen
+    assert stale.status == "warn" and f"{place}/lock: ranks that need the build wait" in stale.seen
     assert stale.remedy.startswith(f"rm {place}/lock, ")
 
 
