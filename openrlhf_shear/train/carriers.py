@@ -92,6 +92,20 @@ class Accounts:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """Prompt on its way to an engine.
+
+    Example: the third prompt of the first episode, with --train.seed 42, has the place (42, "episode", 0, 2).
+    """
+
+    place: tuple  # in the run; it determines the seed, and its last entry the order of the prompts
+    text: str  # as the policy reads it
+    label: object
+    images: object  # None for none
+    ids: list[int] | None = None  # token ids of the text; None where the engine makes them: images, agents
+
+
+@dataclass(frozen=True)
 class Batch:
     """Rollouts of a step, with the run's place in the data after them: `sampling/` makes it, `run/` trains on it.
 

@@ -138,7 +138,6 @@ GATHERED = Patch(
 
 _OWN_CLASS = "upstream's constructor names upstream's class"
 ON_OBJECTS = (
-    Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
     Patch(
         "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm",
         "engine: Watched, which wraps it",

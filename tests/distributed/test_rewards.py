@@ -6,12 +6,12 @@ import pytest
 
 
 def test_built_in_rewards_are_graded_in_another_process(cluster):
-    """Many grades at once from an event loop, as an engine's executor asks for them, one of them endless."""
+    """Many grades at once from an event loop, as an engine asks for them, one of them endless."""
     import asyncio
     import json
 
     from openrlhf_shear.rewards.pool import RewardSettings
-    from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
+    from openrlhf_shear.train.sampling.grading import Grading
 
     tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
     samples = {
@@ -26,8 +26,8 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
     }
 
     async def grade(reward):
-        executor = RewardExecutor([reward], RewardSettings(reward, cores=2, timeout=5.0))
-        return await asyncio.gather(*(executor.grade(query, "Q:", label) for query, label in samples[reward]))
+        grading = Grading([reward], RewardSettings(reward, cores=2, timeout=5.0))
+        return await asyncio.gather(*(grading.grade(query, "Q:", label) for query, label in samples[reward]))
 
     for reward in samples:
         verdicts = asyncio.run(grade(reward))
@@ -46,7 +46,7 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
     from openrlhf_shear.rewards.pool import RewardSettings
     from openrlhf_shear.rewards.server import build_app
     from openrlhf_shear.rewards.verdict import Verdict, of_numbers
-    from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
+    from openrlhf_shear.train.sampling.grading import Grading
 
     class Pool:
         async def grade(self, query, prompt, label):
@@ -59,7 +59,7 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
         await site.start()
         port = runner.addresses[0][1]
         url = f"http://shear:a-token-of-16-letters@127.0.0.1:{port}/get_reward"
-        served = RewardExecutor([url], RewardSettings(url, retries=1))  # the server closes the first connection
+        served = Grading([url], RewardSettings(url, retries=1))  # the server closes the first connection
         answers = [await served.grade(query, "Q", "L") for query in ("good", "hang")]
         await runner.cleanup()
         return [*answers, await served.grade("good", "Q", "L")]
@@ -86,14 +86,14 @@ def test_a_rollout_that_kills_the_pool_fails_alone(cluster, tmp_path):
     import asyncio
 
     from openrlhf_shear.rewards.pool import RewardSettings
-    from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
+    from openrlhf_shear.train.sampling.grading import Grading
 
     (tmp_path / "kills.py").write_text(KILLS)
     queries = ["kill" if i % 16 == 7 else str(i) for i in range(32)]
 
     async def grade():
-        executor = RewardExecutor([], RewardSettings(str(tmp_path / "kills.py"), cores=4, timeout=30.0))
-        return await asyncio.gather(*(executor.grade(query, "", "") for query in queries))
+        grading = Grading([], RewardSettings(str(tmp_path / "kills.py"), cores=4, timeout=30.0))
+        return await asyncio.gather(*(grading.grade(query, "", "") for query in queries))
 
     rewards = [verdict.reward for verdict in asyncio.run(grade())]
     assert rewards == [None if query == "kill" else float(query) for query in queries]

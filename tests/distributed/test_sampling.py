@@ -47,7 +47,7 @@ def engine(cluster, args):
 
 @pytest.fixture
 def draw(args, engine, tokenizer):
-    """A function: seconds that the engine takes for each request, whether a batch begins at once -> tokens and
+    """A function: seconds between two prompts' arrivals at the engine, whether a batch begins at once -> tokens and
     log-probs of one seed's rollouts."""
     from openrlhf.utils import get_strategy
 
@@ -56,23 +56,22 @@ def draw(args, engine, tokenizer):
     from openrlhf_shear.train.sampling.order import PromptOrder
     from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
-    class Slow:  # here, as Ray's workers cannot import tests
+    class Slow:
+        """The engine's handle, which sends each prompt after a delay."""
+
         def __init__(self, seconds: float):
-            self.seconds = seconds
+            self.seconds, self.hold, self.generate_responses = seconds, engine.hold, self
 
-        def __call__(self, *args, **kwargs):
+        def remote(self, *request):
             time.sleep(self.seconds)
-            return tokenizer(*args, **kwargs)
-
-        def __getattr__(self, name: str):
-            return getattr(tokenizer, name)
+            return engine.generate_responses.remote(*request)
 
     loader = [(["arithmetic"], [p.prompt], [p.answer], [None]) for p in make_problems(PROMPTS, seed=5)]
 
     def rollouts(delay: float, at_once: bool = True) -> list[tuple[list[int], list[float]]]:
         kind = type("Known", (ShearSamplesGenerator,), {} if at_once else {"_begins_at_once": False})
         order, strategy = PromptOrder(len(loader), 0), get_strategy(args)
-        generator = kind(strategy, loader, None, Slow(delay), Engines([engine], None), order)
+        generator = kind(strategy, loader, None, tokenizer, Engines([Slow(delay)], None), order)
         generator.start_episode(0)
         samples, *_ = generator.generate_samples(max_len=256, max_new_tokens=TOKENS, temperature=1.0)
         return [(sample.sequences[0].tolist(), sample.rollout_log_probs[0].tolist()) for sample in samples]

@@ -26,9 +26,9 @@ from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead
 from openrlhf_shear.train.sampling.engines import Engines
 from openrlhf_shear.train.sampling.gap_watch import GapWatch
+from openrlhf_shear.train.sampling.grading import checked_pools
 from openrlhf_shear.train.sampling.order import optimizer_steps, steps_from
 from openrlhf_shear.train.sampling.prompt_data import read_prompts
-from openrlhf_shear.train.sampling.reward_executor import checked_pools
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 from openrlhf_shear.train.screen import relay
 from openrlhf_shear.train.screen.events import Event

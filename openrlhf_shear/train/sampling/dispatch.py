@@ -1,12 +1,12 @@
 """Prompts in flight: each goes to the least busy engine, and to another one if that dies."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import ray
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.train.carriers import Prompt
 from openrlhf_shear.train.sampling.engines import Engines, EnginesLostError, is_dead, last_line
 
 logger = init_logger(__name__)
@@ -14,24 +14,14 @@ _POLL_SECONDS = 1.0
 _MOST_REVIVALS = 5  # rounds per step in which engines may die
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """Prompt for an engine, with its place in the run, which determines its seed."""
-
-    place: tuple
-    text: str
-    label: object
-    images: object
-
-
 class Dispatch:
     """Prompts that wait for engines or are with them; true while there are any."""
 
-    def __init__(self, engines: Engines, request: Callable[[Prompt], dict], held: int):
+    def __init__(self, engines: Engines, request: tuple, held: int):
         """
         Args:
             engines: the run's engines.
-            request: returns the arguments of the engines' `generate_responses` for a prompt.
+            request: the arguments of the engines' `generate_responses` after the prompt.
             held: responses of a prompt, if idle engines wait until all requests of a batch are there; else 0.
         """
         self._engines, self._request, self._held = engines, request, held
@@ -85,5 +75,5 @@ class Dispatch:
             counts = [(engine, self._held * prompts) for engine, prompts in Counter(engines).items()]
             self._engines.persist("hold", lambda: ray.get([engine.hold.remote(count) for engine, count in counts]))
         for prompt, engine in zip(self._waiting, engines, strict=True):
-            self._pending[engine.generate_responses.remote(**self._request(prompt))] = (prompt, engine)
+            self._pending[engine.generate_responses.remote(prompt, *self._request)] = (prompt, engine)
         self._waiting = []

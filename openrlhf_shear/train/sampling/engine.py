@@ -7,32 +7,49 @@ import inspect
 from collections import Counter
 from contextvars import ContextVar
 from copy import copy
+from dataclasses import dataclass, field
 
+import numpy as np
 import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from openrlhf.utils.utils import get_tokenizer
+from openrlhf.utils.vlm_utils import process_prompt_with_images
 from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.rewards.settings import RewardSettings
+from openrlhf_shear.train.carriers import Prompt
 from openrlhf_shear.train.sampling import engine_process
+from openrlhf_shear.train.sampling.grading import Grading
 from openrlhf_shear.train.sampling.order import seed_of
-from openrlhf_shear.train.sampling.reward_executor import RewardExecutor
+from openrlhf_shear.train.sampling.rollout_rewards import VERDICT
 from openrlhf_shear.train.upstream import plain_class
 
 _POLL_SECONDS = 1.0
 _GATHER_SECONDS = 0.01  # between checks whether a batch is complete
-# Training's parameters for a rollout's generation, in the task of that rollout.
-_parameters: ContextVar[SamplingParams | None] = ContextVar("parameters", default=None)
-_prompts: ContextVar[Counter[tuple[int, ...]]] = ContextVar("prompts")  # how often a rollout has continued each
-# Log-probs of a rollout's generations, by the number of tokens before them and their tokens.
-_drawn: ContextVar[dict[tuple[int, tuple[int, ...]], list[float]]] = ContextVar("drawn")
+
+
+@dataclass
+class _Rollout:
+    """Rollout in progress: how to sample it, and what it has sampled so far."""
+
+    sampling: SamplingParams
+    priority: int  # the smallest starts first
+    continued: Counter[tuple[int, ...]] = field(default_factory=Counter)  # how often, by the tokens so far
+    # log-probs of its generations, by the number of tokens before them and their tokens
+    log_probs: dict[tuple[int, tuple[int, ...]], list[float]] = field(default_factory=dict)
+
+
+_rollout: ContextVar[_Rollout | None] = ContextVar("rollout", default=None)  # of the task that samples it
 
 
 class RewardRolloutActor(plain_class(RolloutRayActor)):
-    """Engine of OpenRLHF with `RewardExecutor` for single turns, a seed per rollout, and checks of its own state."""
+    """Engine of OpenRLHF with prompts as token ids, `Grading`, a seed per rollout, and checks of its own state."""
 
     reward: RewardSettings | None = None  # None where rewards come from a model
     log_probs_mode: str | None = None  # vLLM's mode; None if log-probs are not requested
+    fast_tokenizer = True  # not --data.disable_fast_tokenizer
 
     async def __init__(self, *args, agent_func_path: str | None = None, remote_rm_url=None, **kwargs):
         # After a restart by Ray the actor has the base model's weights: it samples nothing until it gets the policy's.
@@ -45,51 +62,121 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         self._failed = 0  # samples that raised since `hold`
         self._release: asyncio.Task | None = None
         self.llm = Watched(self.llm)
-        if not agent_func_path and remote_rm_url:
-            self.executor = RewardExecutor(remote_rm_url, self.reward)
+        self._has_agent = bool(agent_func_path)
+        self._grading = Grading(remote_rm_url, self.reward) if remote_rm_url and not agent_func_path else None
+
+    @functools.cached_property
+    def tokenizer(self):
+        """The policy's tokenizer, or a vision model's processor, as the driver has it."""
+        return get_tokenizer(self.kwargs["model"], None, use_fast=self.fast_tokenizer)
 
     async def generate_responses(
-        self, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples=1, images=None
-    ):
-        """Generate responses as upstream does; with a seed, each sample of a prompt gets a separate seed."""
-        if sampling_params.seed is None:
-            same = (prompt, label, sampling_params, max_length, hf_tokenizer)
-            return await super().generate_responses(*same, num_samples=num_samples, images=images)
+        self, prompt: Prompt, sampling: SamplingParams, max_length: int, num_samples: int
+    ) -> list[dict]:
+        """Return the responses to a prompt, as upstream's executors do, each sampled with a separate seed.
+
+        Args:
+            sampling: parameters without a seed; `max_tokens` None means what the prompt leaves of `max_length`.
+            max_length: tokens of prompt and response together.
+        """
+        vision = {}
+        if prompt.ids is None and not self._has_agent:
+            vision = self._vision(prompt, max_length - (sampling.max_tokens or 1))
 
         async def sample_of(number: int) -> dict:
-            seeded = copy(sampling_params)
-            seeded.seed = seed_of(sampling_params.seed, number)
-            _parameters.set(seeded)
-            _prompts.set(Counter())
-            _drawn.set({})
+            seeded = copy(sampling)
+            seeded.seed = seed_of(seed_of(*prompt.place), number)
+            _rollout.set(_Rollout(seeded, prompt.place[-1] * num_samples + number))
             try:
-                same = (prompt, label, seeded, max_length, hf_tokenizer)
-                (sample,) = await super(RewardRolloutActor, self).generate_responses(*same, images=images)
-                return _with_log_probs(sample, _drawn.get())
+                if self._has_agent:
+                    return await self._turns(prompt, seeded, max_length)
+                return await self._turn(prompt, seeded, max_length, **vision)
             except BaseException:
                 self._failed += 1
                 raise
 
         return await asyncio.gather(*map(sample_of, range(num_samples)))
 
+    def _vision(self, prompt: Prompt, room: int) -> dict:
+        """Return a prompt's token ids, its images, and its inputs for training; upstream makes them for each sample."""
+        ids, inputs, images = process_prompt_with_images(self.tokenizer, prompt.text, prompt.images)
+        if len(ids) > room:
+            raise ValueError(
+                f"a prompt with images has {len(ids)} tokens, more than {room}: use a larger --data.max_len"
+            )
+        return {"ids": ids, "images": images, "inputs": inputs}
+
+    async def _turn(
+        self, prompt: Prompt, sampling: SamplingParams, max_length: int, ids=None, images=None, inputs=None
+    ) -> dict:
+        """Return a response of one turn in arrays, as upstream's single-turn executor in lists, with its verdict."""
+        ids = prompt.ids if ids is None else ids
+        if sampling.max_tokens is None:
+            sampling.max_tokens = max(1, max_length - len(ids))
+        sampling.output_kind = RequestOutputKind.FINAL_ONLY
+        sampling.detokenize, sampling.flat_logprobs = False, True  # nobody reads text or dictionaries
+        output = await self.generate(ids, sampling, {"image": images} if images else None)
+        (drawn,) = output.outputs
+        tokens, log_probs = np.array([*ids, *drawn.token_ids]), None
+        if drawn.logprobs is not None:
+            log_probs = np.zeros(len(tokens), np.float32)
+            log_probs[len(ids) :] = drawn.logprobs.logprobs
+        response = {
+            **{
+                "observation_tokens": tokens,
+                "action_ranges": [(len(ids), len(tokens))],
+                "rollout_log_probs": log_probs,
+            },
+            **{"truncated": drawn.finish_reason == "length", "mm_train_inputs": inputs},
+        }
+        if self._grading is not None:
+            query = self.tokenizer.decode(tokens, skip_special_tokens=False)
+            response[VERDICT] = await self._grading.grade(query, prompt.text, prompt.label)
+        return response
+
+    async def _turns(self, prompt: Prompt, sampling: SamplingParams, max_length: int) -> dict:
+        """Return the response of the agent's executor, with a log-prob for each token, 0 for those of the environment.
+
+        Upstream's executor leaves out turns for which the agent gave parameters of its own without log-probs.
+
+        Raises:
+            ValueError: an action has tokens that no generation has drawn.
+        """
+        request = {"prompt": prompt.text, "label": prompt.label, "images": prompt.images, "llm_engine": self}
+        request |= {"sampling_params": sampling, "max_length": max_length, "hf_tokenizer": self.tokenizer}
+        sample = await self.executor.execute(**request)
+        tokens, log_probs = sample["observation_tokens"], sample["rollout_log_probs"]
+        if log_probs is None or len(log_probs) == len(tokens):
+            return sample
+        whole = [0.0] * len(tokens)
+        for start, end in sample["action_ranges"]:
+            turn = _rollout.get().log_probs.get((start, tuple(tokens[start:end])))
+            if turn is None:
+                raise ValueError(
+                    f"the agent returned tokens {start} to {end} as its action, but no generation drew them"
+                )
+            whole[start:end] = turn
+        return sample | {"rollout_log_probs": whole}
+
     async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
         """Generate as upstream does, for executors; each turn, and each candidate of a turn, gets a new seed."""
-        wanted = _parameters.get() or sampling_params
+        rollout = _rollout.get()
+        if rollout is None:  # from outside of a rollout
+            return await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
         if sampling_params.logprobs is None:  # an agent's own parameters
-            sampling_params.logprobs = wanted.logprobs
-        seed = wanted.seed if sampling_params.seed is None else sampling_params.seed
-        if seed is not None:
-            sampling_params = copy(sampling_params)
-            earlier, prompt = _prompts.get(Counter()), tuple(prompt_token_ids)
-            candidate = [earlier[prompt]] if earlier[prompt] else []
-            sampling_params.seed = seed_of(seed, len(prompt), *candidate)
-            earlier[prompt] += 1
+            sampling_params.logprobs = rollout.sampling.logprobs
+        seed = rollout.sampling.seed if sampling_params.seed is None else sampling_params.seed
+        sampling_params = copy(sampling_params)
+        prompt = tuple(prompt_token_ids)
+        candidate = [rollout.continued[prompt]] if rollout.continued[prompt] else []
+        sampling_params.seed = seed_of(seed, len(prompt), *candidate)
+        rollout.continued[prompt] += 1
         output = await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
-        for drawn in output.outputs:
+        for drawn in output.outputs if self._has_agent else ():
             if drawn.logprobs is not None:
                 tokens = tuple(drawn.token_ids)
                 log_probs = [entry[token].logprob for entry, token in zip(drawn.logprobs, tokens, strict=True)]
-                _drawn.get({})[len(prompt_token_ids), tokens] = log_probs
+                rollout.log_probs[len(prompt), tokens] = log_probs
         return output
 
     async def _generate(self, *inputs):
@@ -123,7 +210,8 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             prompt_ids: the prompt's token ids.
             sampling: arguments of vLLM's `SamplingParams`.
         """
-        output = await self._generate(prompt_ids, SamplingParams(**sampling))
+        final = {"output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
+        output = await self._generate(prompt_ids, SamplingParams(**sampling, **final))
         (completion,) = output.outputs
         return list(completion.token_ids), completion.finish_reason == "length"
 
@@ -166,8 +254,13 @@ class Watched:
         return functools.partial(self._answer, attribute) if inspect.iscoroutinefunction(attribute) else attribute
 
     def generate(self, prompt, sampling_params, request_id: str):
-        """Generate as vLLM does; among waiting requests the smallest seed starts first, whatever arrived first."""
-        return self._llm.generate(prompt, sampling_params, request_id, priority=sampling_params.seed or 0)
+        """Generate as vLLM does; waiting requests start in their order in the run, whatever arrived first.
+
+        The samples of a prompt are neighbours, so that vLLM's cache of prefixes has their prompt.
+        """
+        rollout = _rollout.get()
+        priority = (sampling_params.seed or 0) if rollout is None else rollout.priority
+        return self._llm.generate(prompt, sampling_params, request_id, priority=priority)
 
     async def _answer(self, call, *args, **kwargs):
         """Await a call, and check the core meanwhile.
@@ -183,23 +276,3 @@ class Watched:
             return answer.result()
         finally:
             answer.cancel()
-
-
-def _with_log_probs(sample: dict, drawn: dict[tuple[int, tuple[int, ...]], list[float]]) -> dict:
-    """Return an executor's sample with a log-prob for each token, 0 for tokens that the policy did not write.
-
-    Upstream's executor leaves out turns for which the agent gave parameters of its own without log-probs.
-
-    Raises:
-        ValueError: an action has tokens that no generation has drawn.
-    """
-    tokens, log_probs = sample["observation_tokens"], sample["rollout_log_probs"]
-    if log_probs is None or len(log_probs) == len(tokens):
-        return sample
-    whole = [0.0] * len(tokens)
-    for start, end in sample["action_ranges"]:
-        turn = drawn.get((start, tuple(tokens[start:end])))
-        if turn is None:
-            raise ValueError(f"the agent returned tokens {start} to {end} as its action, which no generation has drawn")
-        whole[start:end] = turn
-    return sample | {"rollout_log_probs": whole}

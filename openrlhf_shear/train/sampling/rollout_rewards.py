@@ -12,7 +12,7 @@ from openrlhf_shear.rewards.verdict import Failure, Verdict, of_numbers
 from openrlhf_shear.train.carriers import FAILED, Accounts
 
 logger = init_logger(__name__)
-VERDICT = "verdict"  # key of a response (`reward_executor`)
+VERDICT = "verdict"  # key of a response (`engine`)
 
 
 def is_failed(sample: Experience) -> bool:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from dataclasses import replace
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -12,11 +12,11 @@ from openrlhf.utils.logging_utils import init_logger
 from vllm import SamplingParams
 
 from openrlhf_shear.rewards.verdict import Verdict
-from openrlhf_shear.train.carriers import ENGINE, FAILED, OLDER, Accounts
-from openrlhf_shear.train.sampling.dispatch import Dispatch, Prompt
+from openrlhf_shear.train.carriers import ENGINE, FAILED, OLDER, Accounts, Prompt
+from openrlhf_shear.train.sampling.dispatch import Dispatch
 from openrlhf_shear.train.sampling.engine_gap import log_probs_mode
 from openrlhf_shear.train.sampling.engines import Engines
-from openrlhf_shear.train.sampling.order import PromptOrder, seed_of
+from openrlhf_shear.train.sampling.order import PromptOrder
 from openrlhf_shear.train.sampling.rollout_rewards import (
     DynamicFilter,
     complete_info,
@@ -142,24 +142,22 @@ class ShearSamplesGenerator(SamplesGenerator):
         """
         what = "evaluating, prompts" if self._evaluates else "sampling and grading, prompts"
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        sampling = self._sampling(generate_kwargs)
-        dispatch = Dispatch(
-            self._engines,
-            lambda prompt: self._request(prompt, sampling, samples, generate_kwargs.get("max_len", 2048)),
-            held=samples if self._begins_at_once else 0,
-        )
+        sampling, max_len = self._sampling(generate_kwargs), generate_kwargs.get("max_len", 2048)
+        held = samples if self._begins_at_once else 0
+        dispatch = Dispatch(self._engines, (sampling, max_len, samples), held)
         accepted: dict[tuple, list[Experience]] = {}
         consumed, unrated, more = 0, 0, count
         while True:
             taken = list(itertools.islice(prompts, more))
-            dispatch.add(taken)
+            dispatch.add(self._tokenized(taken, max_len - (sampling.max_tokens or 1)))
             consumed += len(taken)
             self._count_dispatched(len(taken))
             if not dispatch:
                 break
             more = 0
             for prompt, engine, responses in dispatch.results():
-                group = [self._process_response_into_experience(each, **generate_kwargs) for each in responses]
+                known = {"prompt": prompt.text, "label": prompt.label, "images": prompt.images}
+                group = [self._process_response_into_experience(known | each, **generate_kwargs) for each in responses]
                 for sample in group:
                     sample.info[ENGINE] = torch.tensor([float(engine)])
                 if wanted is None or wanted.accepts(group):
@@ -189,14 +187,17 @@ class ShearSamplesGenerator(SamplesGenerator):
             logprobs=0 if comparable and not self._evaluates else None,  # 0: of the sampled token alone
         )
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams, samples: int, max_len: int) -> dict:
-        """Return the arguments of an engine's `generate_responses`."""
-        sampling = copy(sampling)
-        sampling.seed = seed_of(*prompt.place)  # the group's seed; the engine derives each rollout's
-        return {
-            **{"prompt": prompt.text, "label": prompt.label, "images": prompt.images, "num_samples": samples},
-            **{"sampling_params": sampling, "max_length": max_len, "hf_tokenizer": self.tokenizer},
-        }
+    def _tokenized(self, prompts: list[Prompt], room: int) -> list[Prompt]:
+        """Return prompts with their token ids, at most the last `room`; those with images or an agent stay as they are."""
+        if not prompts or self.args.train.agent_func_path:
+            return prompts
+        of_texts = getattr(self.tokenizer, "tokenizer", self.tokenizer)  # a vision model has a processor
+        rows = of_texts([prompt.text for prompt in prompts], add_special_tokens=False)["input_ids"]
+        if of_texts is not self.tokenizer:
+            rows = [None if prompt.images else ids for prompt, ids in zip(prompts, rows, strict=True)]
+        if too_long := sum(len(ids) > room for ids in rows if ids is not None):
+            logger.warning(f"{too_long} of {len(rows)} prompts lose their beginning: they have more than {room} tokens")
+        return [replace(prompt, ids=ids and ids[-room:]) for prompt, ids in zip(prompts, rows, strict=True)]
 
     @property
     def _begins_at_once(self) -> bool:

@@ -49,7 +49,11 @@ def launch(run: Run, args: argparse.Namespace) -> None:
         mixins = _join(on_cpu, cluster.gpus_needed(run), attempts.patience(run.train.wait_for_gpus))
     from openrlhf_shear.train.sampling.engine_gap import log_probs_mode  # late, as in install_hooks
 
-    install_hooks(mixins, reward_settings(run), log_probs_mode(run.rollout.temperature, run.rollout.top_p))
+    mode, fast = (
+        log_probs_mode(run.rollout.temperature, run.rollout.top_p),
+        not run.flags["data.disable_fast_tokenizer"],
+    )
+    install_hooks(mixins, reward_settings(run), mode, fast)
     doing("placing and loading the models")
     run_main(args)
     say(f"model     {run.ckpt.output_dir}")
@@ -100,7 +104,10 @@ def reward_settings(run: Run) -> RewardSettings | None:
 
 
 def install_hooks(
-    mixins: dict[hooks.Patch, type], reward: RewardSettings | None = None, log_probs_mode: str | None = None
+    mixins: dict[hooks.Patch, type],
+    reward: RewardSettings | None = None,
+    log_probs_mode: str | None = None,
+    fast_tokenizer: bool = True,
 ) -> None:
     """Put the fork's classes where OpenRLHF's main will look for its own.
 
@@ -108,6 +115,7 @@ def install_hooks(
         mixins: classes of the CPU backend to put in front of the fork's, by the patch they change; empty on CUDA.
         reward: the result of `reward_settings`.
         log_probs_mode: vLLM's mode for the engines' log-probs.
+        fast_tokenizer: not --data.disable_fast_tokenizer.
     """
     # Late: on a CPU machine, their imports of OpenRLHF need the stand-ins.
     from openrlhf_shear.train.experience.states import ShearActorGroup
@@ -121,7 +129,7 @@ def install_hooks(
     def mixed(patch: hooks.Patch, base: type) -> type:
         return type(base.__name__, (mixins[patch], base), {}) if patch in mixins else base
 
-    settings = {"reward": reward, "log_probs_mode": log_probs_mode}
+    settings = {"reward": reward, "log_probs_mode": log_probs_mode, "fast_tokenizer": fast_tokenizer}
     engine = type(plain_class(hooks.ENGINE.get()).__name__, (RewardRolloutActor,), settings)
     hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
     hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))

@@ -172,7 +172,6 @@ def test_only_the_hooks_replace_names_of_others():
 
 
 SETTINGS = {  # where our code sets an attribute of an object of upstream
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor": ("sampling/engine", "self.executor = "),
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm": ("sampling/engine", "self.llm = Watched(self.llm)"),
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step": ("update/update", "_trainer.training_step = "),
     "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step": ("update/update", "_trainer.training_step = "),

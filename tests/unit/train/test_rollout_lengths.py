@@ -13,19 +13,23 @@ from openrlhf.trainer.ppo_utils.experience import (
     remove_padding_in_sequences,
     split_experience_batch,
 )
-from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+from vllm import SamplingParams
 
 from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer
-from openrlhf_shear.train.carriers import FAILED
+from openrlhf_shear.train.carriers import FAILED, Prompt
 from openrlhf_shear.train.experience.shaping import shape_rewards
+from openrlhf_shear.train.sampling.engine import RewardRolloutActor
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 
 EOS_ID = build_tokenizer().eos_token_id
 
 
-def generator(remote="agent") -> ShearSamplesGenerator:
+def generator(remote="agent", agent=None) -> ShearSamplesGenerator:
     algo, reward = SimpleNamespace(dynamic_filtering_enable=False), SimpleNamespace(remote_url=remote)
-    strategy = SimpleNamespace(args=SimpleNamespace(reward=reward, algo=algo))
+    strategy = SimpleNamespace(
+        args=SimpleNamespace(reward=reward, algo=algo, train=SimpleNamespace(agent_func_path=agent))
+    )
     return ShearSamplesGenerator(strategy, None, None, build_tokenizer(), SimpleNamespace(handles=[]), None)
 
 
@@ -144,16 +148,19 @@ def test_extra_logs_overwrite_no_metric(caplog):
     assert made[0].response_length.item() == 20
 
 
-# ── Through OpenRLHF's executors ──
+# ── Through an engine ──
 
 
-class Engine:
-    """Answers with as many tokens as it may, or with these."""
+class Engine(RewardRolloutActor):
+    """Engine without vLLM, which answers with as many tokens as it may, or with these."""
 
-    def __init__(self, *answers: list[int]):
+    tokenizer = build_tokenizer()
+
+    def __init__(self, *answers: list[int], executor=None):
         self.answers, self.asked = list(answers), []
+        self.executor, self._has_agent, self._grading = executor, executor is not None, None
 
-    async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
+    async def _generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
         most = sampling_params.max_tokens
         self.asked.append((len(prompt_token_ids), most))
         tokens = self.answers.pop(0) if self.answers else [9] * most
@@ -162,17 +169,19 @@ class Engine:
         return SimpleNamespace(outputs=[output])
 
 
-def executed(executor, engine: Engine, prompt: str, max_len: int, max_new=None) -> Experience:
-    sampling = SimpleNamespace(max_tokens=max_new, logprobs=None)
-    tokenizer = build_tokenizer()
-    answer = asyncio.run(executor.execute(prompt, "2", sampling, max_len, tokenizer, engine))
-    return generator()._process_response_into_experience(answer | {"reward": 1.0, "scores": 1.0}, max_len=max_len)
+def sampled(engine: Engine, prompt: str, max_len: int, max_new=None) -> Experience:
+    samples = generator(agent="agent.py" if engine.executor else None)
+    known = Prompt((42, "episode", 0, 0), prompt, "2", None)
+    (known,) = samples._tokenized([known], max_len - (max_new or 1))
+    (answer,) = asyncio.run(engine.generate_responses(known, SamplingParams(max_tokens=max_new), max_len, 1))
+    answer |= {"prompt": prompt, "label": "2", "reward": 1.0, "scores": 1.0}
+    return samples._process_response_into_experience(answer, max_len=max_len)
 
 
 @pytest.mark.parametrize(*cases("train", "test_prompts_at_the_limit"))
 def test_prompts_at_the_limit(prompt, max_new, asked, length):
     engine = Engine()
-    made = executed(SingleTurnAgentExecutor(), engine, "1" * prompt, 32, max_new)
+    made = sampled(engine, "1" * prompt, 32, max_new)
     assert engine.asked == [tuple(asked)]
     assert (made.response_length.item(), made.total_length.item()) == (length, sum(asked))
     assert made.truncated.item() and made.action_mask.sum() == length
@@ -183,13 +192,13 @@ def test_prompts_at_the_limit(prompt, max_new, asked, length):
 @pytest.mark.parametrize("answer", [[EOS_ID], [9, 9, EOS_ID], [9, 9, 9]])
 def test_responses_that_end_by_themselves(answer):
     """The end token alone; at the end; none, where a stop string ended it: vLLM gives its tokens, too."""
-    made = executed(SingleTurnAgentExecutor(), Engine(answer), "11", 32)
+    made = sampled(Engine(answer), "11", 32)
     assert (made.response_length.item(), made.truncated.item()) == (len(answer), False)
     assert made.sequences[0, 2:].tolist() == answer and made.action_mask[0].tolist() == [0] + [1] * len(answer)
 
 
 def test_an_end_token_at_the_limit_is_no_truncation():
-    made = executed(SingleTurnAgentExecutor(), Engine([9] * 21 + [EOS_ID]), "1" * 10, 32)
+    made = sampled(Engine([9] * 21 + [EOS_ID]), "1" * 10, 32)
     assert not made.truncated.item() and made.info["response_clip_ratio"].item(), "which only looks at the length"
 
 
@@ -204,10 +213,10 @@ class Talk(AgentInstanceBase):
 
 
 def test_a_conversation_ends_at_the_limit():
-    engine = Engine([9, 9, EOS_ID])
-    made = executed(MultiTurnAgentExecutor(Talk), engine, "1" * 10, 32)  # the second turn runs into it
+    engine = Engine([9, 9, EOS_ID], executor=MultiTurnAgentExecutor(Talk))
+    made = sampled(engine, "1" * 10, 32)  # the second turn runs into it
     assert engine.asked == [(10, 22), (21, 11)]
     assert (made.response_length.item(), made.total_length.item(), made.truncated.item()) == (3 + 11, 32, True)
-    engine = Engine([9, 9, EOS_ID], [9, 9, EOS_ID])
-    made = executed(MultiTurnAgentExecutor(Talk), engine, "1" * 10, 32)  # the environment fills the window
+    engine = Engine([9, 9, EOS_ID], [9, 9, EOS_ID], executor=MultiTurnAgentExecutor(Talk))
+    made = sampled(engine, "1" * 10, 32)  # the environment fills the window
     assert (made.response_length.item(), made.total_length.item(), made.truncated.item()) == (3 + 3, 32, False)

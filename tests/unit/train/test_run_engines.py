@@ -3,21 +3,25 @@
 import asyncio
 import json
 from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import ray
 import torch
-from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from vllm import SamplingParams
+from vllm.logprobs import FlatLogprobs, Logprob
 
 from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import Request, Sampling
+from openrlhf_shear.train.carriers import Prompt
 from openrlhf_shear.train.run import suite as module
 from openrlhf_shear.train.run.suite import TrainingSuite, scores_of_suite
 from openrlhf_shear.train.sampling import engine_sampler
-from openrlhf_shear.train.sampling.engine import RewardRolloutActor
+from openrlhf_shear.train.sampling.engine import RewardRolloutActor, Watched
 from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
 from openrlhf_shear.train.screen.outcome import StoppedError
 
@@ -103,9 +107,19 @@ def test_a_request_to_stop_ends_an_evaluation(monkeypatch):
         next(sampler([Request(Question("b", str(i), [], "1"), 0, i) for i in range(9)]))
 
 
+PROMPT = Prompt((7, "episode", 0, 3), "pq", "l", None)
+
+
+def agent_s_engine(executor, generate, tokenizer=None) -> RewardRolloutActor:
+    """An engine without vLLM, whose generations are `generate`'s."""
+    engine = object.__new__(RewardRolloutActor)
+    engine._failed, engine._has_agent, engine.executor, engine._generate = 0, True, executor, generate
+    engine.tokenizer = tokenizer
+    return engine
+
+
 def test_an_agent_s_own_sampling_parameters_keep_log_probs_and_a_seed_for_each_rollout_and_turn():
-    engine, given = object.__new__(RewardRolloutActor), []
-    engine._failed = 0
+    given = []
 
     async def generate(ids, parameters, *_):
         given.append((parameters.temperature, parameters.logprobs, parameters.seed))
@@ -119,9 +133,8 @@ def test_an_agent_s_own_sampling_parameters_keep_log_probs_and_a_seed_for_each_r
                 await llm_engine.generate([1, 2], own)
             return {"observation_tokens": [], "rollout_log_probs": None, "reads": own.logprobs}
 
-    engine._generate, engine.executor = generate, Executor()
-    asked = SamplingParams(temperature=1.0, logprobs=0, seed=7)
-    made = asyncio.run(engine.generate_responses("p", "l", asked, 64, None, num_samples=2))
+    engine = agent_s_engine(Executor(), generate)
+    made = asyncio.run(engine.generate_responses(PROMPT, SamplingParams(temperature=1.0, logprobs=0), 64, 2))
     assert [sample["reads"] for sample in made] == [0, 0], "an executor that reads its own parameters again"
     assert [call[:2] for call in sorted(given)] == [(0.5, 0)] * 6 + [(1.0, 0)] * 2
     assert len({seed for *_, seed in given}) == 8 and None not in {seed for *_, seed in given}
@@ -143,8 +156,6 @@ class TwoTurns(AgentInstanceBase):
 @pytest.mark.parametrize("asked", [0, None])
 def test_log_probs_of_turns_with_an_agent_s_own_parameters_are_kept_in_openrlhfs_executor(asked):
     """The executor passes a copy of the parameters, so it never sees that log-probs were asked for."""
-    engine = object.__new__(RewardRolloutActor)
-    engine._failed, engine.executor = 0, MultiTurnAgentExecutor(TwoTurns)
 
     async def generate(ids, parameters, *_):
         log_probs = [{token: SimpleNamespace(logprob=-len(ids) - token)} for token in (7, 8, 9)]
@@ -156,9 +167,58 @@ def test_log_probs_of_turns_with_an_agent_s_own_parameters_are_kept_in_openrlhfs
     def tokenizer(text, **_):
         return {"input_ids": torch.tensor([[ord(letter) for letter in text]])}
 
-    engine._generate = generate
-    parameters = SamplingParams(temperature=1.0, logprobs=asked, seed=7, max_tokens=8)
-    (sample,) = asyncio.run(engine.generate_responses("pq", "l", parameters, 64, tokenizer))
+    engine = agent_s_engine(MultiTurnAgentExecutor(TwoTurns), generate, tokenizer)
+    parameters = SamplingParams(temperature=1.0, logprobs=asked, max_tokens=8)
+    (sample,) = asyncio.run(engine.generate_responses(PROMPT, parameters, 64, 1))
     assert sample["observation_tokens"] == [112, 113, 7, 8, 9, 97, 98, 7, 8, 9, 97, 98]
     whole = [0, 0, -9, -10, -11, 0, 0, -14, -15, -16, 0, 0]
     assert sample["rollout_log_probs"] == (None if asked is None else whole)
+
+
+@pytest.mark.parametrize(("max_tokens", "logprobs"), [(None, 0), (5, 0), (5, None)])
+def test_a_turn_in_arrays_is_the_turn_of_openrlhfs_executor_in_lists(max_tokens, logprobs):
+    """Tokens, ranges, log-probs, the limit of tokens and whether it was reached; the prompt comes as token ids."""
+    drawn, limits = {7: -0.5, 8: -1.25, 9: -2.0}, []
+
+    async def generate(ids, parameters, *_):
+        limits.append(parameters.max_tokens)
+        entries = FlatLogprobs() if parameters.flat_logprobs else []
+        for token, value in drawn.items():
+            entries.append({token: Logprob(value)})
+        outputs = {"token_ids": list(drawn), "finish_reason": "length", "text": "not read"}
+        return SimpleNamespace(
+            outputs=[SimpleNamespace(**outputs, logprobs=None if parameters.logprobs is None else entries)]
+        )
+
+    engine = agent_s_engine(None, generate)
+    engine._has_agent, engine._grading = False, None
+    parameters = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+    ids = [5, 6]
+    (ours,) = asyncio.run(engine.generate_responses(replace(PROMPT, ids=ids), parameters, 16, 1))
+    theirs = asyncio.run(
+        SingleTurnAgentExecutor().execute(
+            **{"prompt": "pq", "label": "l", "sampling_params": parameters, "max_length": 16},
+            hf_tokenizer=lambda text, **_: {"input_ids": torch.tensor([ids])},
+            llm_engine=SimpleNamespace(generate=lambda ids, parameters, multi_modal_data: generate(ids, parameters)),
+        )
+    )
+    assert limits[0] == limits[1]
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in ours.items()}
+    assert plain == {name: theirs[name] for name in plain} and len(plain) == 5
+
+
+def test_samples_of_a_prompt_are_neighbours_in_the_order_of_prompts():
+    """Whatever their seeds: vLLM starts the smallest priority first, and finds a prompt that it has just read."""
+    started = []
+    watched = Watched(SimpleNamespace(generate=lambda *_, priority: started.append(priority)))
+
+    async def generate(ids, parameters, *_):
+        watched.generate(ids, parameters, "request")
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7], finish_reason="stop", logprobs=None)])
+
+    engine = agent_s_engine(None, generate)
+    engine._has_agent, engine._grading = False, None
+    for number in (1, 0):
+        prompt = replace(PROMPT, place=(7, "episode", 0, number), ids=[5])
+        asyncio.run(engine.generate_responses(prompt, SamplingParams(), 16, 3))
+    assert started == [3, 4, 5, 0, 1, 2]

@@ -48,7 +48,7 @@ def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, rew
     response = {"prompt": "1+1=", "label": "2", "observation_tokens": [3, 4], "action_ranges": [(1, 2)]}
     response |= {"rollout_log_probs": None, "reward": reward, "scores": None}
     sent = itertools.count()
-    engine = type("Engine", (), {"generate_responses": SimpleNamespace(remote=lambda **request: next(sent))})()
+    engine = type("Engine", (), {"generate_responses": SimpleNamespace(remote=lambda *request: next(sent))})()
     args = SimpleNamespace(
         algo=SimpleNamespace(dynamic_filtering_enable=True, dynamic_filtering_range=(0.0, 1.0)),
         reward=SimpleNamespace(remote_url="agent"),

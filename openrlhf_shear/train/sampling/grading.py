@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import ray
-from openrlhf.utils.agent import SingleTurnAgentExecutor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from openrlhf_shear.rewards.client import RewardClient
@@ -13,15 +12,14 @@ from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.train.sampling.engines import last_line
-from openrlhf_shear.train.sampling.rollout_rewards import VERDICT
 from openrlhf_shear.train.screen.outcome import RefusedError
 
 # Attempts, and the pause between them, of a grade whose pool dies before the start: pools restart in that time.
 _POOL_TRIES, _POOL_SECONDS = 600, 1.0
 
 
-class RewardExecutor(SingleTurnAgentExecutor):
-    """Single-turn executor whose responses carry a `Verdict`; a failed reward has no effect on other rollouts."""
+class Grading:
+    """Grading of an engine's responses; a failed reward has no effect on other rollouts."""
 
     def __init__(self, urls: str | list[str], settings: RewardSettings):
         """
@@ -29,20 +27,12 @@ class RewardExecutor(SingleTurnAgentExecutor):
             urls: the reward servers' addresses; unused if a pool on this node grades.
             settings: the grader's settings.
         """
-        super().__init__(None)  # upstream then asks for no reward
         self._settings, self._alone = settings, asyncio.Lock()
         self._pool = self._client = None
         if settings.is_served:
             self._client = RewardClient(urls, settings.timeout, settings.retries, settings.token)
         else:
             self._pool = node_pool(settings, ray.get_runtime_context().get_node_id())
-
-    async def execute(self, prompt, label, sampling_params, max_length: int, hf_tokenizer, llm_engine, images=None):
-        """Return upstream's response with its verdict, in `VERDICT`."""
-        request = prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images
-        response = await super().execute(*request)
-        query = hf_tokenizer.decode(response["observation_tokens"], skip_special_tokens=False)
-        return response | {VERDICT: await self.grade(query, prompt, label)}
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """Return the verdict on a query: the prompt with its response."""
