@@ -248,9 +248,11 @@ class CreditExperienceMaker(GradedExperienceMaker):
             for row, (i, mask) in enumerate(zip(experience.index, experience.action_mask.bool(), strict=True))
         ]
         failed = {i for e in experiences for i, out in zip(e.index, failed_rows(e).tolist(), strict=True) if out}
-        whole = {i: experience.advantages[row, mask] for experience, row, i, mask in rows}
-        base = {i: torch.full_like(values, self._baselined[i].item()) for i, values in whole.items()}
-        kl = {i: values.double() - base[i] for i, values in whole.items()}  # from each token on
+        baselined = dict(enumerate(self._baselined.tolist()))
+        base = {i: e.advantages.new_full((int(mask.sum()),), baselined[i]) for e, _, i, mask in rows}
+        kl = None  # from each token on
+        if self.kl_ctl.value:
+            kl = {i: e.advantages[row, mask].double() - base[i] for e, row, i, mask in rows}
         self._step.tokens = token_advantages(self.rule, self._step.groups, base, failed, kl)
         for experience, row, i, mask in rows:
             experience.advantages[row, mask] = self._step.tokens[i].advantages

@@ -47,19 +47,24 @@ def measure(experiences: Sequence[Experience]) -> Gap | None:
 
     Rollouts without an engine in `info` count as `OLDER`. Returns None if no response token has both log-probs.
     """
-    gaps, numbers = [], []
+    signed, sizes, largest, counts, engines = [], [], [], [], []  # (B,) each, by experience
     for experience in experiences:
         if experience.rollout_log_probs is None:
             continue
         difference = experience.rollout_log_probs.double() - experience.action_log_probs.double()
         usable = experience.action_mask.bool() & difference.isfinite()
-        rows = experience.info.get(ENGINE, torch.full((len(usable),), OLDER))
-        gaps.append(difference[usable])
-        numbers.append(rows.long().flatten()[:, None].expand_as(usable)[usable])
-    if not sum(map(len, gaps)):
+        gap = difference.where(usable, 0.0)
+        signed.append(gap.sum(1))
+        gap.abs_()
+        sizes.append(gap.sum(1))
+        largest.append(gap.amax(1))
+        counts.append(usable.sum(1))
+        engines.append(experience.info.get(ENGINE, torch.full((len(usable),), OLDER)).long().flatten())
+    if not sum(int(count.sum()) for count in counts):
         return None
-    gap, number = torch.cat(gaps), torch.cat(numbers)
-    sizes = gap.abs()
-    by_engine = {engine: sizes[number == engine].mean().item() for engine in number.unique().tolist()}
-    by_engine.pop(OLDER, None)
-    return Gap(gap.mean().item(), sizes.mean().item(), sizes.max().item(), by_engine)
+    signed, size, largest, count, engine = map(torch.cat, (signed, sizes, largest, counts, engines))
+    tokens, by_engine = count.sum().item(), {}
+    for number in set(engine[count > 0].tolist()) - {OLDER}:
+        of_engine = engine == number
+        by_engine[number] = (size[of_engine].sum() / count[of_engine].sum()).item()
+    return Gap(signed.sum().item() / tokens, size.sum().item() / tokens, largest.max().item(), by_engine)

@@ -188,7 +188,7 @@ class ShearSamplesGenerator(SamplesGenerator):
         )
 
     def _tokenized(self, prompts: list[Prompt], room: int) -> list[Prompt]:
-        """Return prompts with their token ids, at most the last `room`; those with images or an agent stay as they are."""
+        """Return prompts with their token ids, at most the last `room`; not those with images or for an agent."""
         if not prompts or self.args.train.agent_func_path:
             return prompts
         of_texts = getattr(self.tokenizer, "tokenizer", self.tokenizer)  # a vision model has a processor
