@@ -160,7 +160,7 @@ def _json_values(path: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
 def _parsed(path: str, text: bytes, line: int) -> Any:
     """Parse a text that begins on line `line`."""
     try:
-        return json.loads(text.rstrip())
+        return json.loads(text.rstrip().decode())
     except UnicodeDecodeError as error:
         at = line + text.count(b"\n", 0, error.start)
         problem = f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}"

@@ -5,6 +5,7 @@ start (the BOS of Llama 3 and Gemma), as in pretraining. The start is part of th
 rollout pages see what the policy reads. Token ids are always made without further special tokens.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,12 +111,18 @@ def _inner(tokenizer: Any) -> Any:
 
 def _with_start(tokenizer: Any, text: str) -> tuple[str, str]:
     """Return the tokenizer's default start of a text ("" for none), and `text` with this start."""
-    default, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
-    ids = default[: next((at for at in range(len(default)) if default[at : at + len(bare)] == bare), 0)]
-    start = tokenizer.decode(ids)
+    ids, start = _start(tokenizer, tokenizer.bos_token)
     if not ids or text.startswith(start):
         return start, text
     wanted = [*ids, *prompt_ids(tokenizer, text)]
     # If a tokenizer marks the beginning of a text (SentencePiece's "▁"), a space after the BOS gives the same ids.
     candidates = (start + text, f"{start} {text}")
     return start, next((each for each in candidates if prompt_ids(tokenizer, each) == wanted), candidates[0])
+
+
+@functools.lru_cache(maxsize=4)
+def _start(tokenizer: Any, bos_token: str | None) -> tuple[list[int], str]:
+    """Return the default start of a tokenizer that has this BOS, as ids and as a text."""
+    default, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    ids = default[: next((at for at in range(len(default)) if default[at : at + len(bare)] == bare), 0)]
+    return ids, tokenizer.decode(ids)

@@ -4,9 +4,9 @@ The order, shares and limits of several data sets are OpenRLHF's.
 """
 
 import itertools
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from openrlhf.datasets.prompts_dataset import preprocess_data
 from openrlhf.datasets.utils import blending_datasets
@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 from openrlhf_shear.data.columns import label_at, no_label, value_at
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.prompts import PromptFormat
-from openrlhf_shear.data.training_rows import CONTENTS, blended, of_rows, training_rows
+from openrlhf_shear.data.training_rows import CONTENTS, blended, of_digests, row_digest, training_rows
 from openrlhf_shear.train.sampling.order import PromptOrder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PromptRow:
     """Prompt of a data set, with its label, images and source."""
 
@@ -40,12 +40,6 @@ class PromptRows(Dataset):
             fingerprint: the fingerprint of the data rows (`data.training_rows`).
         """
         self.rows, self.fingerprint = rows, fingerprint
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[tuple[str, dict]], args, tokenizer) -> Self:
-        """Make the prompts of data rows, each with its place in words."""
-        fingerprint = of_rows((row for _, row in rows), args.data.input_key, args.data.label_key)
-        return cls([_prompt_row(where, row, args, tokenizer) for where, row in rows], fingerprint)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -86,15 +80,22 @@ def read_prompts(strategy, tokenizer) -> Prompts:
         DataError: a data set cannot be read, or has a row without a prompt or with an invalid label.
     """
     data, evaluation, train = strategy.args.data, strategy.args.eval, strategy.args.train
-    sets = [_rows(name, data.prompt_split, strategy, data.max_samples) for name in data.prompt_dataset.split(",")]
-    rows = blended(sets, data.prompt_probs, train.seed)[: data.max_samples]
-    prompts, held_out = PromptRows.from_rows(rows, strategy.args, tokenizer), None
+
+    def rows(names: str, split: str) -> list[Iterator[tuple[PromptRow, bytes]]]:
+        return [_rows(name.strip(), split, strategy, tokenizer) for name in names.split(",")]
+
+    sets = [list(itertools.islice(each, data.max_samples)) for each in rows(data.prompt_dataset, data.prompt_split)]
+    prompts, held_out = _prompts(blended(sets, data.prompt_probs, train.seed)[: data.max_samples]), None
     if evaluation.dataset:
-        sets = [_rows(name, evaluation.split, strategy) for name in evaluation.dataset.split(",")]
-        rows = list(itertools.islice(itertools.chain.from_iterable(sets), data.max_samples))
-        held_out = _loader(strategy, PromptRows.from_rows(rows, strategy.args, tokenizer))
+        whole = itertools.chain.from_iterable(rows(evaluation.dataset, evaluation.split))
+        held_out = _loader(strategy, _prompts(itertools.islice(whole, data.max_samples)))
     order = PromptOrder(len(prompts), train.seed)
     return Prompts(order, _loader(strategy, prompts, order), held_out)
+
+
+def _prompts(rows: Iterable[tuple[PromptRow, bytes]]) -> PromptRows:
+    rows = list(rows)
+    return PromptRows([prompt for prompt, _ in rows], of_digests([digest for _, digest in rows]))
 
 
 def _loader(strategy, prompts: PromptRows, order: PromptOrder | None = None) -> DataLoader:
@@ -102,19 +103,20 @@ def _loader(strategy, prompts: PromptRows, order: PromptOrder | None = None) -> 
     return strategy.setup_dataloader(prompts, 1, True, False, prompts.collate_fn, sampler=order, num_workers=workers)
 
 
-def _rows(name: str, split: str, strategy, most: int | None = None) -> list[tuple[str, dict]]:
-    """Return (where, row) for the first `most` rows of a data set."""
-    name = name.strip()
+def _rows(name: str, split: str, strategy, tokenizer) -> Iterator[tuple[PromptRow, bytes]]:
+    """Return the prompt and the digest of each row of a data set."""
+    data = strategy.args.data
+    prompt_format = PromptFormat(data.apply_chat_template, data.input_template)
     read = training_rows(name, split, strategy.args.use_ms, hub=True)
     if read is None:  # ModelScope's
         found = blending_datasets(name, None, strategy, dataset_split=split)
         read = ((f"row {number}", row) for number, row in enumerate(found, 1))
-    return [(f"{where} of {name}", row) for where, row in itertools.islice(read, most)]
+    for where, row in read:
+        prompt = _prompt_row(f"{where} of {name}", row, data, prompt_format, tokenizer)
+        yield prompt, row_digest(row, data.input_key, data.label_key)
 
 
-def _prompt_row(where: str, row: dict, args, tokenizer) -> PromptRow:
-    data = args.data
-    prompt_format = PromptFormat(data.apply_chat_template, data.input_template)
+def _prompt_row(where: str, row: dict, data: Namespace, prompt_format: PromptFormat, tokenizer) -> PromptRow:
     prompt, label = value_at(row, data.input_key), "" if data.label_key is None else label_at(row, data.label_key)
     if problem := prompt_format.problem(prompt):
         raise DataError(f"data.input_key {data.input_key}: {where} {problem}")
