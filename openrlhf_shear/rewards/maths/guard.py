@@ -14,10 +14,10 @@ _SET = re.compile(r"\\mathbb\s*+\{?[RZNQC]\b\}?")
 
 _FUNCTION_NAMES = """
 log ln lg sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh binom
-lfloor rfloor lceil rceil"""
+lfloor rfloor lceil rceil max min sgn gcd lcm cases"""
 _PLAIN_NAMES = r"""
 frac sqrt exp cdot times div pm mp approx pi infty le ge ne in notin cup cap setminus emptyset mathbb begin end ldots
-cdots
+cdots lt gt leq geq neq eq else
 overline bar vec hat angle alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu
 xi rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell \ { } %"""
 _FUNCTIONS, _PLAIN = set(_FUNCTION_NAMES.split()), set(_PLAIN_NAMES.split())
@@ -31,7 +31,10 @@ _TOO_LARGE = re.compile(  # exponents and choices from 10^4 on, factorials from 
     r"\^\s*+(?:\{\s*+)?[+-]?\s*+[0-9]{5,}|[0-9]{4,}+[\s)}]*+!|\\binom\s*+\{[^{}]*?(?:[0-9]{5,}|\^)|[0-9][eE][+-]?[0-9]{4,}"
     r"|[0-9](?:\s*+\^\s*+\{?\s*+[0-9]++){3}"
 )
-_SAME_FUNCTIONS = {"ln": "log", "lg": "log", "!": "binom", "lceil": "lfloor", "rceil": "rfloor"}
+_SAME_FUNCTIONS = {
+    **{"ln": "log", "lg": "log", "!": "binom", "lceil": "lfloor", "rceil": "rfloor", "lcm": "gcd"},
+    **dict.fromkeys(("max", "min", "sgn", "cases"), "|"),
+}
 
 
 def refusal(answer: str, gold: str) -> Reason | None:

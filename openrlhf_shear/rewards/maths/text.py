@@ -33,6 +33,8 @@ _ROWS = re.compile(
 _ASIDE = re.compile(r"(?<=[0-9}%])\s*+(?:(?<=\s)|(?=\())\(\s*+(?:\"([A-Za-z ]{2,}+)\"|([A-Za-z ]{3,}+))\s*+\)$")
 _ROOT = re.compile("\u221a\\s*+([0-9]++|[A-Za-z])")
 _WORDS = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|tt|normal)?|mbox|mathrm|operatorname)\s*+\{([^{}]*+)\}")
+_FUNCTIONS_IN_WORDS = {name: name for name in ("sgn", "lcm", "gcd", "max", "min")} | {"sign": "sgn", "signum": "sgn"}
+_BRACKET = re.compile(r"\s*+(?:\\left\s*+)?(?:\(|\\?\{)")
 _FONT = re.compile(r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*+\{([^{}]*+)\}")
 _THIN_COMMA = re.compile(r",\s*+\\!\s*+")
 _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
@@ -99,12 +101,22 @@ _CALLED = re.compile(r"(?<![A-Za-z])(?:sqrt|cbrt|abs|floor|ceil|ceiling)\s*+\(")
 _TRIGONOMETRY = "sin|cos|tan|cot|sec|csc"
 _NAMED = re.compile(
     rf"(?<![A-Za-z\\])(?:a(?:rc)?(?P<inverse>{_TRIGONOMETRY})|(?P<endless>infinity|inf|oo)"
-    rf"|(?P<name>pi|{_TRIGONOMETRY}|log|ln|exp|max|min|gcd|alpha|beta|gamma|theta|sigma|omega|phi|mu))(?![A-Za-z])"
+    rf"|(?P<name>pi|{_TRIGONOMETRY}|log|ln|exp|max|min|gcd|lcm|sgn|alpha|beta|gamma|theta|sigma|omega|phi|mu))(?![A-Za-z])"
 )
 _TIMES = re.compile(r"(?<=[0-9])(?:\s++[xX]\s++(?=[0-9])|\s*+[xX]\s*+(?=10\^))")
 _PLAIN_WORD = re.compile(r"(?<![A-Za-z])(?!(?:and|units?|degrees|radians|meters|feet|inches)(?![A-Za-z]))[A-Za-z]{3,}")
 
 
+_PIECE = re.compile(  # of a function by cases
+    r'(?P<value>[^&"]+?)(?:\s*+&\s*+|(?=\s*+"))(?:"?\s*+(?:if|for|when|where)(?![A-Za-z])\s*+"?)?\s*+'
+    r'(?P<condition>[^&"]*+(?:"[^"]*+"[^&"]*+)*+)'
+)
+_PARITY = re.compile(r"([a-zA-Z])\s*+(?:is\s*+)?(?:an\s*+)?(even|odd)(?:\s*+(?:integer|number))?(?![A-Za-z])")
+_RELATION = re.compile(r"[<>=]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![A-Za-z])(?:otherwise|else)(?![A-Za-z])")
+_CONDITION_NAMES = {
+    **{"<": r"\lt ", ">": r"\gt ", "=": r"\eq ", r"\le": r"\leq ", r"\ge": r"\geq ", r"\ne": r"\neq "},
+    **dict.fromkeys(("otherwise", "else"), r"\else "),
+}
 _MATRIX = re.compile(r"\\begin\{([a-z]?matrix)\}.*?\\end\{\1\}", re.DOTALL)
 _LOST_ROW = re.compile(r"(?<!\\)\\(?=[-.0-9])")  # in data whose "\\\\" became "\\"
 
@@ -201,6 +213,8 @@ _SENTENCE = re.compile(r"[^.0-9]++\.")
 
 def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
+    if words in _FUNCTIONS_IN_WORDS and _BRACKET.match(match.string, match.end()):
+        return rf"\{_FUNCTIONS_IN_WORDS[words]} "
     if len(words) > 2 and _SENTENCE.fullmatch(words):  # a full stop; "a.m." keeps its own
         words = words[:-1]
     if (unit := _UNIT_WITH_POWER.fullmatch(words)) and (len(unit[1]) > 1 or unit[1] in _LETTER_UNITS):
@@ -229,10 +243,33 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _listed(match: re.Match[str]) -> str:
-    """Return a system of equations as the list of its rows. A system with columns stays unchanged."""
+    """Return a system of equations as the list of its rows, and a function by cases in the form of `_pieces`.
+
+    Other environments stay unchanged.
+    """
     rows = [row.strip().rstrip(",.;") for row in re.split(r"\\\\", match[2].replace("&=", "="))]
     rows = [row for row in rows if row]
-    return ", ".join(rows) if rows and all("=" in row and "&" not in row for row in rows) else match[0]
+    if rows and all("=" in row and not _PIECE.fullmatch(row) for row in rows):
+        return ", ".join(rows) if "&" not in match[2].replace("&=", "=") else match[0]
+    return _pieces(rows) or match[0]
+
+
+def _pieces(rows: list[str]) -> str | None:
+    r"""Return the rows of a function by cases as arguments in turn, `\cases(x,{x\geq 0},-x,{x\lt 0})`; None if unclear.
+
+    Its relations get other names, since it is no inequality itself.
+    """
+    parts = []
+    for row in rows:
+        piece = _PIECE.fullmatch(row)
+        condition = piece and _PARITY.sub(
+            lambda match: rf"{match[1]}\mod 2={int(match[2] == 'odd')}", piece["condition"].replace('"', " ")
+        )
+        condition = condition and _RELATION.sub(lambda match: _CONDITION_NAMES[match[0]], condition)
+        if not condition or _PLAIN_WORD.search(COMMAND.sub(" ", condition)):
+            return None
+        parts += [f"{{{piece['value'].strip().rstrip(',;')}}}", f"{{{condition.strip()}}}"]
+    return rf"\cases({','.join(parts)})" if parts else None
 
 
 def _braced(text: str) -> str:

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import sympy
 from exact import equal, use_in_math_verify
+from functions import with_letters
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from math_verify.grader import is_relation
@@ -67,6 +68,14 @@ def _is(gold, formula: str) -> bool:
 
 
 def _parse(text: str) -> list:
+    try:
+        return [_tree(*with_letters(text, _tree))]
+    except ValueError:
+        return []
+
+
+def _tree(text: str, letters: dict[str, sympy.Basic]) -> sympy.Basic:
+    """Return the tree of a text, in which letters stand for the trees of functions. Raises ValueError: it has none."""
     # Only LaTeX is read: math-verify's plain expressions go through sympy's parse_expr, which is eval.
     text = _in_brackets(_MIXED.sub(_improper, _BINOMIAL.sub(r"\1\\cdot \\binom", text)))
     trees = parse(
@@ -76,7 +85,9 @@ def _parse(text: str) -> list:
         extraction_mode="first_match",
         parsing_timeout=None,
     )
-    return [_exact(tree) for tree in trees[:1]]
+    if not trees:
+        raise ValueError("it cannot be parsed")
+    return _exact(trees[0], letters)
 
 
 def _in_brackets(text: str) -> str:
@@ -98,17 +109,17 @@ def _in_brackets(text: str) -> str:
 _parse_gold = lru_cache(256)(_parse)  # the rollouts of a group have the same gold
 
 
-def _exact(tree):
-    """Return a tree with decimals as the fractions they are, and i as the imaginary unit."""
+def _exact(tree, letters: dict[str, sympy.Basic]):
+    """Return a tree with decimals as the fractions they are, i as the imaginary unit, and functions for letters."""
     if isinstance(tree, sympy.MatrixBase):
-        return tree.applyfunc(_exact)
+        return tree.applyfunc(lambda part: _exact(part, letters))
     if isinstance(tree, sympy.Float):
         return sympy.Rational(repr(float(tree)))
     if isinstance(tree, sympy.Symbol) and tree.name == "i":
         return sympy.I
     if not isinstance(tree, sympy.Basic) or not tree.args:
-        return tree
-    parts = [_exact(part) for part in tree.args]
+        return letters.get(str(tree), tree)
+    parts = [_exact(part, letters) for part in tree.args]
     if all(new is old for new, old in zip(parts, tree.args, strict=True)):
         return tree
     return tree.func(*parts, evaluate=False) if isinstance(tree, (sympy.Expr, Relational)) else tree.func(*parts)

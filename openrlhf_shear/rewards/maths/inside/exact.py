@@ -10,9 +10,8 @@ import math
 from functools import lru_cache
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 from math_verify import grader
-from sampling import Sample, close, compiled, gcd, lcm, value
+from sampling import Sample, close, compiled, value
 
 _DIGITS, _MOST_DIGITS = 60, 5000
 # Values of the variables: large, small and negative ones. No two variables of a point have the same value.
@@ -75,7 +74,8 @@ def _equal_at(gold: sympy.Expr, answer: sympy.Expr, values: dict[sympy.Symbol, s
     if gold.has(sympy.I) or answer.has(sympy.I):
         return is_zero(wanted - other, digits)
     if any(number.has(sympy.nan, sympy.zoo, sympy.oo) for number in (wanted, other)):
-        return None
+        endless = [number == sympy.zoo for number in (wanted, other)]  # (-3)! where the other has a value
+        return False if sum(endless) == 1 and gold.has(sympy.factorial) and not other.has(sympy.nan) else None
     real = [_real(wanted), _real(other)]
     if not any(real):
         return None
@@ -138,10 +138,7 @@ def _size(base: sympy.Expr) -> float:
 
 
 def use_in_math_verify() -> None:
-    r"""Make math-verify compare with `equal`: itself it rounds, in numbers and in all that is made of them.
-
-    Its parser takes \gcd of polynomials, and so loses its arguments.
-    """
+    """Make math-verify compare with `equal`: itself it rounds, in numbers and in all that is made of them."""
     theirs = grader.sympy_symbolic_eq
 
     def numeric(gold, answer, *_: int) -> bool:
@@ -155,8 +152,6 @@ def use_in_math_verify() -> None:
         return not decided and theirs(gold, answer)
 
     grader.sympy_numeric_eq, grader.sympy_symbolic_eq = numeric, symbolic
-    functions = {"gcd": gcd, "lcm": lcm}
-    _Latex2Sympy.handle_gcd_lcm = lambda _, name, parts: functions[name](*parts, evaluate=False)
 
 
 def _both(gold, answer) -> bool:

@@ -13,10 +13,11 @@ from fractions import Fraction
 from itertools import product
 
 import sympy
+from functions import gcd, lcm
 
 Point = dict[sympy.Symbol, Fraction | int]
 
-_MOST_POINTS, _MOST_NUMBERS = 160, 4
+_MOST_POINTS, _MOST_NUMBERS = 160, 5
 _NEAR = (
     *range(-13, 14),
     *(Fraction(2 * k + 1, 2) for k in range(-9, 9)),
@@ -24,22 +25,6 @@ _NEAR = (
 )
 _FAR = tuple(sign * size for size in (17, 22, 29, 36, 61, 100, 210, 997, 5040) for sign in (1, -1))
 _LARGEST_POWER = 6000
-
-
-class gcd(sympy.Function):
-    """Greatest common divisor of integers; sympy's takes that of polynomials."""
-
-    reduce = math.gcd
-
-    @classmethod
-    def eval(cls, *parts: sympy.Expr) -> sympy.Expr | None:
-        return sympy.Integer(cls.reduce(*map(int, parts))) if all(part.is_Integer for part in parts) else None
-
-
-class lcm(gcd):
-    """Least common multiple of integers."""
-
-    reduce = math.lcm
 
 
 def _power(base: Fraction | float, exponent: Fraction | float) -> Fraction | float:
@@ -81,9 +66,13 @@ _SMOOTH = {
     sympy.UnevaluatedExpr: lambda value: value,
     **{getattr(sympy, name): getattr(math, name) for name in ("exp", "sin", "cos", "tan")},
 }
-_COMPUTED = _OF_NATURALS | _STEPS | _BENT | _SMOOTH
+_CONDITIONS = {
+    **{sympy.And: lambda *parts: all(parts), sympy.Or: lambda *parts: any(parts), sympy.Eq: operator.eq},
+    **{sympy.Ne: operator.ne, sympy.Lt: operator.lt, sympy.Gt: operator.gt, sympy.Le: operator.le, sympy.Ge: operator.ge},
+}
+_COMPUTED = _OF_NATURALS | _STEPS | _BENT | _SMOOTH | _CONDITIONS
 _RISING = (sympy.exp, sympy.factorial, sympy.binomial)
-_PIECES = (*_OF_NATURALS, *_STEPS, *_BENT, sympy.acot, sympy.asec, sympy.acsc)
+_PIECES = (*_OF_NATURALS, *_STEPS, *_BENT, sympy.Piecewise, sympy.acot, sympy.asec, sympy.acsc)
 
 
 class Sample:
@@ -110,7 +99,7 @@ class Sample:
         towers = any(_rises(inner) for part in rising for inner in sympy.preorder_traversal(part))
         self._reach = 4 if towers else 40 if rising else max(_FAR)
         numbers = {abs(Fraction(node.p, node.q)) for node in nodes if node.is_Rational}
-        self._numbers = sorted(number for number in numbers if number > 1)[:_MOST_NUMBERS]
+        self._numbers = sorted(numbers - {0, 1})[:_MOST_NUMBERS]
 
     def points(self) -> Iterator[Point]:
         """Yield the points, the same for the same expressions."""
@@ -125,10 +114,10 @@ class Sample:
 
     def _values(self, symbol: sympy.Symbol) -> list[Fraction | int]:
         values = [*_NEAR, *_FAR]
-        for first, second in product(self._numbers, repeat=2):
-            values += (first + second, first - second, first * second, first / second)
         for number in self._numbers:
             values += (number, number - 1, number + 1, number - Fraction(1, 3), number + Fraction(1, 3), -number)
+        for first, second in product(self._numbers, repeat=2):
+            values += (first + second, first - second, first * second, first / second)
         if symbol in self.integers:
             values = [int(value) for value in values if value == int(value)]
         if symbol in self._naturals:
@@ -148,11 +137,23 @@ def compiled(tree: sympy.Basic) -> Callable[[Point], Fraction | float]:
     """Return a function that computes a tree. Raises KeyError: it has a function that is not known here."""
     if tree.is_Symbol:
         return operator.itemgetter(tree)
+    if isinstance(tree, sympy.Piecewise):
+        return _of_pieces([(compiled(condition), compiled(value)) for value, condition in tree.args])
     if not tree.args:
-        number = int(tree) if tree.is_Integer else Fraction(tree.p, tree.q) if tree.is_Rational else float(tree)
+        number = bool(tree) if tree in (sympy.true, sympy.false) else int(tree) if tree.is_Integer else Fraction(tree.p, tree.q) if tree.is_Rational else float(tree)
         return lambda _: number
     function, parts = _COMPUTED[tree.func], [compiled(part) for part in tree.args]
     return lambda point: function(*[part(point) for part in parts])
+
+
+def _of_pieces(pieces: list[tuple[Callable, Callable]]) -> Callable[[Point], Fraction | float]:
+    def computed(point: Point) -> Fraction | float:
+        for holds, value in pieces:
+            if holds(point):
+                return value(point)
+        raise ValueError("no piece is defined here")
+
+    return computed
 
 
 def value(tree: Callable[[Point], Fraction | float], point: Point) -> Fraction | float | None:

@@ -104,6 +104,9 @@ def _expressions(tree: sympy.Basic) -> Iterator[sympy.Basic]:
     if isinstance(tree, sympy.MatrixBase):
         for item in tree.flat():
             yield from _expressions(item)
+    elif isinstance(tree, sympy.Piecewise):
+        for piece in tree.args:
+            yield piece.expr
     elif isinstance(tree, (sympy.Expr, MatrixExpr)):
         yield tree
     else:
