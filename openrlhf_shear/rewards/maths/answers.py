@@ -23,11 +23,12 @@ _MARK = re.compile(rf"(?im)\\f?box|####|<answer>|{_ANSWER_IS}")
 _MOST_MARKS = 64
 _TAIL = 4000
 _NOT_SAID = "*_ \t"
-_BARE = re.compile(r"^[\[<]([^\[\]<>,]*+)[\]>]$")  # [18]: the brackets of the instruction
+_BARE = re.compile(r"^\$?[\[<]\$?([^\[\]<>,]*?)\$?[\]>]\$?$")  # [18]: the brackets of the instruction
 _BOLD = re.compile(r"(?<![\w*)}\]])(\*{1,3}|_{2}|`)(?=[^\s*])((?:(?!\1)[^\n])*?[^\s*])\1(?![\w*])")
 _FILLER = re.compile(  # before a value
     r"(?i)(?:therefore|thus|hence|so|then|clearly|simply|just|indeed|of course|obviously|exactly|equals?|equal to"
-    r"|approximately|about|the (?:number|value)|that|it is)(?![A-Za-z])[\s,:]*+"
+    r"|approximately|about|the (?:number|value)|that|it is|clear|simple|as follows"
+    r"|as (?:we )?(?:saw|seen))(?![A-Za-z])[\s,:]*+"
 )
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -36,7 +37,9 @@ _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[
 _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
 _TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
 _RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
-_SENTENCE = re.compile(r"as (?:follows|below)|(?:[A-Za-z',]++[\s.:]*+){3,}")  # words without a value
+_SENTENCE = re.compile(
+    r"(?:as |given )?(?:follows|below)|simple|clear|obvious|(?:[A-Za-z',]++[\s.:]*+){3,}"
+)  # words without a value
 _CHOICE = re.compile(r"\(?[A-J][).:]\s")
 _HEADING = re.compile(r"(?i)\W*(?:verif|check|explan|note\b|reason|summary|justif|proof)")
 _CHECKED = re.compile(r"(?<=[0-9].*)\s\([^()]*=[^()]*\)\s*$")  # 12 apples (7 + 5 = 12)

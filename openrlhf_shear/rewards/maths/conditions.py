@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import regex as re
 
-from openrlhf_shear.rewards.maths.splitting import LETTER
+from openrlhf_shear.rewards.maths.numbers import read_number
+from openrlhf_shear.rewards.maths.splitting import LETTER, split
 from openrlhf_shear.rewards.maths.text import squeeze
 
 _WORDS = re.compile(
@@ -14,9 +15,11 @@ _WORDS = re.compile(
 _REACHED = "attained|achieved|reached|occurring|occurs"
 _BESIDE = "at|with|given|by|from|using|taking|letting|assuming|on"
 _LATER = re.compile(  # words after a value: 54 because 50+5=55, 9 attained at x=4, 7 with x=3
-    rf"""[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:(?P<reason>because|since|as)(?=[\s":])|(?:{_REACHED})(?=[\s"])"""
+    rf"""[,;]?\s*+\(?\s*+(?:"|(?<=[\s,;(]))(?:(?P<reason>because|since|as|which)(?=[\s":])|(?:{_REACHED})(?=[\s"])"""
     rf"""|(?P<aside>(?<=[0-9}}]\s)\((?=[^()]*=[^()]*\)$))|(?:{_BESIDE})(?=[\s"][^=<>]*[=<>]))(?:\s*+at(?=[\s"]))?+"""
 )
+_SO = re.compile(r'[,;.]?\s*+(?:"|(?<=[\s,;]))(?:so|hence|thus|therefore|then)(?=[\s",])"?[\s,]*+')
+_GIVEN = re.compile(rf"{LETTER}\s*+=[^=]++")
 _VALUE = re.compile(r"[0-9]|\\pi|\\sqrt|\\infty|=")
 _DOMAIN = re.compile(
     rf"(?:[,;]|\()\s*+(?P<names>{LETTER}(?:\s*,\s*{LETTER})*+)\s*+"
@@ -54,6 +57,12 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     """
     if text.upper() == text.lower() and "=" not in text:  # no letters, quickly
         return text, None
+    value, _, check = text.partition(": ")
+    if "=" in check and read_number(value) is not None:  # 21: 16+5=21
+        return value, None
+    value, *equations = split(text, (",", ";"))
+    if equations and read_number(value) is not None and all(map(_GIVEN.fullmatch, equations)):  # 10, n=5
+        return value, Condition(text=squeeze(",".join(equations)))
     found, later = [*_WORDS.finditer(text)], _LATER.search(text)
     if later and not (found and found[0].start() < later.start()):
         before = text[: later.start()].strip()
@@ -69,6 +78,16 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     condition = text[(found[0] if found else domain).end() :] if found else text[place:]
     condition = condition.strip().strip('"').strip()
     return (text, None) if _NUMBER.fullmatch(condition) else (value, _condition(condition))  # 2 for 1
+
+
+def concluded(text: str) -> str:
+    """Return the equation that a tidy text concludes from others.
+
+    >>> concluded('2x=10 "so" x=5'), concluded("x = 5 so far")
+    ('x=5', 'x = 5 so far')
+    """
+    *_, last = [None, *_SO.finditer(text)]
+    return text[last.end() :] if last and "=" in text[: last.start()] and "=" in text[last.end() :] else text
 
 
 def agree(gold: Condition | None, answer: Condition | None) -> bool:

@@ -15,7 +15,7 @@ from fractions import Fraction
 import regex as re
 
 from openrlhf_shear.rewards.maths.answers import check_formats, final_answer
-from openrlhf_shear.rewards.maths.conditions import agree, renamed, without_condition
+from openrlhf_shear.rewards.maths.conditions import agree, concluded, renamed, without_condition
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
 from openrlhf_shear.rewards.maths.lists import as_list
 from openrlhf_shear.rewards.maths.numbers import Number, read_number, split_unit
@@ -29,9 +29,10 @@ from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 _SHOWN = 500
 _LETTER = re.compile("[A-J]")
 _CHOICE = re.compile(
-    r'(?:(?:"?+\(([A-J])\)"?+|"?+(?:[Oo]ption|[Cc]hoice)"?+\s*+"?+\(?([A-J])\)?"?+[.:]?)(?:\s++-++(?=\s))?+'
+    r'(?:(?:"?+\(([A-J])\)"?+|"?+(?:[Oo]ption|[Cc]hoice|[Tt]he (?:correct )?answer is)"?+\s*+"?+\(?([A-J])\)?"?+[.:]?)'
+    r"(?:\s++-++(?=\s))?+"
     r'|"?+([A-J])(?:[.)]|:(?=[\s"])|\s*+"-|\s++-{1,2}\s(?=[A-Za-z]{2})|(?="?\s++"(?!and\b|or\b)[A-Za-z ]{3,}+"$))"?+)'
-    r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-J][.):])[^\s*+/^=-].*))"
+    r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-J][.):])[^\s*+/^=,;-].*))"
 )
 _FUNCTION = re.compile(r"([a-zA-Z](?:\^\{-1\})?)\(([a-z])\)\s*+=")
 _THING = r"(?=[a-zA-Z]*[aeiouAEIOU])[A-Za-z]{3,}"  # with a vowel: "3 ab", "3 xyz" and "3 bh" are products
@@ -126,6 +127,7 @@ def _match(gold: str, answer: str, terms: _Terms) -> Reason | tuple[str, str] | 
         return _decided(wanted, value, same(wanted, value, terms.tolerance))
     if _far_apart(gold, answer):
         return Reason.WRONG
+    gold, answer = concluded(gold), concluded(answer)
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
     if choice and _LETTER.fullmatch(squeeze(gold)):  # "(B) C" is one choice, not two
         return None if choice == squeeze(gold) else Reason.WRONG
@@ -152,7 +154,7 @@ def _match(gold: str, answer: str, terms: _Terms) -> Reason | tuple[str, str] | 
     if bool(subject) != bool(name) and isinstance(solved, ValueGroup) and not solved.brackets:
         return Reason.WRONG  # the ends of an inequality's interval do not solve it
     equal = same(wanted, value, terms.tolerance)
-    if equal is not None:
+    if equal is not None and not ("10^" in gold and isinstance(value, Text)):  # 10^{-30} is also \frac{1}{10^{30}}
         return _decided(wanted, value, equal)
     gold, answer = _without_names(gold, answer)
     if not readable(gold, commands(gold)):

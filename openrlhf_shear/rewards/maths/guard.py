@@ -10,6 +10,7 @@ from openrlhf_shear.rewards.verdict import Reason
 _CHARACTERS = re.compile(r"[A-Za-z0-9 +\-*/^_=<>!|.,:;()\[\]{}\\&%]*+")
 _FORBIDDEN = re.compile(r"__|\*\*|\.(?![0-9])|[A-Za-z)\]}]\.|(?<![A-Za-z\\])[A-Za-z]{5,}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*+\{([^{}]*+)\}")
+_BASE = re.compile(r"\\l[ng]\s*+_")  # \ln has no other base
 _SET = re.compile(r"\\mathbb\s*+\{?[RZNQC]\b\}?")
 
 _FUNCTION_NAMES = """
@@ -61,6 +62,7 @@ def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
         and _FORBIDDEN.search(COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))) is None
         and commands(text) <= _PLAIN | _FUNCTIONS | more
         and {match[1] for match in _ENVIRONMENT.finditer(text)} <= _MATRICES
+        and not _BASE.search(text)
         and text.count(r"\mathbb") == len(_SET.findall(text))
     )
 

@@ -39,7 +39,8 @@ double doubled doubles triple tripled triples factorials sqrt sin sine cos cosin
 theta alpha beta lambda infinity infinite"""
 _NOT_UNITS = set(_NUMERALS.split())
 _UNITS = {
-    **dict.fromkeys(("per", "of", "the", "a", "an", "unit", "degree", "dollar"), ""),
+    **dict.fromkeys(("per", "of", "the", "a", "an", "unit", "degree"), ""),
+    **dict.fromkeys(("usd", "buck"), "dollar"),
     **dict.fromkeys(("pct", "percentage"), "percent"),
     **{"centimeter": "cm", "meter": "m", "kilometer": "km", "millimeter": "mm", "foot": "ft", "feet": "ft"},
     **{"inch": "in", "inche": "in", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "gram": "g"},
@@ -52,7 +53,7 @@ _QUOTIENT = re.compile(  # 5/(-7), \frac{5}{(-7)}, -(\frac{5}{7})
     rf"(?|(?<=^[+-]?){_IN_BRACKETS}/{_IN_BRACKETS}$|\\frac\{{{_IN_BRACKETS}\}}\{{{_IN_BRACKETS}\}}"
     r"|(?<=^[+-])\(\\frac\{([0-9]++)\}\{([0-9]++)\}\)$|(?<=^[+-])\(([0-9]++)/([0-9]++)\)$)"
 )
-_BASED = re.compile(r"([0-9]+)_(?:\{(-?[0-9]{1,2})\}|([0-9]))")
+_BASED = re.compile(r"(-?[0-9]+)_(?:\{(-?[0-9]{1,2})\}|([0-9]))")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ _UNICODE = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2013\uff0d", "-"),
         **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
-        **dict.fromkeys("\u00a0\u2009\u202f~", " "),
+        **dict.fromkeys("\u00a0\u2009\u202f", "~"),
         **dict.fromkeys('\u200b"`\u20ac\u00a3\u00a5', ""),
         **{"\u00d7": r"\times ", "\u00f7": r"\div ", "\u00b1": r"\pm ", "\u00b0": r"^\circ "},
         **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in "},
@@ -41,7 +41,7 @@ _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
 COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
 _WORDS_FOR = {**dict.fromkeys(("lor", "vee"), ' "or" '), **dict.fromkeys(("land", "wedge"), ' "and" ')}
 _SPACES = (",", ";", ":", ">", " ", "\n", "\t", "quad", "qquad", "thinspace", "displaystyle", "textstyle", "limits")
-_SILENT = ("!", "(", ")", "[", "]", "$", "left", "right", "degree", "rm", "bf", "nolimits", "hfill")
+_SILENT = ("!", "(", ")", "[", "]", "$", "left", "right", "rm", "bf", "nolimits", "hfill")
 _SIZES = tuple(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r", "m"))
 _RENAMED = {
     **dict.fromkeys(_SPACES, " "),
@@ -53,7 +53,8 @@ _RENAMED = {
     **dict.fromkeys(("geq", "geqslant"), r"\ge "),
     **dict.fromkeys(("simeq", "thickapprox", "approxeq"), r"\approx "),
     **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
-    **{"neq": r"\ne ", "lt": "<", "gt": ">", "%": "%", "varnothing": r"\emptyset "},
+    **dict.fromkeys(("Rightarrow", "implies", "Longrightarrow", "therefore"), ' "so" '),
+    **{"degree": r"^\circ ", "neq": r"\ne ", "lt": "<", "gt": ">", "%": "%", "varnothing": r"\emptyset "},
     **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "bmod": r"\mod ", "pmod": r"\mod "},
     **{digit: digit for digit in "0123456789"},  # \\15: a dollar sign got lost
 }
@@ -64,10 +65,12 @@ _ANGLE = re.compile(  # a whole answer, or an item of one
     r"(?:^|(?<=[=,(\[]))(\s*+[-+]?(?:[0-9]++(?:\.[0-9]++)?|\\frac\s*+\{[0-9]++\}\s*+\{[0-9]++\}))\s*+"
     rf"{_DEGREES.pattern}(?=[\s.]*+(?:$|[,)\]]))"
 )
+_OHM = re.compile(r'(?<=[0-9])\s*+(?:"[kM]"\s*+)?\\Omega$')
+_MICRO = re.compile(r'(?<=[0-9])\s*+\\mu\s*+"([A-Za-z])"')
 _TIME = re.compile(r'(?<![0-9.:])([0-9]{1,2}(?::[0-9]{2})?)\s*+"?\s*+([ap])\.?\s?m\b\.?\s*+"?(?=\s*+$)', re.IGNORECASE)
 _BREAK = re.compile(  # between two equations
-    r"(?<==[^=]*)(?:\\(?:q?quad|newline)(?![A-Za-z])|\\(?:hspace\s*\{[^{}]*|text\s*\{\s*)\}|\\[\\ ;:]|\n)[\s$\\;,:]*+"
-    r"(?=(?:\\[A-Za-z]+|[A-Za-z])[A-Za-z0-9_'{}()]*+\s*+=)"
+    r"(?<==[^=]*)(?:\\(?:q?quad|newline)(?![A-Za-z])|\\(?:hspace\s*\{[^{}]*|text\s*\{\s*)\}|\\[\\ ;:]|[~\n])"
+    r"[\s$\\;,:~]*+(?=(?:\\[A-Za-z]+|[A-Za-z])[A-Za-z0-9_'{}()]*+\s*+=)"
 )
 _UNIT_FRACTION = re.compile(
     r'\\frac\s*\{\s*"([A-Za-z ]+)"\s*\}\s*\{\s*"([A-Za-z ]+)"\s*(?:\^\s*\{?([23])\}?\s*)?\}'
@@ -85,7 +88,7 @@ _INVERSE = re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*+\^\s*+\{\s*+-\s*+1\s*+\}"
 _RATIO_UNIT = re.compile(r'"([A-Za-z]++)"\s*+/\s*+"([A-Za-z]++)"')
 _ORDINAL = re.compile(r'(?<=[0-9])\s*+(?:\^\s*+\{?\s*+)?"?\s*+(?:st|nd|rd|th)\s*+"?\s*+\}?$')
 _UNIT_WITH_POWER = re.compile(r"([A-Za-z]+(?:/[A-Za-z]+)?)\s*\^\s*\{?([23])\}?")
-_BRACED_COMMA = re.compile(r"\{\s*+,\s*+\}")
+_BRACED_COMMA = re.compile(r"\{\s*+([,:])\s*+\}")
 _BLANK = re.compile(r"\s++")
 _BLANK_TO_DROP = re.compile(r"(?<![0-9]) | (?![0-9])")
 _BRACED_CHARACTER = re.compile(r"([_^])\{([0-9A-Za-z])\}")
@@ -107,13 +110,13 @@ _TIMES = re.compile(r"(?<=[0-9])(?:\s++[xX]\s++(?=[0-9])|\s*+[xX]\s*+(?=10\^))")
 _PLAIN_WORD = re.compile(r"(?<![A-Za-z])(?!(?:and|units?|degrees|radians|meters|feet|inches)(?![A-Za-z]))[A-Za-z]{3,}")
 
 
-_PIECE = re.compile(  # of a function by cases
-    r'(?P<value>[^&"]+?)(?:\s*+&\s*+|(?=\s*+"))(?:"?\s*+(?:if|for|when|where)(?![A-Za-z])\s*+"?)?\s*+'
-    r'(?P<condition>[^&"]*+(?:"[^"]*+"[^&"]*+)*+)'
+_IF = re.compile(r"^\s*+(?::|(?:if|for|when|where)(?![A-Za-z]))")
+_PARITY = re.compile(
+    r"(?P<name>[a-zA-Z])\s++(?:is\s++)?(?:an\s++)?(?P<kind>even|odd)(?:\s++(?:integer|number))?(?![A-Za-z])"
+    r"|(?P<kind>even|odd)\s++(?P<name>[a-zA-Z])(?![A-Za-z])"
 )
-_PARITY = re.compile(r"([a-zA-Z])\s*+(?:is\s*+)?(?:an\s*+)?(even|odd)(?:\s*+(?:integer|number))?(?![A-Za-z])")
 _RELATION = re.compile(r"[<>=]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![A-Za-z])(?:otherwise|else)(?![A-Za-z])")
-_CONDITION_NAMES = {
+_RELATIONS_OF_PIECES = {
     **{"<": r"\lt ", ">": r"\gt ", "=": r"\eq ", r"\le": r"\leq ", r"\ge": r"\geq ", r"\ne": r"\neq "},
     **dict.fromkeys(("otherwise", "else"), r"\else "),
 }
@@ -133,6 +136,7 @@ def tidy(answer: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
     if r"\begin" not in text and "=" in text:
         text = _BREAK.sub(", ", text)
+    text = text.replace("~", " ")
     text = _BRACED_LETTER.sub(r"\1", _UNIT_PRODUCT.sub(r'"\1" \\cdot "\2" ^{\3}', text))
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
     if "matrix}" in text:
@@ -140,11 +144,11 @@ def tidy(answer: str) -> str:
     # A command takes in the blanks after it, so a blank after its new name changes nothing.
     text = _THIN_COMMA.sub(",", text)
     text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
-    text = _BRACED_COMMA.sub(",", text.replace("$", " "))
+    text = _BRACED_COMMA.sub(r"\1", text.replace("$", " "))
     if "circ" in text:
         text = _DEGREES.sub(" ", _ANGLE.sub(r'\1 "degrees"', _SCALE.sub(r' "\1"', text)))
     if "\\" in text:
-        text = _braced(text)
+        text = _braced(_MICRO.sub(r'"micro\1"', _OHM.sub(' "ohm"', text)))
     if _OVER.search(braced := f"{{{text}}}"):
         text = _OVER.sub(r"\\frac{\1}{\2}", braced)
     text = _ROWS.sub(_listed, _NOT_EQUAL.sub(r"\1\\ne ", text.replace(">=", r"\ge ").replace("<=", r"\le ")))
@@ -249,26 +253,25 @@ def _listed(match: re.Match[str]) -> str:
     """
     rows = [row.strip().rstrip(",.;") for row in re.split(r"\\\\", match[2].replace("&=", "="))]
     rows = [row for row in rows if row]
-    if rows and all("=" in row and not _PIECE.fullmatch(row) for row in rows):
-        return ", ".join(rows) if "&" not in match[2].replace("&=", "=") else match[0]
+    if rows and all("=" in row and "&" not in row and '"' not in row for row in rows):
+        return ", ".join(rows)
     return _pieces(rows) or match[0]
 
 
 def _pieces(rows: list[str]) -> str | None:
-    r"""Return the rows of a function by cases as arguments in turn, `\cases(x,{x\geq 0},-x,{x\lt 0})`; None if unclear.
+    r"""Return the rows of a function by cases as arguments in turn, `\cases({x},{x\geq 0},{-x},{x\lt 0})`; else None.
 
     Its relations get other names, since it is no inequality itself.
     """
     parts = []
     for row in rows:
-        piece = _PIECE.fullmatch(row)
-        condition = piece and _PARITY.sub(
-            lambda match: rf"{match[1]}\mod 2={int(match[2] == 'odd')}", piece["condition"].replace('"', " ")
-        )
-        condition = condition and _RELATION.sub(lambda match: _CONDITION_NAMES[match[0]], condition)
-        if not condition or _PLAIN_WORD.search(COMMAND.sub(" ", condition)):
+        value, _, condition = row.partition("&" if "&" in row else '"')
+        condition = _IF.sub("", condition.replace('"', " ")).strip()
+        condition = _PARITY.sub(lambda found: rf"{found['name']}\mod 2={int(found['kind'] == 'odd')}", condition)
+        condition = _RELATION.sub(lambda found: _RELATIONS_OF_PIECES[found[0]], condition)
+        if not condition or _PLAIN_WORD.search(COMMAND.sub(" ", f"{condition} {value}")):
             return None
-        parts += [f"{{{piece['value'].strip().rstrip(',;')}}}", f"{{{condition.strip()}}}"]
+        parts += [f"{{{value.strip().rstrip(',;')}}}", f"{{{condition}}}"]
     return rf"\cases({','.join(parts)})" if parts else None
 
 

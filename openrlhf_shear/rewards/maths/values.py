@@ -19,16 +19,17 @@ _PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ]|\^\{-1\})\(-?[0-9]+
 _MARKED = rf"\\(?:hat|widehat|bar|overline|tilde|vec|dot|ddot|overrightarrow)(?:\{{(?:{LETTER}|[A-Z]{{2}})\}}|{LETTER})"
 _DERIVATIVE = r"\\frac\{(?:d|\\partial)(?:\^[23])?[A-Za-z]?\}\{(?:d|\\partial)[A-Za-z](?:\^[23])?\}"
 _VARIABLE = (
-    rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{_MARKED}|\\sigma\^(?:\{{[0-9]\}}|[0-9])"
+    rf"(?:[A-Z]{{2,3}}|m?\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{_MARKED}|\\sigma\^(?:\{{[0-9]\}}|[0-9])"
     rf"|{_DERIVATIVE}(?:{LETTER}(?:{_PLACE})?+)?+|{LETTER}\^\{{-1\}}(?:{_PLACE})"
     rf"|{LETTER}(?:\^(?:\*|\{{\*\}}|\\ast|\{{\\ast\}}|\\star|\{{\\star\}}))?+(?:{_PLACE})?+)"
 )
 _WORD_NAME = re.compile(r'(?:"[A-Za-z]++(?: [A-Za-z]++)*+"|[A-Z][a-z]{2,}+|[a-z]{4,}+)(?: ?\([^()=]{1,20}\))?+')
-_NAME = re.compile(rf"{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\||\\lim_\{{.*")
+_NAME = re.compile(rf"{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\||\\(?:lim|sum|prod|int)_.*")
 _NAMES = re.compile(rf"\({_VARIABLE}(?:,{_VARIABLE})++\)")
 _MARK = re.compile(r"\\(?:hat|widehat|bar|overline|tilde|vec|dot|ddot|overrightarrow)(?:\{(.*?)\}|(.))")
 _DIFFERENTIAL = re.compile(r"\\frac\{d(?:\^([23]))?([A-Za-z]?)\}\{d[A-Za-z](?:\^[23])?\}([A-Za-z]?)")
 _RUNS = ("abcdefgh", "ijk", "mn", "pqrstuvwxyz", "ABCDEFGH", "PQRSTUVWXYZ")  # letters whose order is the alphabet's
+_TIME = re.compile(r"0?([0-9]{1,2}:0[0-9])")  # 10:05 is no ratio
 _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
 _LETTERS = re.compile(rf"(?<![A-Za-z\\])[A-Za-z]|{GREEK}")
 _WORD = re.compile(r"[A-Z]{3,}")  # the order of points or runners, and no product
@@ -69,6 +70,8 @@ def read_value(text: str, depth: int = 0) -> Value:
     text = text.strip()
     if (number := read_number(text)) is not None:
         return number
+    if time := _TIME.fullmatch(text):
+        return Text(time[1])
     if _NOTHING.fullmatch(squeeze(text).lower()):
         return ValueGroup("{}", ())
     if (residues := congruence(text)) is not None:
@@ -154,7 +157,7 @@ def _name(text: str) -> str | None:
     if not (_NAME.fullmatch(text) or _NAMES.fullmatch(text)):
         return None
     text = _DIFFERENTIAL.sub(lambda match: (match[2] or match[3]) + "'" * int(match[1] or 1), text)
-    return re.sub(r"\^\{(.)\}", r"^\1", _MARK.sub(lambda match: match[1] or match[2], text))
+    return re.sub(r"([_^])\{(.)\}", r"\1\2", _MARK.sub(lambda match: match[1] or match[2], text))
 
 
 def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
@@ -178,7 +181,8 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool 
         return False if words or len(gold.text) == len(answer.text) == 1 else None
     if isinstance(gold, ValueGroup) and gold.brackets == ":":
         return same(_quotient(gold), answer, tolerance) if _quotient(gold) else None
-    return False if isinstance(gold, ValueGroup) and isinstance(answer, Number) else None
+    time = isinstance(gold, Text) and _TIME.fullmatch(gold.text)
+    return False if time or (isinstance(gold, ValueGroup) and isinstance(answer, Number)) else None
 
 
 def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bool:
@@ -208,7 +212,10 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
     common = [{_INDEX.sub("", item.name) for item in group.items} for group in (gold, answer)]
     if all(len(names) == 1 and "" not in names for names in common) and common[0] != common[1]:
         return False if _settled(gold) and _settled(answer) else None
-    if kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
+    if kinds == {"", "()"} and any(getattr(item, "text", None) in _ENDS for item in gold.items):
+        return False  # an interval
+    same_names = len(_names(gold)) > 1 and _names(gold) == _names(answer)
+    if kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer) and not same_names:
         return _same_set(_nameless(gold.items), _nameless(answer.items), tolerance)
     # `x=1, y=2` is no set: its names give its order. An answer without names must keep the written order of the gold.
     if "{}" in kinds and kinds & {"()", "[]", "[)", "(]"}:
@@ -216,13 +223,13 @@ def _same_group(gold: ValueGroup, answer: ValueGroup, tolerance: Fraction | None
     bare = {item.name for group in (gold, answer) if not group.brackets for item in group.items}
     if kinds == {"", "()"} and len(bare) == 1 and "" not in bare:
         return False  # x=-3, x=3 are two values of one variable, and no pair or interval
-    by_name = not _one_name(gold) or not _one_name(answer)
+    by_name = same_names or not _one_name(gold) or not _one_name(answer)
     in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
     if not in_order or len(gold.items) != len(answer.items):
         brackets = kinds & {"[]", "[)", "(]"} and not kinds & {":", r"\cup"}  # whatever is in them
         return False if (_settled(gold) and _settled(answer)) or brackets else None
     written = [(_nameless(gold.items), _nameless(answer.items))]
-    if by_name and _names(gold) == _names(answer):
+    if same_names:
         written = [(_sorted(gold).items, _sorted(answer).items)]
     elif by_name and all(item.name for item in (*gold.items, *answer.items)):
         written = [(gold.items, answer.items)]

@@ -44,15 +44,13 @@ def equal(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
 
 def _equal_on(sample: Sample, gold: sympy.Expr, answer: sympy.Expr, digits: int) -> bool | None:
     """Return whether two expressions are equal at the points of a sample; None if fewer than a few decide."""
-    try:
-        trees = compiled(gold), compiled(answer)
-    except (KeyError, TypeError):  # a function that is computed here alone
-        trees = ()
-    agreed, doubts = 0, _MOST_DOUBTS
+    trees, agreed, doubts = (compiled(gold), compiled(answer)), 0, _MOST_DOUBTS
     for point in sample.points():
-        wanted, other = (value(tree, point) for tree in trees) if trees else (None, None)
-        if wanted is None and other is None and trees:
+        wanted, other = (value(tree, point) for tree in trees)
+        if wanted is None and other is None:
             continue
+        if sample.cases and None in (wanted, other):
+            return False
         if None not in (wanted, other) and close(wanted, other) and (agreed >= _FEWEST or not sample.integers):
             agreed += 1
         elif doubts:

@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable
 
 import sympy
+from latex2sympy2_extended.logic import And
 
 _CALL = re.compile(r"\\(max|min|gcd|lcm|sgn|cases)\s*(?=\(|\\?\{)")
 _PIECE = re.compile(r"\\?[{}]|[(),]")
-_JOINED = re.compile(r",|(?<![A-Za-z])and(?![A-Za-z])")
+_JOINED = re.compile(r",(?![^(\[]*[)\]])|(?<![A-Za-z])and(?![A-Za-z])")
 _EITHER = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 
 Parse = Callable[[str, dict[str, sympy.Basic]], sympy.Basic]
@@ -76,10 +77,8 @@ def _condition(text: str, letters: dict[str, sympy.Basic], parse: Parse) -> symp
         return sympy.true
     either = []
     for part in _EITHER.split(text):
-        relations = [parse(relation, letters) for relation in _JOINED.split(part)]
-        relations = [
-            relation.rhs.as_relational(relation.lhs) if isinstance(relation.args[1], sympy.Set) else relation
-            for relation in relations
-        ]
-        either.append(sympy.And(*relations))
+        both = [parse(relation, letters) for relation in _JOINED.split(part)]
+        both = [part for tree in both for part in (tree.args if isinstance(tree, And) else (tree,))]
+        both = [tree.rhs.as_relational(tree.lhs) if isinstance(tree.args[1], sympy.Set) else tree for tree in both]
+        either.append(sympy.And(*both))
     return sympy.Or(*either)

@@ -5,6 +5,7 @@ points: near 0, near the numbers in them, and far out on both sides. A variable 
 are fractions where possible, and floats else; where they differ, `exact` decides.
 """
 
+import cmath
 import math
 import operator
 import random
@@ -68,7 +69,13 @@ _SMOOTH = {
 }
 _CONDITIONS = {
     **{sympy.And: lambda *parts: all(parts), sympy.Or: lambda *parts: any(parts), sympy.Eq: operator.eq},
-    **{sympy.Ne: operator.ne, sympy.Lt: operator.lt, sympy.Gt: operator.gt, sympy.Le: operator.le, sympy.Ge: operator.ge},
+    **{
+        sympy.Ne: operator.ne,
+        sympy.Lt: operator.lt,
+        sympy.Gt: operator.gt,
+        sympy.Le: operator.le,
+        sympy.Ge: operator.ge,
+    },
 }
 _COMPUTED = _OF_NATURALS | _STEPS | _BENT | _SMOOTH | _CONDITIONS
 _RISING = (sympy.exp, sympy.factorial, sympy.binomial)
@@ -82,6 +89,7 @@ class Sample:
         integers: the variables that take only integers: those of functions of integers, and beside floors, remainders
             and alternating signs those with a name of integers, such as n.
         pieces: whether an expression has pieces, so that a few points do not decide.
+        cases: whether an expression is by cases, so that it has no other values.
     """
 
     def __init__(self, gold: sympy.Expr, answer: sympy.Expr) -> None:
@@ -95,6 +103,7 @@ class Sample:
             self.integers |= {symbol for symbol in self._symbols if symbol.name[0] in "jklmnJKLMN"}
         rooted = any(power.exp.is_Rational and not power.exp.is_Integer for power in powers)
         self.pieces = bool(self.integers) or rooted or bool(_variables(nodes, _PIECES))
+        self.cases = any(isinstance(node, sympy.Piecewise) for node in nodes)
         rising += [part for node in nodes if isinstance(node, _RISING) for part in node.args]
         towers = any(_rises(inner) for part in rising for inner in sympy.preorder_traversal(part))
         self._reach = 4 if towers else 40 if rising else max(_FAR)
@@ -134,16 +143,25 @@ def _rises(node: sympy.Basic) -> bool:
 
 
 def compiled(tree: sympy.Basic) -> Callable[[Point], Fraction | float]:
-    """Return a function that computes a tree. Raises KeyError: it has a function that is not known here."""
+    """Return a function that computes a tree. It raises TypeError where an unknown function has no value."""
     if tree.is_Symbol:
         return operator.itemgetter(tree)
     if isinstance(tree, sympy.Piecewise):
         return _of_pieces([(compiled(condition), compiled(value)) for value, condition in tree.args])
     if not tree.args:
-        number = bool(tree) if tree in (sympy.true, sympy.false) else int(tree) if tree.is_Integer else Fraction(tree.p, tree.q) if tree.is_Rational else float(tree)
+        number = bool(tree) if tree in (sympy.true, sympy.false) else _number(tree)
         return lambda _: number
-    function, parts = _COMPUTED[tree.func], [compiled(part) for part in tree.args]
+    function = _COMPUTED.get(tree.func, lambda *values: _number(tree.func(*values)))
+    parts = [compiled(part) for part in tree.args]
     return lambda point: function(*[part(point) for part in parts])
+
+
+def _number(tree: sympy.Expr) -> Fraction | float | complex:
+    """Return the number that a tree is. Raises TypeError: it is none."""
+    if tree.is_Rational:
+        return int(tree) if tree.is_Integer else Fraction(tree.p, tree.q)
+    number = complex(tree)
+    return number if number.imag else number.real
 
 
 def _of_pieces(pieces: list[tuple[Callable, Callable]]) -> Callable[[Point], Fraction | float]:
@@ -160,12 +178,12 @@ def value(tree: Callable[[Point], Fraction | float], point: Point) -> Fraction |
     """Return the value of a compiled tree at a point; None if it has none that is real and not too large."""
     try:
         number = tree(point)
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, TypeError, ValueError):
         return None
     return number if abs(number) < math.inf else None
 
 
 def close(first: Fraction | float, second: Fraction | float) -> bool:
     """Return whether two values are equal as far as they are computed."""
-    inexact = isinstance(first, float) or isinstance(second, float)
-    return math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-9) if inexact else first == second
+    inexact = not (isinstance(first, (int, Fraction)) and isinstance(second, (int, Fraction)))
+    return cmath.isclose(first, second, rel_tol=1e-9, abs_tol=1e-9) if inexact else first == second
