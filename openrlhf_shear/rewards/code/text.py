@@ -9,7 +9,7 @@ import regex as re
 
 _SPACE = "[ \t\u00a0\u202f\u3000]"
 _INDENT = rf"^(?P<indent>{_SPACE}*(?:(?:[-*+]|[0-9]+[.)]){_SPACE}+)?)"  # an item of a list may hold the block
-_FENCE = rf"{_INDENT}(?:`{{3,}}|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
+_FENCE = rf"{_INDENT}(?:`{{3,}}|~~~)[ \t]*(?P<language>[^\s`(]*)(?P<rest>[^\n]*)$"
 _ENDS_LINE = r"`{3,}(?P<language>[\w+#.-]*)[ \t\r]*$"  # a fence after text on its line, and nothing follows
 # A triple-quoted text, a text on a line, a comment. Each may lack its end, so that no character is read twice.
 _TEXTS = "|".join(
@@ -28,7 +28,12 @@ _ODD = re.compile(rf"(?P<text>{_TEXTS})|(?P<space>[\u00a0\u2007\u202f\u3000])|[\
 _PYTHON = re.compile(r"[{.]*(?:python|pypy|py)[\d.]*(?![\w-])", re.IGNORECASE)  # language of a fence
 _ENDS_COMMENT = re.compile(r"(?<=[^#\s`][ \t]*)```(?P<language>)[ \t\r]*$")
 _THOUGHT = re.compile(r"</think>(?!['\"\\])")
-_SPAN = re.compile(r"```(?:python|py)3?[ \t]+([^\n`]+)```")  # a block on a line
+_SPAN = re.compile(r"```(?:(?:python|py)3?[ \t]+)?([^\n`]+)```")  # a block on a line
+_QUOTED = re.compile(rf"^{_SPACE}*>[ ]?(?!>)", re.MULTILINE)
+_BESIDE = re.compile(  # code on the line of its fence
+    r"\s*(?:(?:def|class|import|from|for|while|if|with|print)\b|\w*\(|@"
+    r"|[A-Za-z_]\w*(?: *, *\w+)* *= *(?:[A-Za-z_.]+\(|[0-9\[{(-]))"
+)
 _TAGGED = "(?:final_)?(?:answer|code|solution|program|python)"
 _TAG = re.compile(rf"(?:^|[>\]])[ \t]*(?:<{_TAGGED}>|\[{_TAGGED}\])", re.MULTILINE | re.IGNORECASE)
 _END_TAG = re.compile(rf"</{_TAGGED}>|\[/{_TAGGED}\]", re.IGNORECASE)
@@ -62,10 +67,18 @@ def code_block(response: str, is_tested: Callable[[str], bool] = lambda block: T
     >>> code_block("So: ```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
-    *thoughts, answer = _THOUGHT.split(response.removeprefix("\ufeff"))
+    response = response.removeprefix("\ufeff")
+    if re.search(rf"^{_SPACE}*>{_SPACE}*```", response, re.MULTILINE):
+        response = _QUOTED.sub("", response)
+    *thoughts, answer = _THOUGHT.split(response)
     if thoughts and (block := code_block(answer, is_tested)) is not None:
         return block
+    if thoughts and _BESIDE.match(answer):
+        return answer
     blocks = _blocks("</think>".join((*thoughts, answer)))[-_MOST_BLOCKS:]
+    first = _OPENS.search(response)
+    if first and not first["language"] and _BESIDE.match(response) and not any(is_tested(text) for _, text in blocks):
+        blocks = [("", response[: first.start()])]  # in a block that the prompt opened
     for is_wanted in (is_tested, _has_code) if len(blocks) > 1 else ():
         for wanted in ("python", ""):
             if found := [block for language, block in blocks if language == wanted and is_wanted(block)]:
@@ -79,15 +92,22 @@ def _blocks(response: str) -> list[tuple[str, str]]:
     opened, left = _OPENS.search(response), _READINGS * len(response)  # characters to read for ends of blocks
     while opened:
         at = opened.end()
+        language = "python" if _PYTHON.match(opened["language"]) else opened["language"]
+        beside = ("" if language == "python" else language) + (opened["rest"] or "")
+        beside = beside.strip() if _BESIDE.match(beside) else ""
+        if beside.endswith("```"):
+            blocks.append(("python", beside.rstrip("`")))
+            opened = _OPENS.search(response, at)
+            continue
         end, seen = _closing(response, at, left)
         left -= seen - at
         text = response[at + 1 : end.start() if end else len(response)]
-        language = "python" if _PYTHON.match(opened["language"]) else opened["language"]
+        text, language = (f"{beside}\n{text}", "python") if beside else (text, language)
         blocks.append((language, _outdented(text, opened["indent"] or "")))
         # A language opens a block, even inside another.
         opens = end is None or re.match("[A-Za-z]", end["language"])
         opened = end if opens else _OPENS.search(response, end.end())
-    if not any(text.strip() for _, text in blocks) and (spans := _SPAN.findall(response)):
+    if not any(text.strip() for _, text in blocks) and (spans := [*filter(_BESIDE.match, _SPAN.findall(response))]):
         return [("python", spans[-1])]
     tags = [] if blocks else [*_TAG.finditer(response)]
     return [("", _END_TAG.split(response[tags[-1].end() :])[0])] if tags else blocks

@@ -109,7 +109,7 @@ def unlimited(response: str) -> str | None:
 def test_blocks_of_everyday_length_are_read_as_if_there_was_no_limit():
     pieces = ("```\n", "```python\n", "```py\n", "~~~\n", " ```\n", "```c\n", "'''", '"""', "'", '"', "\\", "#", "\n")
     pieces += ("```", "Code: ```python\n", "# ```\n", "1. ```py\n")
-    pieces += ("x = 1\n", "text ", "\u00a0", "\n```\n", "\n```python\n", "'''\n", '"""doc\n')
+    pieces += ("x += 1\n", "text ", "\u00a0", "\n```\n", "\n```python\n", "'''\n", '"""doc\n')
     chance, found = random.Random(0), 0
     for _ in range(4000):
         response = "".join(chance.choice(pieces) for _ in range(chance.randint(1, 40)))
