@@ -25,10 +25,10 @@ _TAIL = 4000
 _NOT_SAID = "*_ \t"
 _BARE = re.compile(r"^\$?[\[<]\$?([^\[\]<>,]*?)\$?[\]>]\$?$")  # [18]: the brackets of the instruction
 _BOLD = re.compile(r"(?<![\w*)}\]])(\*{1,3}|_{2}|`)(?=[^\s*])((?:(?!\1)[^\n])*?[^\s*])\1(?![\w*])")
+_FILLERS = "clear|simple|as follows|as (?:we )?(?:saw|seen)|that|it is|the (?:number|value)"
 _FILLER = re.compile(  # before a value
     r"(?i)(?:therefore|thus|hence|so|then|clearly|simply|just|indeed|of course|obviously|exactly|equals?|equal to"
-    r"|approximately|about|the (?:number|value)|that|it is|clear|simple|as follows"
-    r"|as (?:we )?(?:saw|seen))(?![A-Za-z])[\s,:]*+"
+    rf"|approximately|about|{_FILLERS})(?![A-Za-z])[\s,:]*+"
 )
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")

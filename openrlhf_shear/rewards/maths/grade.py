@@ -28,8 +28,9 @@ from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
 
 _SHOWN = 500
 _LETTER = re.compile("[A-J]")
+_CHOSEN = "[Oo]ption|[Cc]hoice|[Tt]he (?:correct )?answer is"
 _CHOICE = re.compile(
-    r'(?:(?:"?+\(([A-J])\)"?+|"?+(?:[Oo]ption|[Cc]hoice|[Tt]he (?:correct )?answer is)"?+\s*+"?+\(?([A-J])\)?"?+[.:]?)'
+    rf'(?:(?:"?+\(([A-J])\)"?+|"?+(?:{_CHOSEN})"?+\s*+"?+\(?([A-J])\)?"?+[.:]?)'
     r"(?:\s++-++(?=\s))?+"
     r'|"?+([A-J])(?:[.)]|:(?=[\s"])|\s*+"-|\s++-{1,2}\s(?=[A-Za-z]{2})|(?="?\s++"(?!and\b|or\b)[A-Za-z ]{3,}+"$))"?+)'
     r"(?:\s*+$|\s*+((?!.*(?<![A-Za-z])[A-J][.):])[^\s*+/^=,;-].*))"
