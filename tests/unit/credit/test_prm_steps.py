@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from cases import cases
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, lists, sampled_from
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -62,23 +63,9 @@ def parts(ids: list[int], ends: tuple[int, ...]) -> list[list[int]]:
     return [ids[start : end + 1] for start, end in zip(starts, ends, strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("text", "texts", "ends"),
-    [
-        ("a\n\nbc", ("a", "bc"), (2, 4)),
-        (f"a\n\nbc{EOS}", ("a", "bc"), (2, 5)),
-        ("a\n\n\n\nb\n\n\nc", ("a", "b", "c"), (4, 8, 9)),
-        (f"\n\n \n\na\n\nb\n\n \n\n{EOS}", ("a", "b"), (7, 14)),
-        ("a\n\n \n\nb", ("a", "b"), (2, 6)),
-        (" a\nb \n c ", ("a\nb \n c",), (8,)),
-        ("a", ("a",), (0,)),
-        ("", (), ()),
-        (EOS, (), ()),
-        (f"\n\n \n{EOS}", (), ()),
-    ],
-)
+@pytest.mark.parametrize(*cases("credit", "test_steps_end_with_their_blank_line"))
 def test_steps_end_with_their_blank_line(text, texts, ends):
-    assert split(policies()[1], text) == Steps(texts, ends)
+    assert split(policies()[1], text) == Steps(tuple(texts), tuple(ends))
 
 
 def test_a_step_ends_with_the_token_that_holds_the_last_line_break():

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from cases import table
 from rule_groups import credit_of, grpo, probabilities, random_group, rows_of, value_of
 from scipy.stats import fisher_exact
 
@@ -292,18 +293,7 @@ ORACLES = {
     each.__name__: each for each in (uniform, entropy_mask, gtpo, ktae, prm_reshape, pure, error_odds, otb, delta)
 }
 ORACLES |= {each.__name__: each for each in (nthr, spro, rlsd, sdpo, vine)}
-RULES = [
-    "uniform", "entropy_mask", "entropy_mask/fraction=0.5", "entropy_mask/fraction=0.01",
-    "gtpo", "gtpo/alpha1=0.3/alpha2=0.7", "gtpo/alpha2=2.0/normalize=apart",
-    "ktae", "ktae/frequency=0.0/scale=0.5", "prm_reshape",
-    "pure", "pure/width=64", "pure/width=7/temperature=1.0", "pure/verifiable_coef=0.3",
-    "error_odds", "error_odds/surprisal=1.5/entropy=0.5/rise=3.0/reach=5/window=6/stride=2/epsilon_rel=0.1",
-    "error_odds/surprisal=0.0/entropy=0.0", "error_odds/rise=0.0", "otb", "otb/tail=own",
-    "delta", "delta/rounds=0", "delta/rounds=3", "delta/low=0.1/high=2.5/rounds=2",
-    "nthr", "nthr/beta=0.0/eta=0.25", "nthr/beta=0.5/eta=0.0", "spro", "spro/beta=2.0",
-    "rlsd", "rlsd/strength=1.0/clip=0.5", "sdpo", "sdpo/share=0.3", "vine", "vine/every=2/samples=3",
-    "vine/every=1/samples=1",
-]  # fmt: skip
+RULES = table("credit", "RULES")
 
 
 def oracle(rule: str, group: RolloutGroup) -> list[list[float]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from cases import cases
+from cases import cases, table
 from command_lines import refusal
 from test_prompts import Strategy, arguments
 
@@ -20,17 +20,7 @@ from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.train.sampling.prompt_data import read_prompts
 
 # Of four of these OpenRLHF's reader makes something else (datasets 5.2): datetimes, 1.0 of 1, 9.2e18 of 2**63.
-COLUMNS = {
-    "dates": ("2024-05-01", "2023-12-31"),
-    "times": ("2024-05-01T10:00:00", "2024-05-01 10:00:00Z"),
-    "codes": ("007", "1e5"),
-    "words": ("NaN", "null", "true", "None", ""),
-    "large": (2**63, 10**30, 1),
-    "mixed numbers": (1, 2.5, -0.0),
-    "mixed": ("a", 1, 2.5, True, ["x", 1], {"a": [1]}),
-    "objects": ({"a": 1}, {"b": "2024-05-01", "c": {"d": None}}),
-    "lists": ([1, "2024-05-01"], [], [[2.0]]),
-}
+COLUMNS = table("data", "COLUMNS")
 
 
 def write(path: str, labels, prompt: str = "1 + 1?") -> str:

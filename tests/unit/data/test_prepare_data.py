@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 from benchmark_rows import DATA, needs_data
+from cases import cases
 from command_lines import refusal
 
 from openrlhf_shear.cli import prepare_data as cli
@@ -111,19 +112,7 @@ def test_columns_of_any_name_make_a_data_set(tmp_path):
     assert counts(report) == {"empty_prompt": 2, "no_answer": 1}
 
 
-ASSERTS = {"functional": "def check(candidate):\n    assert candidate(1) == 2\n\ncheck(Solution().f)"}
-
-
-@pytest.mark.parametrize(
-    ("given", "read", "kind"),
-    [
-        *((given, STDIN, "stdin") for given in (STDIN, json.dumps(STDIN), repr(STDIN), STDIN | {"functional": None})),
-        (ASSERTS, ASSERTS, "assert"),
-        *((given, given, "answer") for given in ("{1, 2}", "[1]")),  # no object: a gold answer
-        *((given, str(given), "answer") for given in (27.0, 0)),
-        *((["1/2", "0.5"], '["1/2", "0.5"]', "answer"), (["7"], "7", "answer")),
-    ],
-)
+@pytest.mark.parametrize(*cases("data", "test_a_label_is_tests_as_an_object_or_its_text_or_a_gold_answer"))
 def test_a_label_is_tests_as_an_object_or_its_text_or_a_gold_answer(given, read, kind):
     text, found = label(given)
     assert (text if kind == "answer" else json.loads(text), found) == (read, kind)

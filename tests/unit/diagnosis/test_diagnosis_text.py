@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from diagnosis_tables import SETTINGS, drawn_prefixes, rollout, spans_of, text_of
 from test_shear_weights import ACCURACY, oracle
 
@@ -140,23 +141,7 @@ def test_the_verdict_says_which_of_the_two_tells_more(tables):
         assert signs is None or shown == [signs, words], total
 
 
-YES, NONE, FALLS, RISES = (-0.4, -0.2), (-0.1, 0.1), (-0.3, -0.1), (0.1, 0.3)  # intervals
-
-
-@pytest.mark.parametrize(
-    ("states", "text", "less", "word"),
-    [
-        (YES, NONE, FALLS, "states"),
-        (YES, YES, FALLS, "states"),
-        (NONE, RISES, FALLS, "not shown"),  # the states do not show the sign either
-        (YES, YES, NONE, "as well"),
-        (NONE, YES, NONE, "as well"),
-        (YES, NONE, NONE, "not shown"),
-        (NONE, YES, RISES, "text"),
-        (RISES, NONE, RISES, "not shown"),
-        (YES, YES, (None, None), "too few"),
-    ],
-)
+@pytest.mark.parametrize(*cases("diagnosis", "test_a_word_needs_the_sign_and_the_difference"))
 def test_a_word_needs_the_sign_and_the_difference(states, text, less, word):
     made = [Estimate(None if low is None else 0.0, low, high, 20, 99) for low, high in (states, text, less)]
     assert compared(*made, -1) == word

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 from command_lines import refusal
 
 from openrlhf_shear.cli.train_ppo_ray import main as train
@@ -193,19 +194,7 @@ def on_gpu(job, monkeypatch):
     return job
 
 
-@pytest.mark.parametrize(
-    ("words", "variable", "said"),
-    [
-        ("--ds.adam_offload", "", "ds.adam_offload cannot work: | nvcc 13.1 is not torch's CUDA 13.0 | got True; use"),
-        ("--ds.use_liger_kernel", "", "needs the package liger_kernel | pip install liger-kernel"),
-        (
-            TOGETHER,
-            "PYTORCH_ALLOC_CONF",
-            f"PYTORCH_ALLOC_CONF means | got {SEGMENTS}; use unset PYTORCH_ALLOC",
-        ),
-        (TOGETHER, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF means segments | pidfd_getfd"),
-    ],
-)
+@pytest.mark.parametrize(*cases("doctor", "test_flags_that_the_machine_cannot_serve_are_refused"))
 def test_flags_that_the_machine_cannot_serve_are_refused(on_gpu, monkeypatch, capsys, words, variable, said):
     line = on_gpu(f"{words} --device cuda --dry_run")
     if variable:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 import openrlhf_shear
 
@@ -146,23 +147,7 @@ def _circle(edges):
     return []
 
 
-@pytest.mark.parametrize(
-    ("module", "line"),
-    [
-        (f"{PACKAGE}.transport.search", f"from {PACKAGE}.credit.rule import Credit"),
-        (f"{PACKAGE}.rollouts.columns", f"from {PACKAGE}.tasks.arithmetic import arithmetic"),
-        (f"{PACKAGE}.lab.trainer", f"def f():\n    from {PACKAGE}.diagnosis import run"),
-        (f"{PACKAGE}.credit.shear", f"if TYPE_CHECKING:\n    import {PACKAGE}.train.update.actor"),
-        (f"{PACKAGE}.credit.rule", "import ray"),
-        (f"{PACKAGE}.report.page", f"importlib.import_module('{PACKAGE}.lab')"),
-        (f"{PACKAGE}.cli.lab", f"from {PACKAGE}.attic import thing"),
-        (f"{PACKAGE}.credit.groups", "from ..train import hooks"),
-        (f"{PACKAGE}.credit.apply", "def f():\n    from trl import GRPOTrainer"),
-        (f"{PACKAGE}.integrations.trl", "import vllm"),
-        (f"{PACKAGE}.train.hooks", f"from {PACKAGE}.train.screen.story import say"),
-        (f"{PACKAGE}.train.sampling.samples", f"def f():\n    from {PACKAGE}.train.update import actor"),
-    ],
-)
+@pytest.mark.parametrize(*cases("house", "test_a_wrong_import_is_seen"))
 def test_a_wrong_import_is_seen(module, line):
     assert len(misplaced(module, line)) == 1
 

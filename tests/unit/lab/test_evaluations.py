@@ -6,7 +6,7 @@ from math import log
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, table
 from lab_cases import SETTINGS
 
 from openrlhf_shear.cli import lab as command
@@ -152,12 +152,7 @@ def test_rates_are_different_positive_numbers(text):
 
 def test_a_seed_that_judges_cannot_tune(tmp_path, capsys):
     line = ["--rules", "uniform", "--output", str(tmp_path), "--seeds", "2", "--learning-rates", "1e-4,2e-4"]
-    for more, told in (
-        (["--first-seed", "899"], "lab.first_tuning_seed makes a seed tune and judge: got 900; use e.g. 901"),
-        (["--first-tuning-seed", "10"], "lab.first_tuning_seed must be at least 900: got 10"),
-        (["--tuning-seeds", "0"], "lab.tuning_seeds must be at least 1: got 0"),
-        (["--widen-rates", "-1"], "lab.widen_rates must be at least 0: got -1"),
-    ):
+    for more, told in table("lab", "test_a_seed_that_judges_cannot_tune"):
         with pytest.raises(SystemExit):
             command.main([*line, *more])
         assert told in capsys.readouterr().err

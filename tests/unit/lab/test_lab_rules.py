@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.credit.registry import load_rule
@@ -79,24 +80,7 @@ def test_knobs_of_an_outside_rule_are_its_arguments(module):
     assert (rule.power, rule.label) == (2.5, "plain")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (" , ", "names no rule"),
-        ("uniform,shear,uniform", "uniform is there twice"),
-        ("sheer", "no rule is called 'sheer'.*oracle_from_error.*my_module:MyRule"),
-        ("pure", "no rule is called 'pure'.*no process reward model"),
-        ("prm_reshape", "no process reward model"),
-        ("shear/window", "'window' is no KNOB=VALUE.*matched"),
-        ("shear/shuffled/window=4", "'shuffled' is no KNOB=VALUE, nor, at the end"),
-        ("shear/window=4/window=8", "window.*twice"),
-        ("shear/window=four", "--rules shear/window=four.*whole number"),
-        ("oracle_first_wrong/x=1", "oracle_first_wrong has no knob x"),
-        ("entropy_adv/matched", "acts in the update.*use it without /matched"),
-        ("no_such_module:Rule", "no_such_module cannot be imported"),
-        (f"{SURPRISE}/power=2", "SurpriseRule has no knob power; it has no knobs"),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_what_is_no_list_of_rules_that_can_be_made_is_refused"))
 def test_what_is_no_list_of_rules_that_can_be_made_is_refused(text, said):
     with pytest.raises(ValueError, match=said):
         made(text)

@@ -168,19 +168,7 @@ def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):
     assert (run.rule, run.seed, run.final) == ("shear/window=16", 2, 0.5)
 
 
-GOOD = {"seed": 0, "accuracy": [0.5], "final": 0.5, "metrics": {}, "seconds": 1.0, "made": None, "evaluations": []}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{", "\x00", "null", "[]"),
-        json.dumps(GOOD | {"metrics": []}),
-        json.dumps(GOOD | {"accuracy": []}),
-        json.dumps(GOOD | {"final": float("nan")}),
-        json.dumps({name: value for name, value in GOOD.items() if name != "final"}),
-    ],
-)
+@pytest.mark.parametrize(*cases("lab", "test_a_file_that_is_no_run_is_named"))
 def test_a_file_that_is_no_run_is_named(tmp_path, text):
     (job,) = wanted("uniform", [0], tmp_path)
     write_run(job)

@@ -26,7 +26,6 @@ NEW_IN_0_11 = """
 UNCHANGED = {"--local_rank", "--use_ms"}
 OLD = old_flags.read()
 PREFIX = "algo.advantage.is_correction_"
-TIS = {"level": "token", "mode": "clip"}
 
 
 @cache
@@ -131,19 +130,7 @@ def test_known_lines(line, expected):
     assert changed(*line.split()) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("--enable_vllm_is_correction", TIS),
-        ("--enable_vllm_is_correction --vllm_is_correction_type tis", TIS),
-        ("--enable_vllm_is_correction --vllm_is_correction_type icepop", {"level": "token"}),
-        ("--vllm_is_correction_type=icepop --enable_vllm_is_correction", {"level": "token"}),
-        ("--enable_vllm_is_correction --vllm_is_correction_type seq-mask-tis", {"level": "seq"}),
-        ("--vllm_is_correction_type seq-mask-tis", {}),
-        ("--enable_vllm_is_correction --vllm_is_truncated_threshold 0.8 3", TIS | {"threshold": [0.8, 3.0]}),
-        ("--enable_vllm_is_correction --algo.advantage.is_correction_level off", {"mode": "clip"}),
-    ],
-)
+@pytest.mark.parametrize(*cases("line", "test_importance_sampling_correction"))
 def test_importance_sampling_correction(line, expected):
     # Left out of `expected` is what 0.11 has by default: level off, mode mask, gating ratio.
     assert changed(*line.split()) == {PREFIX + name: value for name, value in expected.items()}

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from cases import cases
+from cases import cases, table
 from test_memory_preflight import CONFIGS, line  # noqa: F401  (a fixture)
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser, read
@@ -34,13 +34,7 @@ def test_later_files_win_and_the_line_over_all(tmp_path, parser):
     assert (values["logger.wandb.run_name"], values["ckpt.output_dir"]) == ("2026_11_28", "007")
 
 
-WRONG = {
-    "actor: {modl_name_or_path: x}": "actor.modl_name_or_path is no flag; did you mean actor.model_name_or_path?",
-    "train.seed: [1, 2]": "train.seed takes one value: got ['1', '2']",
-    "train.colocate_all: maybe": "train.colocate_all must be true or false: got 'maybe'",
-    "a: [": "is no YAML: while parsing",
-    "- a": "must hold KEY: VALUE lines: got list",
-}
+WRONG = table("line", "WRONG")
 
 
 @pytest.mark.parametrize("key", ["bf16", "flash_attn"])
@@ -136,35 +130,9 @@ OPEN = GPUS | {
     **{"train.colocate_all": False, "vllm.num_engines": None, "vllm.tensor_parallel_size": 1},
     **{"vllm.enable_sleep": False, "ds.enable_sleep": False},
 }
-SLEEP = {"vllm.enable_sleep": True, "ds.enable_sleep": True}
 
 
-@pytest.mark.parametrize(
-    ("given", "seen", "chosen"),
-    [
-        (
-            {},
-            (1, 2, False),
-            SLEEP
-            | {"train.colocate_all": True, "vllm.num_engines": 2}
-            | {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2},
-        ),
-        ({"vllm.tensor_parallel_size": 2}, (1, 8, False), SLEEP | {"train.colocate_all": True, "vllm.num_engines": 4}),
-        (
-            {},
-            (2, 8, False),
-            SLEEP | {"train.colocate_all": True, "vllm.num_engines": 16} | {"actor.num_nodes": 2, "ref.num_nodes": 2},
-        ),
-        (
-            {},
-            (1, 1, True),
-            {"train.colocate_all": True, "vllm.num_engines": 1}
-            | {"actor.num_gpus_per_node": 1, "ref.num_gpus_per_node": 1},
-        ),
-        ({"actor.num_gpus_per_node": 4, "vllm.num_engines": 4}, (1, 8, False), {"ref.num_gpus_per_node": 4}),
-        ({"vllm.num_engines": 2}, (1, 4, False), {"actor.num_gpus_per_node": 4, "ref.num_gpus_per_node": 4}),
-    ],
-)
+@pytest.mark.parametrize(*cases("line", "test_models_go_where_the_gpus_are"))
 def test_models_go_where_the_gpus_are(given, seen, chosen):
     assert layout.default_placement(OPEN | given, set(given), *seen) == chosen
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import table
 from processes import chain, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
@@ -23,16 +24,7 @@ SECRET = "a-result-of-another-response-90417"
 ECHO = {"inputs": ["3\n"], "outputs": ["3"]}
 CALLS = {"test_list": ["assert f(3) == 3"]}
 # kind of tests: (a program that says 3 after `SECONDS`, its tests, the side with the process to be killed)
-WAITS = {
-    "stdin": ("import time\ntime.sleep(SECONDS)\nprint(input())", ECHO, "responses"),
-    "function": (
-        "import time\ndef f(x):\n    time.sleep(SECONDS)\n    return x",
-        {"fn_name": "f", "inputs": [[3]], "outputs": [3]},
-        "responses",
-    ),
-    "response to asserts": ("import time\ndef f(x):\n    time.sleep(SECONDS)\n    return x", CALLS, "responses"),
-    "asserts": ("import time\ndef f(x):\n    time.sleep(SECONDS)\n    return x", CALLS, "tests"),
-}
+WAITS = table("rewards", "WAITS")
 CHAIN = ("bubblewrap", "its first process", "the host", "the grade", "the test")  # each the parent of the next
 
 
@@ -104,23 +96,7 @@ def test_a_grade_that_is_killed_once_is_made_again(kind: str, workers: CodeWorke
     assert killed
 
 
-ENDS = {
-    "os._exit": "import os\nos._exit(7)",
-    "segmentation fault": "import ctypes\nctypes.string_at(0)",
-    "kills itself": "import os\nos.kill(os.getpid(), 9)",
-    "kills its thread": "import signal, threading\nsignal.pthread_kill(threading.get_ident(), 9)",
-    "terminates itself": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
-    "aborts": "import os\nos.abort()",
-    "an alarm": "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\ntime.sleep(60)",
-    "out of memory": "x = []\nwhile True: x.append(bytearray(10**7))",
-    "out of time": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
-    "kills the runner": "import os\nos.kill(os.getppid(), 9)",
-    "kills all": "import os\nfor pid in range(1, 9):\n    if pid != os.getpid(): os.kill(pid, 9)",
-    "kills its group": "import os\nos.killpg(0, 9)",
-    "limits the runner": "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (0, 0))",
-    "closes all": "import os\nos.closerange(0, 1000)\nos._exit(0)",
-    "ends as a thread": "import ctypes\nctypes.CDLL(None).syscall(60, 9)",
-}  # fmt: skip
+ENDS = table("rewards", "ENDS")
 
 
 @pytest.mark.parametrize("kind", WAITS)
@@ -219,12 +195,7 @@ def test_a_clean_jail_is_used_again_and_another_one_is_not(workers: CodeWorkers)
     first = host_after("print(3)")
     for clean in ("import os\nos._exit(1)", "while True: pass", "import time\ntime.sleep(60)", "raise ValueError"):
         assert host_after(clean, timeout=1.0) == first
-    for unclean in (
-        "open('/tmp/x', 'w')",
-        "import os\nopen('/tmp/x', 'w')\nos.unlink('/tmp/x')",
-        "import os\nos.mkdir('/tmp/x', 0)",
-        "import os\nos.link(os.symlink('x', '/tmp/x') or '/tmp/x', '/tmp/y', follow_symlinks=False)",
-    ):
+    for unclean in table("rewards", "test_a_clean_jail_is_used_again_and_another_one_is_not"):
         before = host_after("print(3)")
         assert before and host_after(unclean) != before, unclean
     assert grade("import os\nassert os.listdir('/tmp') == []\nprint(3)", ECHO, workers).correct

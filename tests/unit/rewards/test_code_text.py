@@ -24,20 +24,12 @@ from openrlhf_shear.rewards.code.text import (
 
 
 def test_the_last_python_block_counts():
-    for response, code in (
-        ("a\n```python\none\n```\nb\n```py\ntwo\n```", "two\n"),
-        ("```python\none\n```\nOutput:\n```\n6\n```", "one\n"),
-        ("```\none\n```\n```\ntwo\n```", "two\n"),
-        *(("```cpp\none\n```", "one\n"), ("```python\ncut off", "cut off"), ("~~~python\none\n~~~", "one\n")),
-        *(("  ```Python\n  one\n    two\n  ```", "one\n  two\n"), ("no fence", None), ("inline ```code``` only", None)),
-        ("```python\none\n```\n```python\ntwo", "two"),
-    ):
+    for response, code in table("rewards", "test_the_last_python_block_counts"):
         assert code_block(response) == code, response
 
 
 PROGRAM = "n = int(input())\nprint(2 * n)"
 ON_A_LINE = PROGRAM.replace("\n", "; ")
-FENCED = f"```python\n{PROGRAM}\n```"
 DRESSES = [each.replace("PROGRAM", PROGRAM).replace("ON_A_LINE", ON_A_LINE) for each in table("rewards", "DRESSES")]
 
 
@@ -52,13 +44,7 @@ def test_what_is_no_block_is_none(response: str):
 
 
 def test_a_block_that_is_tested_comes_before_a_later_one_and_code_before_none():
-    for response, code in (
-        ("```python\ndef f(): 1\n```\n```python\nprint(f())\n```", "def f(): 1\n"),
-        ("```\ndef f(): 1\n```\n```python\nprint(f())\n```", "def f(): 1\n"),
-        ("```python\ndef f(): 1\n```\n```python\ndef f(): 2\n```", "def f(): 2\n"),
-        ("```python\nx = 1\n```\n```python\n# done\n```", "x = 1\n"),
-        ("```python\n# done\n```\n```python\n'''none'''\n```", "'''none'''\n"),
-    ):
+    for response, code in table("rewards", "test_a_block_that_is_tested_comes_before_a_later_one_and_code_before_none"):
         assert code_block(response, lambda block: defines(block, "f")) == code, response
 
 
@@ -128,12 +114,7 @@ def test_code_is_freed_of_characters_of_web_pages():
 
 
 def test_outputs_are_compared_by_line_then_by_decimal_token():
-    for expected, got in (
-        *(("1\n2\n", "1\n2"), ("1 2", " 1  2 \n\n"), ("0.5", "0.5000001"), ("5", "5.0"), ("1e-9", "0"), ("", "")),
-        *(("1000000.0", "1000000.5"), ("nan", "nan")),
-        *(("00000", "00000"), ("0", "00000"), ("0.50", "0.5")),
-        *(("inf", "Infinity"), ("-Infinity", "-inf"), ("+inf", "INF")),
-    ):
+    for expected, got in table("rewards", "test_outputs_are_compared_by_line_then_by_decimal_token"):
         assert same_output(expected, got), (expected, got)
     for expected, got in (
         *(("1\n2", "1 2"), ("0.5", "0.51"), ("5", "5.0000001"), ("1000000000000000000001", "1000000000000000000002")),
@@ -145,15 +126,7 @@ def test_outputs_are_compared_by_line_then_by_decimal_token():
 
 
 def test_programs_that_read_stdin_are_told_from_others():
-    for code in (
-        *(
-            "n = int(input())",
-            "print(*map(int, iter(input, '')))",
-            "read = input\nread()",
-            "from sys import stdin as s",
-        ),
-        *("import os\nos.read(0, 9)", "open(0).read()", "open('/dev/stdin')", "for line in fileinput.input(): pass"),
-    ):
+    for code in table("rewards", "test_programs_that_read_stdin_are_told_from_others"):
         assert reads_input(code), code
     for code in ("print(3)  # input()", "print('input()')", "f(input=3)", "input: 3", "'''stdin'''"):
         assert not reads_input(code), code

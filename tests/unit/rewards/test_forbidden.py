@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from cases import cases
 from command_lines import ROOT
 
 from openrlhf_shear.cli.train_ppo_ray import main as train
@@ -28,24 +29,7 @@ RESTRICTED = {"sys__kernel__apparmor_restrict_unprivileged_userns": "1\n"}
 DOCKER = {"self__attr__current": "docker-default (enforce)\n", "self__status": "Name:\tpython\nSeccomp:\t2\n"}
 
 
-@pytest.mark.parametrize(
-    ("files", "parts"),
-    [
-        ({}, []),
-        ({"self__attr__current": "unconfined\n", "self__status": "Seccomp:\t0\n"}, []),
-        ({"sys__user__max_user_namespaces": "0\n"}, ["sysctl user.max_user_namespaces=15000"]),
-        ({"sys__kernel__unprivileged_userns_clone": "0\n"}, ["sysctl kernel.unprivileged_userns_clone=1"]),
-        (RESTRICTED, ["sysctl kernel.apparmor_restrict_unprivileged_userns=0 on the host"]),
-        (  # Docker on a stock Ubuntu 24.04: all three
-            RESTRICTED | DOCKER,
-            [
-                "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
-                "(docker-default): docker run --security-opt apparmor=unconfined",
-                "--security-opt seccomp=unconfined",
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(*cases("rewards", "test_each_setting_that_forbids_user_namespaces_is_named"))
 def test_each_setting_that_forbids_user_namespaces_is_named(files, parts, tmp_path):
     plant(tmp_path, **files)
     found = list(forbidden.forbids(tmp_path))

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from cases import table
 
 from openrlhf_shear.rewards import function_workers
 from openrlhf_shear.rewards.breaker import Breaker
@@ -29,15 +30,7 @@ def reward_func(queries, prompts, labels):
     exec(queries[0])
     return output if os.getpid() == asked else {"rewards": -1.0}
 """
-FORKS = (
-    "os.fork()",
-    "os.fork() or time.sleep(0.3)",
-    "os.fork(), os.fork()",
-    "if not os.fork(): raise ValueError",
-    "if not os.fork(): raise SystemExit(0)",
-    "made = threading.Thread(target=os.fork); made.start(); made.join()",
-    "multiprocessing.get_context('fork').Process(target=reward_func, args=([''], [''], ['-1'])).start()",
-)
+FORKS = table("rewards", "FORKS")
 LATE = "threading.Timer(0.1, os.write, (PIPE, frame(99))).start()"
 LARGE = "#" + "x" * (8 << 20)  # more than the socket holds
 SPOILT = (  # too many answers, no answer, no number

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy
 import pytest
+from cases import table
 from processes import children, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.breaker import Breaker
@@ -170,23 +171,8 @@ def test_a_good_file_passes_and_its_process_stays_for_the_first_grade(function_f
         assert workers.grade("pid", "", "").reward == loaded
 
 
-FITTING = (
-    "def reward_func(prompts, completions, **kwargs): ...  # TRL's form",
-    "def reward_func(queries, prompts, labels, **more): ...",
-    "def reward_func(*lists): ...",
-    "class Grader:\n    def __call__(self, queries, prompts, labels=()): ...\nreward_func = Grader()",
-    "reward_func = max  # a builtin without a signature",
-)
-UNFIT = {
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...": (
-        *("defines no reward_func", "but compute_score(data_source, solution_str,", "verl's interface"),
-    ),
-    "def score(text): ...": ("defines no reward_func(queries, prompts, labels), but score(text)", "three lists"),
-    "x = 1": ("but no function at all",),
-    "reward_func = 3": ("no function but int",),
-    "def reward_func(queries, prompts, labels, *, model): ...": ("missing a required", "model"),
-    "async def reward_func(queries, prompts, labels): ...": ("is async",),
-}
+FITTING = table("rewards", "FITTING")
+UNFIT = table("rewards", "UNFIT")
 UNLOADED = {
     "x = 1": ("but no function at all",),
     "def reward_func(queries, prompts, labels) ...": ("SyntaxError", "line 1"),

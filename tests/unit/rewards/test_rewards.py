@@ -3,6 +3,7 @@
 from decimal import Decimal
 
 import pytest
+from cases import table
 
 from openrlhf_shear.rewards import last_number
 from openrlhf_shear.rewards.responses import response_of
@@ -42,15 +43,7 @@ def test_arithmetic_reward_refuses_data_of_another_task():
 
 
 def test_final_number():
-    for text, number in (
-        *(("so 48/2 = 24, and 48+24 = 72.\n#### 72", "72"), ("#### 1,234", "1234"), ("#### -42", "-42")),
-        *(("#### $1,042.50", "1042.50"), ("#### -$5", "-5"), ("#### $-5", "-5"), ("####\n\n9\nand 10 more", "9")),
-        *(("#### 7 but then \\boxed{8}", "8"), ("\\boxed{7} #### 8", "8")),
-        *(("\\boxed{1} no, \\boxed{x = \\text{the } 42} of 50", "42"), ("\\boxed{-1{,}000}", "-1000")),
-        *(("it is 10-3 = 7.", "7"), ("(-3)", "-3"), ("10 - 5", "5"), ("\u22127", "-7")),
-        *(("42kg, about 50%<|im_end|>", "50"), ("costs 12.50...", "12.50"), ("wait...42", "42"), ("12,34", "34")),
-        *(("42<|reserved_special_token_5|>", "42"), ("\\boxed{7", "7")),
-    ):
+    for text, number in table("rewards", "test_final_number"):
         assert last_number.final_number(text) == Decimal(number), text
     for text in ("", "none", "1e5", "12.5e3", "v2", "#### \n", "\\boxed{\\frac{1}{2}}", "#### 1 or 2", "٣٧"):
         assert last_number.final_number(text) is None, text

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from cases import table
 
 from openrlhf_shear.rewards.server import answer
 from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict, of_numbers, of_texts, read_reward
@@ -118,14 +119,7 @@ def test_rewards_in_every_form_openrlhf_takes():
 
 
 def test_what_is_no_reward_is_a_failure_and_no_zero():
-    for failure, *outputs in (
-        ("returned no dict", None, [1.0]),
-        ("returned None", {}, {"rewards": None}),
-        ("wrong shape", {"rewards": [1.0, 2.0]}, {"rewards": []}),
-        ("not finite", {"rewards": float("nan")}, {"rewards": 1.0, "scores": float("inf")}),
-        ("not a number", {"rewards": "1.0"}),
-        ("timeout", {"rewards": None, "failed": [{"index": 0, "reason": "timeout", "detail": ""}]}),
-    ):
+    for failure, *outputs in table("rewards", "test_what_is_no_reward_is_a_failure_and_no_zero"):
         for output in outputs:
             assert read_reward(output).failure == failure
             assert (read_reward(output).reward, read_reward(output).score, read_reward(output).correct) == (None,) * 3
@@ -139,13 +133,7 @@ def test_a_verdict_has_the_numbers_of_its_grader():
 
 
 def test_absurd_numbers_are_kept_and_questioned():
-    for output, questionable in (
-        ({"rewards": 1e30}, True),
-        ({"rewards": 0.0, "scores": -1e7}, True),
-        ({"rewards": 10**12}, True),
-        ({"rewards": -1e6}, False),
-        ({"rewards": 1.0}, False),
-    ):
+    for output, questionable in table("rewards", "test_absurd_numbers_are_kept_and_questioned"):
         verdict = read_reward(output)
         assert (verdict.failure, verdict.reward) == (None, float(output["rewards"]))
         assert verdict.is_questionable is questionable

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, table
 
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded
@@ -196,12 +196,7 @@ def test_policies_have_their_sizes(size, millions):
 
 
 def test_settings_that_cannot_be_are_refused():
-    for changes, said in (
-        ({"size": "huge"}, "size is not known: got 'huge'; use one of small, large"),
-        ({"form": "rhymed"}, "form is not known: got 'rhymed'; use one of plain, paraphrased"),
-        ({"target_accuracy": 1.0}, r"target_accuracy must be in \(0, 1\)"),
-        ({"start": "nowhere"}, "start must be the folder of a policy"),
-    ):
+    for changes, said in table("tasks", "test_settings_that_cannot_be_are_refused"):
         with pytest.raises(ValueError, match=said):
             WarmUpSettings(**changes)
 

@@ -23,16 +23,7 @@ sys.exit(int(code))
 """
 
 
-@pytest.mark.parametrize(
-    ("codes", "restarts", "last", "tries"),
-    [
-        ("0", 2, 0, 1),
-        ("1,killed,0", 2, 0, 3),
-        ("killed,1,1", 2, 1, 3),
-        ("1,killed", 1, 137, 2),
-        *((f"{code},0", 5, code, 1) for code in (2, 3, 4, 5, 75)),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_what_failed_starts_again"))
 def test_what_failed_starts_again(tmp_path, monkeypatch, codes, restarts, last, tries):
     monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]

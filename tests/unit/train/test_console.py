@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cases import table
 
 from openrlhf_shear.train.screen.console import Console
 from openrlhf_shear.train.screen.events import Activity, Checkpoint, Crash, End, Note, Record, Step, line_of
@@ -26,24 +27,8 @@ OUTPUT = [
     "half a line" + line_of(Record("INFO", "11-22 22:33:17", "trainer.py:9", "for the log")),
     "\x1f another program's\n",
 ]
-SHOWN = [
-    "device: cpu",
-    "sampling and grading, prompts ...",
-    "warning: checkpoint passed over: global_step8 is cut",
-    "error: no update: no rollout has a reward",
-    "error: in two lines",
-]
-LOGGED = [
-    "INFO 11-22 22:33:17 config.py:12] vLLM has many lines of this kind",
-    "[openrlhf_shear] device: cpu",
-    "(RolloutActor pid=7) WARNING 11-22 22:33:17 [cpu.py:12] vLLM's own warning",
-    "(PolicyActor pid=8) WARNING 11-22 22:33:17 strategy.py:96] checkpoint passed over: global_step8 is cut",
-    "ERROR 11-22 22:33:17 trainer.py:278] no update: no rollout has a reward",
-    "ERROR 11-22 22:33:17 trainer.py:278] in two lines",
-    "half a line",
-    "INFO 11-22 22:33:17 trainer.py:9] for the log",
-    "\x1f another program's",
-]
+SHOWN = table("train", "SHOWN")
+LOGGED = table("train", "LOGGED")
 ENDS = {
     "well": ("", 0, []),
     "on purpose": (line_of(End(3, "rewards are lost")), 3, ["the run ended: rewards are lost"]),

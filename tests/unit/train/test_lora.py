@@ -60,15 +60,7 @@ def assert_rounded(got: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("targets", "options", "scale"),
-    [
-        (ALL, {}, 5 / 3),
-        (["q_proj", "down_proj"], {"r": 4}, 5 / 4),
-        (ALL, {"use_rslora": True}, 5 / 3**0.5),
-        (["lm_head"], {}, 5 / 3),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_weights_are_merged_under_the_names_of_the_base_model"))
 def test_weights_are_merged_under_the_names_of_the_base_model(tied, dtype, targets, options, scale):
     names = base_model(tied).state_dict().keys()
     tied &= targets != ["lm_head"]  # a tied one is refused

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,13 +39,7 @@ def test_seeds_are_63_bits_of_the_place():
     assert seed_of(0, "order", 0) == 1864822792221289227
 
 
-@pytest.mark.parametrize(
-    ("size", "batch", "samples", "each", "epochs", "wanted"),
-    [
-        (40, 8, 4, 16, 1, 5 * 2 * 3), (40, 8, 4, 16, 2, 5 * 2 * 3 * 2), (43, 8, 4, 16, 1, (5 * 2 + 1) * 3),
-        (45, 8, 4, 16, 1, (5 * 2 + 2) * 3), (3, 8, 1, 16, 1, 3), (24, 8, 3, 16, 1, 3 * 2 * 3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("train", "test_the_schedule_is_as_long_as_the_run"))
 def test_the_schedule_is_as_long_as_the_run(size, batch, samples, each, epochs, wanted):
     """Counted by hand, for 3 episodes: an episode's last, smaller batch of prompts has fewer updates."""
     rollout = SimpleNamespace(batch_size=batch, n_samples_per_prompt=samples)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import cases
 from command_lines import ROOT
 
 from openrlhf_shear.train.run.books import Advantages
@@ -48,20 +49,7 @@ def test_an_error_is_shown_on_the_screen(tmp_path):
     assert out[-1] == "log       logs/evaluate.log" and errors[-1] == "ValueError: the model is broken"
 
 
-@pytest.mark.parametrize(
-    ("steps", "said", "end"),
-    [
-        (
-            [[0.0] * 4, [0.0] * 4],
-            "all 4 rewards are 0: nothing is learned",
-            "0 of 8 rollouts had an advantage: NOTHING",
-        ),
-        ([[1.0, 1.0, 0.0, 0.0]] * 2, "no group has two rewards: nothing is learned", "0 of 8 rollouts"),
-        ([[0.0] * 4, [0.0, 1.0, 0.0, 0.0], [0.0] * 4], "", "2 of 12 rollouts had an advantage"),
-        ([[None] * 4, [None] * 4], "", "0 of 8 rollouts"),
-        ([[None, 1.0, 0.0, 1.0]], "", "2 of 4 rollouts had an advantage"),
-    ],
-)
+@pytest.mark.parametrize(*cases("train", "test_steps_that_teach_nothing_are_told"))
 def test_steps_that_teach_nothing_are_told(steps, said, end):
     counter = Advantages(2)
     told = [counter.note(rewards) for rewards in steps]

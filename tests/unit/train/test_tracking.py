@@ -7,6 +7,7 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
+from cases import table
 
 from openrlhf_shear.train.cpu import backend as cpu_backend
 
@@ -173,13 +174,7 @@ def test_wandb_that_does_not_end_is_waited_for_in_vain_no_longer_than_two_minute
     ends.set()
 
 
-UNUSABLE = {
-    "": "Expecting value",
-    "[1, 2]": "it must have best, evaluated, run_name, wandb_id",
-    "3": "not iterable",
-    '{"run_name": "other"}': "it must have",
-    "\x80": "utf-8",
-}
+UNUSABLE = table("train", "UNUSABLE")
 
 
 @pytest.mark.parametrize("text", UNUSABLE)
