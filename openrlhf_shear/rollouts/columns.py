@@ -1,7 +1,8 @@
 """Columns of `Rollout` that are computed: from a response's tokens, and from a rule's evidence."""
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, groupby
 
 import regex as re
 
@@ -32,10 +33,23 @@ def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
     def decode(part: Sequence[int]) -> str:
         return tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    ids = list(ids)
-    alone = {token: decode([token]) for token in set(ids)}
-    texts = [alone[token] for token in ids]
-    return texts if "".join(texts) == decode(ids) else _in_turn(ids, decode)
+    ids, alone = list(ids), _alone(tokenizer)
+    alone.update((token, decode([token])) for token in set(ids).difference(alone))
+    texts, whole = [alone[token] for token in ids], decode(ids)
+    if "".join(texts) == whole:
+        return texts
+    incomplete = [_UNKNOWN in text for text in texts]
+    for is_incomplete, run in groupby(range(len(ids)), key=incomplete.__getitem__):
+        if is_incomplete:
+            part = list(run)
+            texts[part[0] : part[-1] + 1] = _in_turn(ids[part[0] : part[-1] + 1], decode)
+    return texts if "".join(texts) == whole else _in_turn(ids, decode)
+
+
+@lru_cache(maxsize=4)
+def _alone(tokenizer) -> dict[int, str]:
+    """Return the texts of a tokenizer's tokens, decoded alone, as far as they are known; the caller adds others."""
+    return {}
 
 
 def _in_turn(ids: list[int], decode) -> list[str]:

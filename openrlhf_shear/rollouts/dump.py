@@ -1,7 +1,7 @@
 """Rows of the rollout table from a training step, with the results of its credit rule."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from openrlhf_shear.credit.apply import TokenCredit
@@ -27,8 +27,8 @@ class StepRollouts:
 
 def rollout_rows(
     step: StepRollouts, tokenizer, group_size: int, first_error: FirstError | None = None
-) -> list[Rollout]:
-    """Return a row for each rollout, in the order of the step's prompts; `first_error` is the task's, if known.
+) -> Iterator[Rollout]:
+    """Yield a row for each rollout, in the order of the step's prompts; `first_error` is the task's, if known.
 
     Rows hold response tokens only: neither the prompt's, nor those of an environment between two turns.
     """
@@ -36,30 +36,28 @@ def rollout_rows(
     for group in step.groups:
         judged |= zip(group.rollouts, zip(group.rewards, group.correct, strict=True), strict=True)
     spans = _span_columns(step.groups, group_size)
-    rows = {}
-    for experience in step.experiences:
+    places = {i: (experience, row) for experience in step.experiences for row, i in enumerate(experience.index)}
+    for i, (experience, row) in sorted(places.items(), key=lambda item: item[0]):
         offset = experience.sequences.shape[1] - experience.action_mask.shape[1]
-        for row, i in enumerate(experience.index):
-            mask = experience.action_mask[row].bool()
-            ids = experience.sequences[row, offset:][mask].tolist()
-            prompt = _text(experience.prompts[row])
-            credit, (reward, correct) = step.tokens[i], judged[i]
-            failed = math.isnan(reward)
-            rows[i] = Rollout(
-                group=str(i // group_size),
-                sample=i % group_size,
-                prompt=prompt,
-                label=_label(experience.labels[row]),
-                correct=correct,
-                reward=None if failed else reward,
-                advantage=None if failed or not ids else credit.base[0].item(),
-                truncated=bool(experience.truncated[row]),
-                weights=None if credit.weights is None else credit.weights.tolist(),
-                token_advantages=experience.advantages[row, mask].tolist(),
-                **token_columns(tokenizer, prompt, ids, first_error),
-                **spans.get(i, {}),
-            )
-    return [rows[i] for i in sorted(rows)]
+        mask = experience.action_mask[row].bool()
+        ids = experience.sequences[row, offset:][mask].tolist()
+        prompt = _text(experience.prompts[row])
+        credit, (reward, correct) = step.tokens[i], judged[i]
+        failed = math.isnan(reward)
+        yield Rollout(
+            group=str(i // group_size),
+            sample=i % group_size,
+            prompt=prompt,
+            label=_label(experience.labels[row]),
+            correct=correct,
+            reward=None if failed else reward,
+            advantage=None if failed or not ids else credit.base[0].item(),
+            truncated=bool(experience.truncated[row]),
+            weights=None if credit.weights is None else credit.weights.tolist(),
+            token_advantages=experience.advantages[row, mask].tolist(),
+            **token_columns(tokenizer, prompt, ids, first_error),
+            **spans.get(i, {}),
+        )
 
 
 def _span_columns(groups: Sequence[GroupCredit], group_size: int) -> dict[int, dict]:

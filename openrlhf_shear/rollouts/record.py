@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -27,6 +28,7 @@ _PLAIN = {str: "string", bool: "bool_", int: "int32", float: "float32"}
 float64 = Annotated[float, "float64"]  # for a field that needs more than float32
 KIND = "rollouts"
 _STEPS, _DIAGNOSIS = "step[0-9]*.parquet", "rollouts.parquet"  # files of a run and of a diagnosis
+_AT_ONCE = 64  # rows that are in memory as columns
 _SHARED = ("rule", "estimator", "window", "stride", "model")  # a page shows a single value of each
 
 
@@ -42,11 +44,21 @@ def write_table(path: str | Path, kind: str, row: type, rows: Iterable[Any], set
     path = Path(path)
     metadata = {_KIND: kind, _VERSION: str(VERSION), _SETTINGS: json.dumps(dict(settings))}
     schema = pyarrow.schema(_columns(row)).with_metadata(metadata)
-    table = pyarrow.Table.from_pylist([asdict(each) for each in rows], schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with beside(path) as partial:
-        pyarrow.parquet.write_table(table, partial, compression="zstd")
+    rows = iter(rows)
+    with beside(path) as partial, pyarrow.parquet.ParquetWriter(partial, schema, compression="zstd") as file:
+        while part := list(islice(rows, _AT_ONCE)):
+            columns = [[_plain(getattr(each, name)) for each in part] for name in schema.names]
+            arrays = [pyarrow.array(column, each.type) for column, each in zip(columns, schema, strict=True)]
+            file.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
     return path
+
+
+def _plain(value: Any) -> Any:
+    """Return the dictionaries of dataclasses in a row."""
+    if is_dataclass(value):
+        return vars(value)
+    return [_plain(each) for each in value] if isinstance(value, list) and value and is_dataclass(value[0]) else value
 
 
 def _columns(row: type) -> dict[str, pyarrow.DataType]:

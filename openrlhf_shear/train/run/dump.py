@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from openrlhf.utils.logging_utils import init_logger
@@ -29,6 +30,7 @@ class RolloutDump:
         """
         self._every, self._folder = args.dump_rollouts_every, Path(args.ckpt.path) / "rollouts"
         self._rule, self._tokenizer, self._group_size = rule, tokenizer, args.rollout.n_samples_per_prompt
+        self._thread, self._writing = ThreadPoolExecutor(1, "dump"), None
         spec, self._first_error = args.credit, first_error_of(args.reward.remote_url)
         self._settings = {
             **(spec.knobs() if spec.estimator == "shear" else {}),
@@ -41,11 +43,23 @@ class RolloutDump:
         return self._every > 0 and (step == 1 or step % self._every == 0)
 
     def write(self, step: int, rollouts: StepRollouts) -> dict[str, float]:
-        """Write a step's rollouts; return `RULE/dump_seconds`, including the seconds for the evidence.
+        """Write a step's rollouts in a thread; return `RULE/dump_seconds`, which the step waited for it.
 
-        If the disk refuses the file, or a rule's evidence does not fit its rollouts, the run logs it and goes on.
+        They include the seconds for the evidence. If the disk refuses the file, or a rule's evidence does not fit its
+        rollouts, the run logs it and goes on.
         """
-        path, started = self._folder / f"step{step:06d}.parquet", time.perf_counter()
+        started = time.perf_counter()
+        self.wait()
+        self._writing = self._thread.submit(self._write, step, rollouts)
+        return {f"{self._rule}/dump_seconds": rollouts.evidence_seconds + time.perf_counter() - started}
+
+    def wait(self) -> None:
+        """Wait until the last step's file is written."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write(self, step: int, rollouts: StepRollouts) -> None:
+        path = self._folder / f"step{step:06d}.parquet"
         try:
             rows = rollout_rows(rollouts, self._tokenizer, self._group_size, self._first_error)
             write_rollouts(path, rows, self._settings | {"step": step})
@@ -53,8 +67,7 @@ class RolloutDump:
             why = f"{type(error).__name__}: {error}"
             logger.warning(f"the rollouts of step {step} could not be written to {path}: {why}; training goes on")
         else:
-            logger.info(f"{len(rows)} rollouts of step {step} written to {path}")
-        return {f"{self._rule}/dump_seconds": rollouts.evidence_seconds + time.perf_counter() - started}
+            logger.info(f"{len(rollouts.tokens)} rollouts of step {step} written to {path}")
 
 
 def first_error_of(rewards: Sequence[str] | None) -> FirstError | None:

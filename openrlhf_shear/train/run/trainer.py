@@ -140,6 +140,7 @@ class ShearTrainer:
             raise
         finally:
             self._batches.close()
+            self._finish_dump()
             self._tracking.close()
             learned = self._advantages.shown() if self._advantages else ""
             credit = self._maker.outcomes.shown() if self._maker.outcomes else ""
@@ -210,6 +211,11 @@ class ShearTrainer:
         broken = {reason: len(graded.intersection(rollouts)) for reason, rollouts in lost.items()}
         return self.books.close(step, len(graded), broken, trained, bool(status.pop("update/moved", False)))
 
+    def _finish_dump(self) -> None:
+        """Wait for the dump: a resumed run does not write the files of steps before its checkpoint."""
+        if self._dump is not None:
+            self._dump.wait()
+
     def _log(self, step: int, status: dict) -> None:
         """Log a step's metrics: to the run's log, the curves and the screen."""
         shown = {name: value for name, value in status.items() if name != "generated_samples"}
@@ -248,6 +254,7 @@ class ShearTrainer:
             begun: the step at which this attempt began.
             best: the evaluation that the checkpoint is of; None for the best so far.
         """
+        self._finish_dump()
         last, step = self.states, self.states["global_step"]
         if moment is Moment.END:
             self.states = self.states_after(step)  # prompts that were filtered at the end belong to it

@@ -91,7 +91,7 @@ def states(lengths):
 
 @pytest.mark.parametrize("gap", [0, 5])
 def test_rows_are_the_rollouts_in_order(tokenizer, gap):
-    rows = rollout_rows(step(tokenizer, gap=gap), tokenizer, SIZE, arithmetic.first_error)
+    rows = list(rollout_rows(step(tokenizer, gap=gap), tokenizer, SIZE, arithmetic.first_error))
     assert [(row.group, row.sample) for row in rows] == [("0", i) for i in range(SIZE)]
     for i, row in enumerate(rows):
         assert row.response == RESPONSES[i] + tokenizer.eos_token and row.tokens[:-1] == list(RESPONSES[i])
@@ -109,14 +109,14 @@ def test_rows_are_the_rollouts_in_order(tokenizer, gap):
 
 def test_only_a_named_task_s_errors_are_known(tokenizer):
     asked = []
-    rows = rollout_rows(step(tokenizer), tokenizer, SIZE, lambda prompt, text: asked.append((prompt, text)) or 2)
+    rows = list(rollout_rows(step(tokenizer), tokenizer, SIZE, lambda prompt, text: asked.append((prompt, text)) or 2))
     assert sorted(asked) == sorted((PROMPT, text + tokenizer.eos_token) for text in RESPONSES)
     assert [row.first_error for row in rows] == [2] * SIZE
     assert [row.first_error for row in rollout_rows(step(tokenizer), tokenizer, SIZE)] == [None] * SIZE
 
 
 def test_rows_have_the_evidence_of_shear(tokenizer):
-    rows = rollout_rows(step(tokenizer, ShearRule(CONFIG)), tokenizer, SIZE)
+    rows = list(rollout_rows(step(tokenizer, ShearRule(CONFIG)), tokenizer, SIZE))
     lengths = [len(row.tokens) for row in rows]
     _, evidence = shear_evidence(states(lengths), [True, False, False, None], CONFIG)
     for row, expected in zip(rows, evidence.rollouts, strict=True):
@@ -135,7 +135,7 @@ def test_labels_and_prompts_that_a_file_cannot_hold(tokenizer):
     made = step(tokenizer)
     made.experiences[0].labels = ["x" * 5000, None]
     made.experiences[0].prompts = ["half a character \ud83d", PROMPT]
-    rows = rollout_rows(made, tokenizer, SIZE, arithmetic.first_error)
+    rows = list(rollout_rows(made, tokenizer, SIZE, arithmetic.first_error))
     assert rows[0].label == "" and rows[2].label == "x" * 2000 + " ..."
     assert rows[2].prompt == "half a character ?" and rows[2].first_error is None
 
@@ -151,6 +151,13 @@ def arguments(folder, every=20, estimator="shear", rewards=arithmetic.__file__):
     )
 
 
+def written(dump: RolloutDump, number: int, rollouts: StepRollouts) -> dict[str, float]:
+    """Write a step's rollouts to the end; return the metrics."""
+    metrics = dump.write(number, rollouts)
+    dump.wait()
+    return metrics
+
+
 def test_the_first_step_and_every_nth_are_due(tmp_path):
     dump = RolloutDump(arguments(tmp_path, 20), "shear", None)
     assert [n for n in range(1, 81) if dump.due(n)] == [1, 20, 40, 60, 80]
@@ -161,7 +168,7 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
     dump = RolloutDump(arguments(tmp_path), "shear", tokenizer)
     made = step(tokenizer, ShearRule(CONFIG))
     for _ in range(2):
-        metrics = dump.write(20, made)
+        metrics = written(dump, 20, made)
     assert list(metrics) == ["shear/dump_seconds"] and 9 < metrics["shear/dump_seconds"] < 20
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step000020.parquet"]
     rows, settings = read_rollouts(tmp_path / "rollouts" / "step000020.parquet")
@@ -174,15 +181,15 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
 def test_evidence_that_does_not_fit_its_rollouts_costs_the_file_and_not_the_run(tmp_path, tokenizer, caplog):
     dump, made = RolloutDump(arguments(tmp_path), "mine", tokenizer), step(tokenizer, ShearRule(CONFIG))
     short = [replace(group, evidence=replace(group.evidence, rollouts=("none",) * SIZE)) for group in made.groups]
-    assert list(dump.write(20, replace(made, groups=short))) == ["mine/dump_seconds"]
-    assert not (tmp_path / "rollouts").exists()
+    assert list(written(dump, 20, replace(made, groups=short))) == ["mine/dump_seconds"]
+    assert not list((tmp_path / "rollouts").iterdir())
     assert "the rollouts of step 20 could not be written" in caplog.text and "training goes on" in caplog.text
 
 
 @pytest.mark.parametrize("rewards", ["math", "http://localhost:5000", "tasks/arithmetic/arithmetic.py"])
 def test_prompts_of_another_task_are_not_read_as_arithmetic(tmp_path, tokenizer, monkeypatch, rewards):
     monkeypatch.setattr(arithmetic, "first_error", lambda *_: pytest.fail("the toy task parses every prompt"))
-    RolloutDump(arguments(tmp_path, rewards=rewards), "shear", tokenizer).write(1, step(tokenizer))
+    written(RolloutDump(arguments(tmp_path, rewards=rewards), "shear", tokenizer), 1, step(tokenizer))
     rows, _ = read_rollouts(tmp_path / "rollouts" / "step000001.parquet")
     assert [row.first_error for row in rows] == [None] * SIZE
 
@@ -190,7 +197,7 @@ def test_prompts_of_another_task_are_not_read_as_arithmetic(tmp_path, tokenizer,
 def test_rules_without_weights_or_a_window(tmp_path, tokenizer):
     made = step(tokenizer)
     made = replace(made, tokens={i: replace(credit, weights=None) for i, credit in made.tokens.items()})
-    RolloutDump(arguments(tmp_path, estimator="uniform"), "uniform", tokenizer).write(1, made)
+    written(RolloutDump(arguments(tmp_path, estimator="uniform"), "uniform", tokenizer), 1, made)
     rows, settings = read_rollouts(tmp_path / "rollouts" / "step000001.parquet")
     assert settings["rule"] == settings["estimator"] == "uniform" and "window" not in settings
     assert all(row.weights is None and row.token_advantages for row in rows)
@@ -204,8 +211,8 @@ def test_a_disk_that_takes_no_file_does_not_end_the_run(tmp_path, tokenizer, mon
         (tmp_path / "rollouts").write_text("")
     else:
         full = Mock(side_effect=OSError(28, "No space left on device"))
-        monkeypatch.setattr("pyarrow.parquet.write_table", full)
-    metrics = RolloutDump(arguments(tmp_path), "shear", tokenizer).write(20, step(tokenizer))
+        monkeypatch.setattr("pyarrow.parquet.ParquetWriter", full)
+    metrics = written(RolloutDump(arguments(tmp_path), "shear", tokenizer), 20, step(tokenizer))
     assert "shear/dump_seconds" in metrics
     (line,) = said
     assert f"{tmp_path}/rollouts/step000020.parquet" in line and "training goes on" in line
