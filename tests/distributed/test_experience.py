@@ -150,23 +150,6 @@ def test_failed_rewards_have_no_advantage_and_count_nowhere(plain, maker, rollou
     assert logged.max() <= 1.0, "placeholders are not logged as rewards"
 
 
-def test_return_path_gives_the_in_actor_weights(cluster, plain, maker, rollouts):
-    from openrlhf_shear.credit import shear_weights
-
-    group, strategy = plain
-    ours = maker(group, strategy)
-    samples = ours.split_rollout_samples(rollouts(5))
-    refs = group.async_hidden_states(samples)
-    states = [cluster.get(ref) for ref in refs]
-    expected = omega_by_rollout(ours, rollouts(5))
-    size = strategy.args.rollout.n_samples_per_prompt
-    for g in range(5):
-        members = range(g * size, (g + 1) * size)
-        result = shear_weights([states[i] for i in members], [i % 2 == 0 for i in members], strategy.args.credit.config)
-        for i, weight in zip(members, result.weights, strict=True):
-            torch.testing.assert_close(weight, expected[i], atol=1e-6, rtol=0)
-
-
 def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollouts):
     """A reward model's rewards are known only during experience making, so credit waits for them."""
     from openrlhf.trainer.ray.launcher import RayActorGroup, RewardModelActor

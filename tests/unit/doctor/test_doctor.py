@@ -178,49 +178,19 @@ def test_the_jail_of_this_machine_and_one_that_leaks(needs_jail):
     assert_says(machine.escapes(attempt=lambda jail: leaking), "fail", "TCP (WORKED: <socket>)")
 
 
-def test_memory_is_that_of_the_container(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\nHugePages: 0\n")
-    assert machine.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    for name, content in (("memory.max", f"{4 * GIB}\n"), ("memory.current", f"{3 * GIB}\n")):
-        (tmp_path / "sys/fs/cgroup" / name).write_text(content)
-    assert machine.free_memory(tmp_path) == (GIB, 4 * GIB)
-    stat = tmp_path / "sys/fs/cgroup/memory.stat"
-    stat.write_text(f"anon 5\nactive_file 7\ninactive_file {2 * GIB}\ntotal_inactive_file 9\n")
-    assert machine.free_memory(tmp_path) == (3 * GIB, 4 * GIB), "the kernel drops inactive file cache"
-    stat.write_text(f"inactive_file {5 * GIB}\n")
-    assert machine.free_memory(tmp_path) == (4 * GIB, 4 * GIB), "counters are read one after the other"
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert machine.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
+@pytest.mark.parametrize(*cases("doctor", "test_memory_is_that_of_the_container"))
+def test_memory_is_that_of_the_container(tmp_path, files, free, total):
+    meminfo = f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\nHugePages: 0\n"
+    for name, content in {"proc/meminfo": meminfo, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(re.sub(r"(\d+)G", lambda number: str(int(number[1]) * GIB), content))
+    assert machine.free_memory(tmp_path) == (free * GIB, total * GIB)
+
+
+def test_too_little_free_memory_is_told():
     assert_says(machine.memory(GIB, 4 * GIB), "fail", "1.0 of 4.0 GiB free", "Ray kills workers")
     assert_says(machine.memory(4 * GIB, 4 * GIB), "warn")
     assert_says(machine.memory(60 * GIB, 64 * GIB), "ok")
-
-
-def test_memory_is_that_of_the_own_group_and_all_above_it(tmp_path):
-    """Slurm limits a job's group, below the root."""
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n")
-    (tmp_path / "proc/self/cgroup").write_text("1:name=systemd:/\n0::/slurm/job_7/step_0\n")
-    for group, most, now in (("slurm/job_7", 16, 6), ("slurm/job_7/step_0", 32, 5), ("slurm/job_8", 1, 1)):
-        here = tmp_path / "sys/fs/cgroup" / group
-        here.mkdir(parents=True, exist_ok=True)
-        (here / "memory.max").write_text(f"{most * GIB}\n")
-        (here / "memory.current").write_text(f"{now * GIB}\n")
-    assert machine.free_memory(tmp_path) == (10 * GIB, 16 * GIB)
-
-
-def test_memory_of_a_container_under_cgroups_v1(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n")
-    here = tmp_path / "sys/fs/cgroup/memory"
-    here.mkdir(parents=True)
-    (here / "memory.limit_in_bytes").write_text(f"{32 * GIB}\n")
-    (here / "memory.usage_in_bytes").write_text(f"{31 * GIB}\n")
-    assert machine.free_memory(tmp_path) == (GIB, 32 * GIB)
-    (here / "memory.stat").write_text(f"inactive_file {GIB}\ntotal_inactive_file {29 * GIB}\n")
-    assert machine.free_memory(tmp_path) == (30 * GIB, 32 * GIB)
 
 
 def test_shared_memory_disk_and_open_files(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The page of results and the README's chart are what `benchmarks/results_page.py` makes of the files of results."""
 
 import io
-import json
 import re
 import subprocess
 import tomllib
@@ -11,9 +10,8 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs the extra [tools]")
 import numpy as np
-import results_page
 from matplotlib.image import imread
-from results_page import CHART, MARK, PAGE, RESULTS, bookkeeping_gains, chart, lab_gains, line, page
+from results_page import CHART, PAGE, RESULTS, bookkeeping_gains, chart, lab_gains, page
 
 from openrlhf_shear.report.figures import render
 
@@ -56,23 +54,3 @@ def test_the_readme_has_these_numbers():
     for gain in (lab["shear"], lab["error_odds"], books["shear"], books["error_odds"], large["shear"]):
         values = [f"{round(100 * value, 1) + 0.0:+.1f}" for value in gain.shown]
         assert f"{values[0].replace('+0.0', '0.0')} ({values[1]} to {values[2]})" in readme
-
-
-def test_a_row_names_what_the_file_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
-    row = {"name": "N", "file": "a.json", "page": "p.md"}
-    made = {"commit": "c0ffee012345+", "command": "python span_search.py --output a.json"}
-    (tmp_path / "a.json").write_text(json.dumps({"environment": made}))
-    assert "| `python benchmarks/span_search.py --output a.json` | c0ffee0 |" in line(row)
-    assert "| `x.sh` | c0ffee0 |" in line(row | {"command": "x.sh", "commit": "decaf"})
-    (tmp_path / "a.json").write_text(json.dumps([1]))
-    assert "| `x.sh` | not recorded |" in line(row | {"command": "x.sh"})
-    (tmp_path / "a.json").write_text(json.dumps({"made": [made, made | {"commit": "decafbad"}]}))
-    assert "| c0ffee0, decafba |" in line(row)
-
-
-def test_a_table_without_a_place_is_an_error():
-    with pytest.raises(ValueError, match="has no place for correctness, credit, models, speed"):
-        page("# Results\n")
-    text = PAGE.read_text()
-    assert MARK.sub("", text) != text

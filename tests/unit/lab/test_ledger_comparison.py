@@ -11,37 +11,18 @@ import pytest
 import run_tables
 from cases import cases
 from lab_cases import MADE, write_run
-from ledger_comparison import LARGE, SETTINGS, Comparison, Runs, compared, differences
+from ledger_comparison import SETTINGS, Comparison, Runs, compared
 
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.variants import parse_rules
-from openrlhf_shear.report.provenance import distinct
 
 
-def write(folder, rule, accuracy, large=None, **changes):
+def write(folder, rule, accuracy):
     """Runs of both measures, by seed; final is half of the mean."""
-    settings = replace(SETTINGS, **changes)
     start = start_policy(SETTINGS, folder, print)
-    for job in jobs(settings, parse_rules(rule), accuracy, start, large or fingerprint(start), folder):
+    for job in jobs(SETTINGS, parse_rules(rule), accuracy, start, fingerprint(start), folder):
         write_run(job, accuracy[job.seed], final=accuracy[job.seed] / 2, made=MADE)
-
-
-def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
-    write(tmp_path, "uniform", {0: 0.5, 1: 0.6, 3: 0.5, 99: 0.1})
-    write(tmp_path, "shear", {0: 0.6, 1: 0.5, 2: 0.9, 99: 0.9})
-    runs = Runs(tmp_path)
-    found = differences(runs, Comparison("primary", "shear", "uniform"))
-    assert found["mean"] == pytest.approx([0.1, -0.1]) and found["final"] == pytest.approx([0.05, -0.05])
-    assert [made["commit"] for made in distinct(runs.made)] == ["c0ffee"]
-
-
-def test_runs_of_the_larger_policy_are_recognised_by_its_weights(tmp_path):
-    comparison = Comparison("5.1M", "shear", "uniform", large=True)
-    for rule, accuracy in {"uniform": 0.4, "shear": 0.6}.items():
-        write(tmp_path, rule, {0: 0.5})
-        write(tmp_path, rule, {0: accuracy}, large=LARGE, start="runs/ledger/large")
-    assert differences(Runs(tmp_path), comparison)["mean"] == pytest.approx([0.2])
 
 
 @pytest.fixture(scope="module")
@@ -96,27 +77,6 @@ def test_a_folder_of_runs_and_its_table_hold_the_same(tables, tmp_path):
     assert run_tables.read(table) == rows and table.read_bytes() == run_tables.table_of(study).read_bytes()
     made = {name for row in rows for name in row["made"]}
     assert {"commit", "command", "machine"} <= made
-
-
-def test_rules_are_compared_with_their_runs_by_earlier_code(tmp_path):
-    now, then = tmp_path / "now", tmp_path / "then"
-    for folder, shear in ((now, 0.9), (then, 0.6)):
-        write(folder, "uniform", {0: 0.5, 1: 0.5})
-        write(folder, "shear", {0: shear, 1: shear**2})
-    rows = compared(Runs(now), Runs(then))
-    found = {(row["part"], row["rule"], row["over"]): row["mean"]["mean"] for row in rows}
-    assert found[("primary", "shear", "uniform")] == pytest.approx((0.9 + 0.81) / 2 - 0.5)
-    assert found[("again", "shear", "shear")] == pytest.approx((0.9 + 0.81 - 0.6 - 0.36) / 2)
-    assert found[("again", "uniform", "uniform")] == 0
-
-
-def test_rules_are_compared_each_at_its_rate(tmp_path):
-    for rate, uniform, shear in ((1e-4, 0.5, 0.6), (2e-4, 0.8, 0.9)):
-        write(tmp_path, "uniform", {0: uniform}, learning_rate=rate)
-        write(tmp_path, "shear", {0: shear}, learning_rate=rate)
-    for rule, its_rate, over in (("uniform", 1e-4, 0.3), ("shear", 1e-4, 0.4), ("shear", 2e-4, 0.1)):
-        comparison = Comparison("a part", rule, "uniform", learning_rate=2e-4, its_rate=its_rate)
-        assert differences(Runs(tmp_path), comparison)["mean"] == pytest.approx([over])
 
 
 def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):

@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 
-from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.baselines import fill_failed, group_advantages
 from openrlhf_shear.train.carriers import Accounts
 
@@ -82,15 +80,3 @@ def test_a_group_without_any_reward_takes_the_batch_mean():
     assert fill_failed(rewards, failed, 2).tolist() == [1.0, 0.0, 0.5, 0.5]
     assert fill_failed(rewards, torch.ones(4, dtype=torch.bool), 2).tolist() == [0.0] * 4
     assert not group_advantages(rewards, 2, failed=failed)[2:].any()
-
-
-def test_a_rollout_of_unknown_outcome_weighs_one_and_opposes_nobody():
-    generator = torch.Generator().manual_seed(0)
-    states = [torch.randn(12, 4, generator=generator) for _ in range(4)]
-    config = ShearConfig(window=4, stride=2)
-    without = shear_weights(states[:3], [True, False, False], config)
-    result = shear_weights(states, [True, False, False, None], config)
-    for weight, expected in zip(result.weights, without.weights, strict=False):
-        assert torch.equal(weight, expected)
-    assert torch.equal(result.weights[3], torch.ones(12)) and result.mean_norm == without.mean_norm
-    assert not shear_weights(states, [None] * 4, config).opposed
