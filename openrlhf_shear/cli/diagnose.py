@@ -6,7 +6,6 @@ of these completions with the span distance.
 
 import argparse
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 from openrlhf_shear.cli import sampling_flags as flags
@@ -53,8 +52,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     flags.add_sampling(how, temperature=1.0, budget="tokens of a rollout, and of each continuation of a prefix")
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
     for kind in KNOBS:
-        for knob in fields(kind):
-            frame.add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
+        frame.add_knobs(distance, kind)
     about = "also measure distances to rollouts of the same outcome, and with outcomes in a random order"
     distance.add_argument("--controls", action="store_true", help=f"{about}; takes about as long as two more searches")
     about = "mixed groups for heatmaps, whose pairs of rollouts are all measured (default: 16)"
@@ -87,7 +85,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     flags.need(args, "model", "dataset", "output", again="analyse")
     frame.at_least(args, samples_per_prompt=2, resamples=1, completions=1, actor_ranks=1, micro_batch_size=1)
     engines = flags.engines(args)
-    config, search = (_knobs(args, kind) for kind in KNOBS)
+    config, search = (frame.knobs_of(args, kind) for kind in KNOBS)
     search.require_fits(config.window)
     chosen = flags.benchmarks(args, args.dataset, args.samples_per_prompt)
     if len(chosen) > 1:
@@ -116,10 +114,6 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
         score(store, store.generations())  # writes results.json, as in an evaluation
 
 
-def _knobs(args: argparse.Namespace, kind: type) -> ShearConfig | SearchConfig:
-    return kind(**{knob.name: getattr(args, knob.name) for knob in fields(kind)})
-
-
 def _analyse(folder: Path, args: argparse.Namespace) -> None:
     from openrlhf_shear.diagnosis.findings import find
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
@@ -130,7 +124,7 @@ def _analyse(folder: Path, args: argparse.Namespace) -> None:
 
     prefixes, settings = read_prefixes(folder / PREFIXES)
     rollouts, _ = read_rollouts(folder / ROLLOUTS)
-    search = _knobs(args, SearchConfig)
+    search = frame.knobs_of(args, SearchConfig)
     text = text_control(folder / TEXT, rollouts, settings, args.ngram, search) if args.ngram else None
     findings = find(prefixes, rollouts, settings, args.resamples, args.seed, text)
     for path in write_findings(findings, folder):

@@ -6,7 +6,6 @@ that improves training.
 
 import argparse
 import sys
-import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -70,14 +69,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 @frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), INTERRUPTED)
 def main(args: argparse.Namespace) -> None:
-    try:
-        _try_rules(args)
-    except RuntimeError as error:  # raised by a rule: its author needs the traceback
-        traceback.print_exception(error.__cause__ or error)
-        raise
-
-
-def _try_rules(args: argparse.Namespace) -> None:
     trials, settings = frame.knobs_of(args, Trials), frame.knobs_of(args, LabSettings)
     # Imported late, so that --help is instant.
     import torch

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,14 +67,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 @frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), INTERRUPTED)
 def main(args: argparse.Namespace) -> None:
-    try:
-        _place(args)
-    except RuntimeError as error:  # raised by a rule: its author needs the traceback
-        traceback.print_exception(error.__cause__ or error)
-        raise
-
-
-def _place(args: argparse.Namespace) -> None:
     how = frame.knobs_of(args, OfflineSettings)
     # Imported late, so that --help is instant.
     import torch

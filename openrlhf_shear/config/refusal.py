@@ -5,7 +5,7 @@ continue raises a `LineError`, which holds refusals.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -79,10 +79,7 @@ class Findings:
         for check in checks:
             try:
                 for finding in check:
-                    if isinstance(finding, Note):
-                        self.notes.append(finding)
-                    else:
-                        self.refusals.append(finding)
+                    (self.notes if isinstance(finding, Note) else self.refusals).append(finding)
             except Exception as error:
                 self.note(error)
 
@@ -122,14 +119,6 @@ class Findings:
         more = len(refusals) - MOST_SHOWN
         lines = [f"{len(refusals)} things are wrong:", *map(str, refusals[:MOST_SHOWN])]
         return "\n  ".join(lines + ([f"and {more} more"] if more > 0 else []))
-
-
-def caught(check: Callable, *args: object) -> Iterator[Refusal]:
-    """Yield the refusals that a check raises, so that the next check still runs."""
-    try:
-        check(*args)
-    except LineError as error:
-        yield from error.refusals
 
 
 def did_you_mean(name: str, known: Iterable[str], how: str = " (did you mean {}?)") -> str:

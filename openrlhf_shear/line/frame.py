@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
@@ -99,6 +100,8 @@ def command(
             except (Shortfall, JailError) as error:
                 sys.exit(f"{called}: error: {error}")
             except (ValueError, OSError, *refused) as error:
+                if isinstance(error, RuntimeError) and error.__cause__:  # of a rule: its author needs the traceback
+                    traceback.print_exception(error.__cause__)
                 refuse(parser, str(error))
 
         main.parser = new_parser

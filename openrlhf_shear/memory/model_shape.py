@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 _NO_GATE = (
@@ -45,28 +44,15 @@ class ModelShape:
         return self.layers * rank * (attention + mlp)
 
 
-def config_of(path: str | Path) -> dict:
-    """Return a model's config.json, cached until the file changes. Raises ValueError: it is not JSON."""
-    file = Path(path)
-    at = file.stat()
-    return _read(file, at.st_mtime_ns, at.st_size)
+def model_shape(whole: dict, folder: Path) -> ModelShape:
+    """Return the shape of a decoder from the content of its config.json.
 
-
-@lru_cache(maxsize=16)
-def _read(file: Path, changed: int, size: int) -> dict:
-    return dict(json.loads(file.read_text(encoding="utf-8")))
-
-
-def model_shape(path: str) -> ModelShape:
-    """Return the shape of a decoder from its config.json.
-
-    The number of parameters comes from model.safetensors.index.json beside it, if that gives the size of the weights.
+    The number of parameters comes from model.safetensors.index.json in its folder, if that gives the weights' size.
     Otherwise a formula gives it, which is exact for the Llama, Qwen, Mistral and Mixtral families.
 
     Raises:
         ValueError: a size is missing.
     """
-    whole = config_of(path)
     config = whole.get("text_config") or whole  # vision-language models have a text_config
 
     def get(*names: str, default: int | None = None) -> int:
@@ -98,12 +84,12 @@ def model_shape(path: str) -> ModelShape:
     parameters = body + hidden + vocabulary * hidden * (1 if tied else 2)
     mlp = used * each + shared if experts else dense
     sizes = (layers, hidden, queries, keys, mlp, vocabulary, used)
-    return ModelShape(_stored(path, config, whole) or parameters, *sizes)
+    return ModelShape(_stored(folder, config, whole) or parameters, *sizes)
 
 
-def _stored(path: str, *configs: dict) -> int:
-    """Return the parameters of the weights beside a config.json; 0 if no index gives their size."""
-    index = Path(path).with_name("model.safetensors.index.json")
+def _stored(folder: Path, *configs: dict) -> int:
+    """Return the parameters of the weights in a folder; 0 if no index gives their size."""
+    index = folder / "model.safetensors.index.json"
     dtypes = (config.get("torch_dtype") or config.get("dtype") for config in configs)
     each = _BYTES.get(next(filter(None, dtypes), ""), 0)
     if not (index.is_file() and each):

@@ -1,14 +1,16 @@
 """The models that a run names: their config.json, read once; whether the run can use them, and its adapters."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, refusal, refuse
 from openrlhf_shear.data import hub
 from openrlhf_shear.data.files import looks_local, near_path
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.memory.model_shape import ModelShape, config_of, model_shape
+from openrlhf_shear.memory.model_shape import ModelShape, model_shape
 
 PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 _ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -61,18 +63,18 @@ def read_model(flag: str, name: str | None, use_ms: bool = False) -> ModelFiles:
         return ModelFiles(flag, name, unknown=f"{flag} {name}: models of ModelScope are not looked up")
     contents, invalid, shape, unknown = {}, None, None, ""
     # A hub model's tokenizer file may arrive later, with the code of the same repository.
-    for file in filter(os.path.isfile, (path, os.path.join(os.path.dirname(path), "tokenizer_config.json"))):
+    for file in filter(Path.is_file, (Path(path), Path(path).with_name("tokenizer_config.json"))):
         try:
-            contents[os.path.basename(file)] = config_of(file)
+            contents[file.name] = dict(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            invalid = refusal(flag, f"has an invalid {os.path.basename(file)} ({error})", name, _SAVED)
+            invalid = refusal(flag, f"has an invalid {file.name} ({error})", name, _SAVED)
             break
+    config = contents.get("config.json", {})
     try:
-        shape = model_shape(path)
+        shape = model_shape(config, Path(path).parent)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         unknown = f"{flag} {name}: {error}"
     own_code = next((file for file, content in contents.items() if "auto_map" in content), "")
-    config = contents.get("config.json", {})
     return ModelFiles(flag, name, path, config, own_code, shape, unknown, invalid=invalid)
 
 

@@ -97,7 +97,7 @@ def cluster(tmp_path_factory):
     from openrlhf_shear.train.start import launch
 
     cpu_backend.install()
-    environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1", OPENRLHF_SHEAR_ALL_CORES="0")
+    environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1")
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
 
     # Logical GPUs and CPUs: the placement groups of a module are still there in the next module.

@@ -8,11 +8,9 @@ Limits: a single machine (weights travel through shared memory), and no sleep mo
 save GPU memory or need CUDA.
 """
 
-import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
 
 import torch
 
@@ -25,7 +23,6 @@ from openrlhf_shear.train.screen.story import say
 
 WORKER_SETUP_HOOK = "openrlhf_shear.train.cpu.backend.set_up_worker"
 SHARED_MEMORY = "/dev/shm"
-_ALL_CORES = "OPENRLHF_SHEAR_ALL_CORES"  # 1: the credit stage uses all cores; 0: the user has set the threads
 _IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _COLLECTIVES = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"),
@@ -37,7 +34,6 @@ ENVIRONMENT = {  # defaults: the user's own settings win
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
     # Actor, engine and trainer share the cores, and their threads wait for each other: each gets half of the cores.
-    _ALL_CORES: str(int("OMP_NUM_THREADS" not in os.environ)),
     "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)),
     "TOKENIZERS_PARALLELISM": "false",
     # Zero-copy tensors are views of shared memory. A move to a GPU copies them, a move to the CPU does not: an in-place
@@ -139,7 +135,7 @@ def _gloo_backend(upstream: type) -> type:
 class CpuPolicy:
     """Mixin for the policy actor: sends weights to vLLM as a safetensors file in shared memory.
 
-    Upstream's two ways, CUDA IPC and NCCL, need CUDA. The credit stage uses all cores, because the engines wait then.
+    Upstream's two ways, CUDA IPC and NCCL, need CUDA.
     """
 
     def init_model_from_pretrained(self, strategy, pretrain, max_steps=None, vllm_engines=None):
@@ -167,28 +163,6 @@ class CpuPolicy:
         torch.distributed.barrier()  # before ray.get, so that no rank waits for a rank that raised
         if is_first_rank:
             ray.get(refs)
-
-    def work_on_groups(self, *args):
-        with self._all_cores():
-            return super().work_on_groups(*args)
-
-    def take_group_credits(self, *args):
-        with self._all_cores():
-            return super().take_group_credits(*args)
-
-    @contextlib.contextmanager
-    def _all_cores(self) -> Iterator[None]:
-        """Give torch this rank's share of all cores inside the context.
-
-        Not if engines sample meanwhile, nor if the user has set the number of threads.
-        """
-        threads = torch.get_num_threads()
-        if os.environ[_ALL_CORES] == "1" and not self.strategy.args.train.async_enable:
-            torch.set_num_threads(max(threads, (os.cpu_count() or 1) // torch.distributed.get_world_size()))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
 
     def _whole(self, parameter: torch.nn.Parameter):
         """Gather a parameter from all ranks inside the returned context, as upstream does."""

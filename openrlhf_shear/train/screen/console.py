@@ -12,18 +12,7 @@ from typing import TextIO
 
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.rewards.limits import likely_limit
-from openrlhf_shear.train.screen.events import (
-    Activity,
-    Checkpoint,
-    Crash,
-    End,
-    Event,
-    Record,
-    Resume,
-    Retry,
-    Step,
-    split,
-)
+from openrlhf_shear.train.screen.events import Activity, Checkpoint, End, Event, Record, Step, split
 
 # Formats of libraries, whose output has no events: of Ray, of OpenRLHF's loggers in workers, and of tqdm.
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -56,7 +45,7 @@ class Console:
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         self._file.write(f"# {started} {hidden(shlex.join(command))}\n")
         self.checkpoint: int | None = None
-        self._end: End | Crash | None = None  # of this attempt
+        self._end: End | None = None  # of this attempt
         self._reader: threading.Thread | None = None
         self._screen, self._bars = screen, bars
         self._terminal = self._live = None
@@ -86,8 +75,8 @@ class Console:
         self._reader.join(_CLOSING_SECONDS)
         if self._live:
             self._live.stop()
-        if code and not isinstance(self._end, End):
-            cause = f": {self._end.cause}{likely_limit(self._end.cause)}" if self._end else ""
+        if code and (self._end is None or self._end.code is None):
+            cause = f": {self._end.why}{likely_limit(self._end.why)}" if self._end else ""
             self._print(f"the run ended with exit code {code}{cause}", "red")
         self._print(f"log       {self.log}")
 
@@ -96,7 +85,7 @@ class Console:
         label, style = "", ""
         if isinstance(event, Record):
             label, style = f"{event.level.lower()}: ", "yellow" if event.level == "WARNING" else "red"
-        elif isinstance(event, End | Retry):
+        elif isinstance(event, End):
             style = "red"
         for line in event.lines():
             self._print(label + line, style)
@@ -125,9 +114,9 @@ class Console:
             case Activity():
                 self._show_activity(event)
                 return
-            case Crash() | End():
+            case End():
                 self._end = event
-            case Checkpoint(step) | Resume(step=step):
+            case Checkpoint(step):
                 self.checkpoint = step
             case Step():
                 self._has_stepped = True

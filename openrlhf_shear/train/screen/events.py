@@ -84,20 +84,6 @@ class Record(Event):
 
 
 @dataclass(frozen=True)
-class Resume(Event):
-    """Resume after a step, at a place in the data."""
-
-    step: int
-    episode: int  # from 1
-    consumed: int  # prompts of the episode
-    prompts: int  # in an episode
-
-    def lines(self) -> list[str]:
-        place = f"episode {self.episode}, {self.consumed} of {self.prompts} prompts"
-        return [f"resuming after step {self.step}: {place}"]
-
-
-@dataclass(frozen=True)
 class Step(Event):
     """End of a step."""
 
@@ -118,41 +104,20 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class Checkpoint(Event):
-    """Checkpoint that was saved after a step; without lines."""
+    """Checkpoint that was saved after a step, or that the run resumes from; without lines."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class End(Event):
-    """End of an attempt on purpose, refusals included (`outcome`)."""
+    """End of an attempt: on purpose with its exit code (`outcome`), or by an error, without lines."""
 
-    code: int
     why: str
+    code: int | None = None
 
     def lines(self) -> list[str]:
-        return [f"the run ended: {self.why}"]
-
-
-@dataclass(frozen=True)
-class Crash(Event):
-    """End of an attempt by an unexpected error; without lines, as the exit code follows."""
-
-    cause: str
-
-
-@dataclass(frozen=True)
-class Retry(Event):
-    """Start of another attempt."""
-
-    code: int  # the exit code of the last attempt
-    checkpoint: int | None  # step of its last checkpoint, if known
-    left: int  # attempts after this one
-
-    def lines(self) -> list[str]:
-        place = "its last checkpoint" if self.checkpoint is None else f"the checkpoint of step {self.checkpoint}"
-        more = f"{self.left} more {'try' if self.left == 1 else 'tries'} after that"
-        return [f"the run ended with exit code {self.code}; it starts again from {place} ({more})"]
+        return [] if self.code is None else [f"the run ended: {self.why}"]
 
 
 KINDS = {kind.__name__: kind for kind in Event.__subclasses__()}

@@ -65,10 +65,10 @@ def ending() -> Iterator[None]:
     try:
         yield
     except RunEndedError as error:
-        emit(events.End(error.code, str(error)))
+        emit(events.End(str(error), error.code))
         raise SystemExit(error.code) from None
     except Exception as error:
-        emit(events.Crash(cause_of(error)))
+        emit(events.End(cause_of(error)))
         raise
 
 
@@ -145,7 +145,9 @@ class Story:
             rest = f"its model goes to {self._args.ckpt.output_dir}; raise --train.num_episodes to continue"
             say(f"nothing left to train: the run finished at step {step}, and {rest}")
         else:
-            emit(events.Resume(step, states["episode"] + 1, states["consumed"], prompts))
+            emit(events.Checkpoint(step))
+            place = f"episode {states['episode'] + 1}, {states['consumed']} of {prompts} prompts"
+            say(f"resuming after step {step}: {place}")
 
     def ended(self, states: dict, moved: bool, whole: bool, learned: str = "", credit: str = "") -> None:
         """Tell of the end: the fate of the rollouts, the output folders, and how to go on.

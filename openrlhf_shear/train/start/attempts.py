@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from openrlhf_shear.train.sampling.engine_process import die_with_parent
 from openrlhf_shear.train.screen import story
 from openrlhf_shear.train.screen.console import Console
-from openrlhf_shear.train.screen.events import READER, Event, Note, Retry
+from openrlhf_shear.train.screen.events import READER, Note
 from openrlhf_shear.train.screen.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable that `supervise` sets: the number of the attempt
@@ -40,8 +40,8 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
         for process in running:
             process.send_signal(number)
 
-    def tell(event: Event) -> None:
-        story.emit(event) if console is None else console.show(event)
+    def tell(message: str) -> None:
+        story.say(message) if console is None else console.show(Note(message))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
@@ -49,13 +49,19 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
         code = _run(command, attempt, console, running, signals)
         if code in _FINAL or signals or attempt == max_restarts:
             return code
-        tell(Retry(code, console and console.checkpoint, max_restarts - attempt - 1))
+        tell(_retry(code, console and console.checkpoint, max_restarts - attempt - 1))
         _pause(signals)
         if signals:
             name = signal.Signals(signals[0]).name
-            tell(Note(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint"))
+            tell(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint")
             return STOPPED
     raise AssertionError("unreachable")
+
+
+def _retry(code: int, checkpoint: int | None, left: int) -> str:
+    place = "its last checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint}"
+    more = f"{left} more {'try' if left == 1 else 'tries'} after that"
+    return f"the run ended with exit code {code}; it starts again from {place} ({more})"
 
 
 def _run(

@@ -78,16 +78,20 @@ def estimated(words: list[str]):
     return plan(verdict.run, verdict.models).estimate()
 
 
+def shape_of(folder: Path):
+    return model_shape(json.loads((folder / "config.json").read_text()), folder)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_those_of_the_hub(tmp_path, name):
     values, others, parameters = CONFIGS[name]
-    assert model_shape(str(write_model(tmp_path / "model", values, others) / "config.json")).parameters == parameters
+    assert shape_of(write_model(tmp_path / "model", values, others)).parameters == parameters
 
 
 def test_of_other_architectures_the_weights_themselves_say_how_many(tmp_path):
     folder = write_model(tmp_path / "model", CONFIGS["llama-3-8b"][0], {"torch_dtype": "bfloat16"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2_000_000}}))
-    assert model_shape(str(folder / "config.json")).parameters == 1_000_000
+    assert shape_of(folder).parameters == 1_000_000
 
 
 def test_a_7b_run_by_hand(line):

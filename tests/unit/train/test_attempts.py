@@ -71,7 +71,7 @@ from openrlhf_shear.train.start import attempts
 emit = attempts.story.emit
 def interrupted(event):
     emit(event)
-    if isinstance(event, attempts.Retry):
+    if "it starts again" in event.text:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
 attempts.story.emit, attempts.PAUSE_SECONDS = interrupted, 60.0
 sys.exit(attempts.supervise([sys.executable, "-c", "print('an attempt', flush=True); raise SystemExit(1)"], 3))

@@ -12,7 +12,7 @@ import pytest
 from cases import table
 
 from openrlhf_shear.train.screen.console import Console
-from openrlhf_shear.train.screen.events import Activity, Checkpoint, Crash, End, Note, Record, Step, line_of
+from openrlhf_shear.train.screen.events import Activity, Checkpoint, End, Note, Record, Step, line_of
 from openrlhf_shear.train.start import attempts
 
 WARNING = Record("ERROR", "11-22 22:33:17", "trainer.py:278", "no update: no rollout has a reward\nin two lines")
@@ -31,8 +31,8 @@ SHOWN = table("train", "SHOWN")
 LOGGED = table("train", "LOGGED")
 ENDS = {
     "well": ("", 0, []),
-    "on purpose": (line_of(End(3, "rewards are lost")), 3, ["the run ended: rewards are lost"]),
-    "error": (line_of(Crash("ValueError: no")), 1, ["the run ended with exit code 1: ValueError: no"]),
+    "on purpose": (line_of(End("rewards are lost", 3)), 3, ["the run ended: rewards are lost"]),
+    "error": (line_of(End("ValueError: no")), 1, ["the run ended with exit code 1: ValueError: no"]),
     "killed": ("", 137, ["the run ended with exit code 137"]),
 }
 

@@ -100,7 +100,8 @@ def test_a_resume_tells_its_place(told, tmp_path):
     run = story.Story(settings(tmp_path), 40)
     run.resumed({"global_step": 3, "episode": 0, "consumed": 48}, 640)
     run.resumed({"global_step": 8, "episode": 2, "consumed": 0}, 640)
-    assert [event.lines() for event in told] == [
+    assert told[0] == events.Checkpoint(3)
+    assert [event.lines() for event in told[1:]] == [
         ["resuming after step 3: episode 1, 48 of 640 prompts"],
         ["nothing left to train: the run finished at step 8, and its model goes to RUN/model; "
          "raise --train.num_episodes to continue"],
@@ -113,7 +114,7 @@ def test_an_attempt_tells_how_it_ends(told):
     with pytest.raises(OSError), story.ending():
         raise OSError("no such model\nlook at the hub")
     assert raised.value.code == 3
-    assert told == [events.End(3, "no rewards"), events.Crash("OSError: no such model")]
+    assert told == [events.End("no rewards", 3), events.End("OSError: no such model")]
 
 
 def test_a_task_that_failed_is_named_by_its_own_error():
