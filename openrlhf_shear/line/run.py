@@ -126,7 +126,7 @@ def describe(flags: Mapping[str, object], set_flags: Collection[str], findings: 
 
     A rule from outside is constructed, so that its errors show before anything starts.
     """
-    known = {**flags, REWARD: FILES.get(flags[REWARD], flags[REWARD])}
+    known = {**flags, REWARD: FILES.get(flags[REWARD], flags[REWARD]), "dry_run": flags["dry_run"] or flags["json"]}
     spec = rule = None
     try:
         spec = spec_of(known)

@@ -72,13 +72,16 @@ def test_no_more_than_twenty_are_shown(job, capsys):
     assert told[0].endswith("25 things are wrong:") and len(told) == 22 and told[-1] == "  and 5 more"
 
 
+@pytest.mark.parametrize("way", ["--json", "--config json.yaml"])
 @pytest.mark.parametrize("words", [WRONG, ""])
-def test_a_dry_run_gives_the_list_as_json(job, capsys, words):
+def test_a_dry_run_gives_the_list_as_json(job, capsys, words, way):
+    Path("json.yaml").write_text("json: true")
     with pytest.raises(SystemExit) as stopped:
-        train(job(f"{words} --json"))
+        train(job(f"{words} {way}"))
     said = json.loads(capsys.readouterr().out)
     assert stopped.value.code == (2 if words else 0) and said["ok"] == (not words)
     assert [each["flag"] for each in said["refusals"]] == (FLAGS if words else [])
+    assert any("as response; labels are str" in each["text"] for each in said["told"]), "as of any dry run"
     if words:
         seed = {"flag": "train.seed", "problem": "must be from 0 to 4294967295", "got": "-4", "use": "e.g. 42"}
         assert seed in said["refusals"]
