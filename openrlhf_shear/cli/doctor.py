@@ -3,13 +3,12 @@
 import argparse
 import socket
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from openrlhf_shear.doctor.node import check_node
-from openrlhf_shear.doctor.result import Result, fail, ok, warn
+from openrlhf_shear.doctor.result import Result
 from openrlhf_shear.line import frame
-from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 EPILOG = """\
@@ -24,11 +23,10 @@ It checks:
   python -m openrlhf_shear.cli.doctor
   python -m openrlhf_shear.cli.doctor --path /data/runs --json doctor.json
   RAY_ADDRESS=10.0.0.1:6379 python -m openrlhf_shear.cli.doctor --cluster
-  python -m openrlhf_shear.cli.doctor -- --algo.advantage.estimator shear ...    # the flags of a training run
 
 With --cluster it checks every node of the Ray cluster at RAY_ADDRESS, or of the cluster started on this machine, and
-lists differences between the nodes. Flags of train_ppo_ray go after --: it checks them too, and shows the memory that
-they take on each GPU. The exit code is 1 if any check fails.
+lists differences between the nodes. The exit code is 1 if any check fails. The flags of a training run are checked by
+its --dry_run.
 """
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -38,7 +36,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--path", type=Path, default=Path(), metavar="DIR", help="where runs will be written (default: this folder)")
     add("--json", type=Path, metavar="FILE", help="also write all results to this file (default: none)")
     add("--cluster", action="store_true", help="check every node of the Ray cluster (default: this machine)")
-    add("line", nargs="*", metavar="-- FLAGS", help="flags of a training run, to check too")
     about = "seconds to wait for the results of a cluster's nodes (default: 300)"
     add("--seconds", type=float, default=300.0, metavar="S", help=about)
 
@@ -52,9 +49,6 @@ def main(args: argparse.Namespace) -> None:
         nodes, overall = check_cluster(args.path, args.seconds)
     else:
         nodes = {socket.gethostname(): list(frame.progress(check_node(args.path), "checks"))}
-    if args.line:
-        first_node = next(iter(nodes), "")
-        nodes[first_node] = [*nodes.get(first_node, []), *check_line(args.line)]
     everything = [(name, result) for name, results in ({"cluster": overall} | nodes).items() for result in results]
     # For a cluster only warnings and failures; for this machine everything, without the machine's name.
     shown = [(name, result) for name, result in everything if not overall or result.status != "ok"]
@@ -73,22 +67,6 @@ def main(args: argparse.Namespace) -> None:
         frame.write_json(args.json, {"ok": not failed, "nodes": content, "cluster": cluster})
     if failed:
         sys.exit(1)
-
-
-def check_line(words: list[str]) -> list[Result]:
-    """Return training's findings on these flags, and print the memory that they take."""
-    from openrlhf_shear.cli.train_ppo_ray import examine
-
-    name = "training flags"
-    verdict = examine(words)
-    results = []
-    for refusal in verdict.findings.ordered():
-        remedy = f"use {refusal.use}" if refusal.use else "see train_ppo_ray --help"
-        results.append(fail(name, str(replace(refusal, use="")), remedy))
-    if verdict.run:
-        memory_check.show(verdict.run, verdict.models)
-    results += [warn(name, str(note), "no action needed if that is intended") for note in verdict.findings.notes]
-    return results or [ok(name, "nothing wrong was found")]
 
 
 if __name__ == "__main__":

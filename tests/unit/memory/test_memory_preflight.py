@@ -11,7 +11,6 @@ from cases import table
 from command_lines import ROOT, refusal, write_tokenizer
 from test_recipes import MODELS, command, grid
 
-from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main, read
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.line.run import Run
@@ -274,14 +273,6 @@ def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
     words = line("qwen2.5-14b", "--algo.advantage.estimator reinforce --vllm.num_engines 1 --device cpu", 0)
     main([*words, "--dry_run"])
     assert "CPU profile: " in capsys.readouterr().out
-
-
-def test_the_doctor_checks_the_flags_of_a_training(line, capsys):
-    first, *_ = doctor.check_line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
-    assert first.status == "ok", first.seen
-    assert "7.62B parameters on 8 ranks" in capsys.readouterr().out
-    told, *_ = doctor.check_line(line("qwen2.5-7b", DAPO_8B))
-    assert told.status == "fail" and "does not fit" in told.seen and told.remedy.startswith("use --vllm.enable_sleep")
 
 
 @pytest.mark.parametrize(("visible", "smallest"), [(None, 40), ("0", 80), ("0,2", 60), ("", None)])

@@ -9,7 +9,6 @@ import pytest
 from cases import table
 from command_lines import ROOT, files_here, refusal
 
-from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main as train
 from openrlhf_shear.config.refusal import Findings
 from openrlhf_shear.config.refusal import refusal as refusal_of
@@ -85,13 +84,6 @@ def test_a_dry_run_gives_the_list_as_json(job, capsys, words, way):
     if words:
         seed = {"flag": "train.seed", "problem": "must be from 0 to 4294967295", "got": "-4", "use": "e.g. 42"}
         assert seed in said["refusals"]
-
-
-def test_the_doctor_tells_each(job):
-    results = doctor.check_line(job(WRONG))
-    assert [(each.status, each.name) for each in results[: len(FLAGS)]] == [("fail", "training flags")] * len(FLAGS)
-    assert results[0].seen == "actor.adam.lr must be at least 0: got -1.0"
-    assert results[0].remedy == "use 0, or a positive number"
 
 
 def test_an_error_after_a_refusal_is_a_consequence_and_else_shown():
