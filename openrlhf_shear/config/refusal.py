@@ -79,7 +79,10 @@ class Findings:
         for check in checks:
             try:
                 for finding in check:
-                    (self.notes if isinstance(finding, Note) else self.refusals).append(finding)
+                    if isinstance(finding, Note):
+                        self.notes.append(finding)
+                    else:
+                        self.refusals.append(finding)
             except Exception as error:
                 self.note(error)
 
