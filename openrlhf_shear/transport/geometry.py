@@ -82,9 +82,9 @@ class Spans:
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
         """Return the means of `values` (..., T) over the tokens of each span: (..., K) float64."""
-        running = torch.nn.functional.pad(values.double().cumsum(-1), (1, 0))
-        starts, sizes = self.starts.to(values.device), self.sizes.to(values.device)
-        return (running[..., starts + sizes] - running[..., starts]) / sizes
+        # Differences of running sums would be faster, but CUDA's cumsum of floats refuses to be deterministic.
+        rows, inside = self.positions(torch.arange(len(self), device=values.device))
+        return values.double()[..., rows].where(inside, 0.0).sum(-1) / self.sizes.to(values.device)
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Cut the tokens where a span begins or ends. Return the ends (P + 1,) of parts, and each span's [first, last).

@@ -75,6 +75,31 @@ def test_pruned_is_unpruned(distance, kind, backend):
             torch.testing.assert_close(found, other, rtol=0, atol=slack)
 
 
+class Deterministic(TorchDispatchMode):
+    """Refuses what CUDA refuses under `torch.use_deterministic_algorithms`, of the operators that a search may need."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name, kwargs = function.overloadpacket.__name__, kwargs or {}
+        of_floats = args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point()
+        assert not (name in ("cumsum", "cumsum_", "histc") and of_floats), f"{name} of floats"
+        assert name not in ("kthvalue", "put_", "_embedding_bag") and str(function) != "aten.median.dim", name
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_every_distance_runs_with_deterministic_algorithms(distance):
+    """`--train.full_determinism_enable` on CUDA, where a search ends at the first operator without a fixed order."""
+    a, b = sides("clustered", lengths=(300, 40), window=200, stride=50)
+    with Deterministic():
+        search(a, b, distance, backend="torch" if distance in SOLVED else "numba")
+
+
+def test_means_are_means_of_each_span():
+    spans, values = sides("clustered")[0], torch.randn(3, 82, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([values[:, block].double().mean(1) for block in blocks_of(spans)], 1)
+    torch.testing.assert_close(spans.means(values), expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("epsilon", [0.05, 0.015, 0.01])
 def test_pruned_is_unpruned_on_real_hidden_states_and_most_pairs_are_not_solved(epsilon):
     a, b = real_sides(window=50, stride=10)
