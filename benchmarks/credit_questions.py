@@ -103,7 +103,7 @@ def answer_to(question: Question, folder: Path) -> dict:
         ValueError: the tuning lacks runs.
     """
     settings = question.settings
-    start = start_policy(settings, folder, print)
+    start = start_policy(settings)
     variants = parse_rules(f"{question.baseline},{question.rule}")
     identity = fingerprint(start)
     rates = tuned(TRIALS, settings, variants, start, identity, folder)

@@ -105,7 +105,7 @@ class Runs:
 
     def __init__(self, folder: Path):
         self._folder, self.made = folder, []
-        self._starts = {False: fingerprint(start_policy(SETTINGS, folder, print)), True: LARGE}
+        self._starts = {False: fingerprint(start_policy(SETTINGS)), True: LARGE}
 
     def of(self, rule: str, comparison: Comparison, learning_rate: float) -> dict:
         """Return the finished runs by seed, of the seeds asked for."""

@@ -139,7 +139,7 @@ def main() -> None:
     changes = {"steps": args.steps, "eval_problems": args.eval_problems, "learning_rate": args.learning_rate}
     settings = LabSettings(task=args.task, start=args.start, prompts=8, placement_prompts=args.problems, **changes)
     settings = replace(settings, window=32, stride=8, epsilon_rel=0.015)
-    start = start_policy(settings, args.runs, print)
+    start = start_policy(settings)
     surprisal = surprisal_gate(surprises(settings, start, args.problems))
     contrasts = contrast_gate(settings, start)
     worth = worth_gates(settings, start, args.runs, args.first)

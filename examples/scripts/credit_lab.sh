@@ -36,7 +36,12 @@ for arm in $ARMS; do
     case $arm in
     all) lab all "$(join "${PAPER[@]}" "${TRUTH[@]}" "${CONTROLS[@]}" "${OURS[@]}")" ;;
     fresh) lab fresh "$(join "${AGAIN[@]}")" --first-seed 100 ;;                 # on seeds that no choice was based on
-    weak) lab weak "$(join "${AGAIN[@]}")" --operations 5 --start 0.2 ;;         # a weaker policy on shorter chains
+    weak) # a weaker policy on shorter chains
+        POLICY=$OUT/weak/policy
+        [ -f "$POLICY/README.md" ] ||
+            python -m openrlhf_shear.cli.warm_up_arithmetic --out "$POLICY" --operations 5 --target-accuracy 0.2
+        lab weak "$(join "${AGAIN[@]}")" --operations 5 --start "$POLICY"
+        ;;
     controls) lab controls "$(join "${ASKED[@]}")" ;;
     rate) for rate in 5e-5 1e-4 2e-4; do SEEDS=5 lab "rate$rate" uniform --learning-rate $rate; done ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;

@@ -67,7 +67,6 @@ def _run(args: argparse.Namespace) -> None:
         raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TRACKS)}")
     # Imported late, so that --help is instant.
     import torch
-    from tqdm import tqdm
 
     from openrlhf_shear.lab import bench
     from openrlhf_shear.lab.policy import fingerprint, start_policy
@@ -84,7 +83,7 @@ def _run(args: argparse.Namespace) -> None:
         settings = replace(TRACKS[task], start=args.start, learning_rate=args.learning_rate)
         for variant in variants:  # errors in a rule show before anything is sampled
             variant.rule(settings)
-        start = start_policy(settings, args.output, tqdm.write)
+        start = start_policy(settings)
         identity = fingerprint(start)
         version = bench.task_version(settings, start)
         best = tuned(trials, settings, variants, start, identity, args.output)

@@ -39,7 +39,7 @@ RULES
 examples:
   {prog} --rules my_module:MyRule,shear --seeds 0 --output runs/lab
   {prog} --rules uniform,shear,shear/matched,my_module:MyRule --seeds 10 --output runs/lab
-  {prog} --rules shear,oracle_first_wrong --seeds 10 --start 0.2 --output runs/lab-weak
+  {prog} --rules shear,oracle_first_wrong --seeds 10 --start runs/weak-policy --output runs/lab-weak
   {prog} --rules uniform,shear --learning-rates 5e-5,1e-4,2e-4 --eval-every 5 --eval-temperature 0.1 --output runs/tuned
   {prog} --task bookkeeping --rules uniform,shear --prompts 8 --steps 20 --window 32 --stride 8 --epsilon-rel 0.015 \
       --output runs/ledger/lab
@@ -72,7 +72,6 @@ def main(args: argparse.Namespace) -> None:
     trials, settings = frame.knobs_of(args, Trials), frame.knobs_of(args, LabSettings)
     # Imported late, so that --help is instant.
     import torch
-    from tqdm import tqdm
 
     from openrlhf_shear.lab.findings import find
     from openrlhf_shear.lab.placement import known_rollouts, placement, traces
@@ -92,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
     for variant in variants:  # errors in a rule show before anything is sampled
         variant.rule(settings)
     torch.set_num_threads(1)
-    start = start_policy(settings, args.output, tqdm.write)
+    start = start_policy(settings)
 
     known = known_rollouts(settings, start)
     placements = {

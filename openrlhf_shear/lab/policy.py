@@ -5,9 +5,6 @@ Legend: B sequences, S positions (padded on the right), A = S - 1: column j spea
 
 import contextlib
 import hashlib
-import os
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +14,8 @@ from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, 
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
-from openrlhf_shear.lab.tasks import Task, task_of, warm_up
-from openrlhf_shear.tasks.arithmetic.policy import fused_attention, load_policy, save
+from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.tasks.arithmetic.policy import fused_attention, load_policy
 
 BETAS = (0.9, 0.95)  # as in OpenRLHF
 WEIGHTS = "model.safetensors"
@@ -101,54 +98,19 @@ class Policy:
         return norm.item()
 
 
-def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None]) -> Path:
-    """Return the start policy's folder.
-
-    Where `settings.start` is an accuracy that no earlier call has reached, this first warms a policy up, which takes
-    minutes. The policies of all tasks are kept under `output`/policies.
-
-    Raises:
-        ValueError: there is no such policy for this task.
-        RuntimeError: the warm-up did not reach the accuracy.
-    """
+def start_policy(settings: LabSettings) -> Path:
+    """Return the start policy's folder; ValueError where there is no such policy for this task."""
     task = task_of(settings)
     if settings.start == SHIPPED:
         return task.shipped()
-    accuracy = _accuracy(settings.start)
-    if accuracy is None:
-        folder = Path(settings.start)
-        if not (folder / WEIGHTS).is_file():
-            raise ValueError(
-                f"lab.start: no policy in {folder}; use {SHIPPED}, an accuracy between 0 and 1 such as 0.2, or a "
-                f"folder from python -m {task.warm_up_command}"
-            )
-        return folder
-    folder = output / "policies" / f"{task.place}-accuracy{accuracy:g}"
+    folder = Path(settings.start)
     if not (folder / WEIGHTS).is_file():
-        _warm_up(task, accuracy, folder, report)
+        raise ValueError(
+            f"lab.start: no policy in {folder}; use {SHIPPED}, or a folder from python -m {task.warm_up_command}"
+        )
     return folder
 
 
 def fingerprint(folder: Path) -> str:
     """Return the SHA-256 of the policy's weights, which identifies it."""
     return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
-
-
-def _accuracy(text: str) -> float | None:
-    try:
-        accuracy = float(text)
-    except ValueError:
-        return None
-    return accuracy if 0 < accuracy < 1 else None
-
-
-def _warm_up(task: Task, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
-    report(f"warming up a start policy to {accuracy:.0%} ({task.about}); minutes")
-    result = warm_up(task, accuracy, report)
-    if not result.reached_target:
-        raise RuntimeError(f"lab.start: {result.steps} steps of warm-up did not reach {accuracy:.0%}; use a lower one")
-    report(f"start policy: {result.accuracy.correct:.1%} right on {result.accuracy.problems} held-out problems")
-    partial = folder.with_name(folder.name + f".partial{os.getpid()}")
-    save(result.model, result.tokenizer, partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)

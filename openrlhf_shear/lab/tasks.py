@@ -1,19 +1,16 @@
 """The lab's tasks, and what it asks of each: problems, the check of a response, and a start policy."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.tasks.arithmetic import warm_up as arithmetic
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
-from openrlhf_shear.tasks.arithmetic.warm_up import WarmUpResult
-from openrlhf_shear.tasks.bookkeeping import warm_up as bookkeeping
-from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED, PLAIN
-from openrlhf_shear.tasks.bookkeeping.task import POLICY_DIR, BookkeepingTask
+from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED
+from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
 from openrlhf_shear.tasks.situation import Situation
 
 
@@ -33,7 +30,7 @@ class Check(Protocol):
 class Task(Protocol):
     """A built-in task. The splits "train" and "heldout" never share a problem, whatever the seeds."""
 
-    place: str  # part of the names of its folders of runs and policies
+    place: str  # part of the name of its folder of runs
     about: str
     warm_up_command: str  # a module
     budget: int  # most tokens of a response
@@ -62,12 +59,3 @@ def task_of(settings: LabSettings) -> Task:
         case "bookkeeping-paraphrased":
             return BookkeepingTask(PARAPHRASED)
     return ArithmeticTask(settings.operations)
-
-
-def warm_up(task: Task, accuracy: float, report: Callable[[str], None]) -> WarmUpResult:
-    """Return a policy of this accuracy."""
-    if isinstance(task, BookkeepingTask):
-        start = None if task.form == PLAIN else str(POLICY_DIR)
-        settings = bookkeeping.WarmUpSettings(form=task.form.name, target_accuracy=accuracy, start=start)
-        return bookkeeping.warm_up(settings, report)
-    return arithmetic.warm_up(arithmetic.WarmUpSettings(target_accuracy=accuracy, operations=task.operations), report)

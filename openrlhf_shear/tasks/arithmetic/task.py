@@ -46,7 +46,7 @@ class ArithmeticTask:
     def shipped(self) -> Path:
         if self.operations != STEPS:
             raise ValueError(
-                f"lab.start: the shipped policy knows {STEPS} operations: got {self.operations}; use --start 0.4, or "
-                "another accuracy, to warm one up"
+                f"lab.start: the shipped policy knows {STEPS} operations: got {self.operations}; use --start "
+                f"and a folder from python -m {self.warm_up_command}"
             )
         return POLICY_DIR

@@ -33,7 +33,7 @@ TUNING = range(920, 923)
 def write(folder, question, rule, rate, evaluations):
     """Write runs by seed, with `evaluations` after steps 5 and 10."""
     settings = replace(question.settings, learning_rate=rate)
-    start = start_policy(settings, folder, print)
+    start = start_policy(settings)
     for job in jobs(settings, parse_rules(rule), evaluations, start, fingerprint(start), folder):
         write_run(job, evaluations=evaluations[job.seed], final=evaluations[job.seed][-1], made=MADE)
 

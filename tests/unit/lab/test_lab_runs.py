@@ -8,19 +8,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from cases import cases
 from lab_cases import write_run
 
-from openrlhf_shear.lab import policy, runs
+from openrlhf_shear.lab import runs
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import finished, jobs, run_all
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
-from openrlhf_shear.tasks.arithmetic import warm_up
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 SETTINGS = LabSettings(prompts=1, samples_per_prompt=2, steps=2, eval_problems=2, precision="float32")
@@ -180,85 +178,25 @@ def test_a_file_that_is_no_run_is_named(tmp_path, text):
         assert str(job.path) in str(caught.value)
 
 
-@pytest.fixture
-def warm_ups(monkeypatch):
-    """The settings of all warm-ups; they reach at most 60%, and `broken` makes saving fail halfway."""
-    found = SimpleNamespace(asked=[], broken=False)
-
-    def warmed_up(settings, report):
-        found.asked.append(settings)
-        accuracy = SimpleNamespace(correct=settings.target_accuracy, problems=100)
-        reached = settings.target_accuracy <= 0.6
-        return SimpleNamespace(model=None, tokenizer=None, reached_target=reached, steps=9, accuracy=accuracy)
-
-    def save(model, tokenizer, folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.safetensors").write_bytes(b"weights")
-        if found.broken:
-            raise OSError("disk full")
-        (folder / "tokenizer.json").write_text("{}")
-
-    monkeypatch.setattr(warm_up, "warm_up", warmed_up)
-    monkeypatch.setattr(policy, "save", save)
-    return found
+def start(**settings):
+    return start_policy(replace(SETTINGS, **settings))
 
 
-def start(output, said=print, **settings):
-    return start_policy(replace(SETTINGS, **settings), output, said)
+def test_the_shipped_policy_is_of_one_task():
+    assert start() == POLICY_DIR
+    with pytest.raises(ValueError, match=r"the shipped policy knows 7 operations: got 9; use --start and a folder"):
+        start(operations=9)
 
 
-def test_the_shipped_policy_is_of_one_task(tmp_path):
-    assert start(tmp_path) == POLICY_DIR
-    with pytest.raises(ValueError, match=r"the shipped policy knows 7 operations: got 9; use --start 0"):
-        start(tmp_path, operations=9)
+def test_a_folder_without_a_policy_is_refused(tmp_path):
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(ValueError, match=rf"lab\.start: no policy in {folder}; use shipped, or a folder from"):
+            start(start=str(folder))
 
 
-@pytest.mark.parametrize("name", ["no_such_folder", "0", "1", "1.5", "nan"])
-def test_what_is_neither_an_accuracy_nor_a_policy_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=rf"lab\.start: no policy in {name}; use shipped, an accuracy"):
-        start(tmp_path, start=name)
-    Path(name).mkdir()
-    with pytest.raises(ValueError, match=r"lab\.start: no policy"):
-        start(tmp_path, start=name)
-
-
-def test_a_folder_of_the_user_s_is_taken_as_it_is(tmp_path, warm_ups):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/model.safetensors").write_bytes(b"others")
-    assert start(tmp_path, start=str(tmp_path / "mine"), operations=3) == tmp_path / "mine" and not warm_ups.asked
-    assert fingerprint(tmp_path / "mine") != fingerprint(POLICY_DIR)
-    (tmp_path / "mine/model.safetensors").write_bytes((POLICY_DIR / "model.safetensors").read_bytes())
-    assert fingerprint(tmp_path / "mine") == fingerprint(POLICY_DIR)
-
-
-def test_a_policy_is_warmed_up_once_for_each_task(tmp_path, warm_ups):
-    said = []
-    folder = start(tmp_path, said.append, start="0.2", operations=9)
-    (asked,) = warm_ups.asked
-    assert (asked.target_accuracy, asked.operations) == (0.2, 9)
-    assert folder.is_relative_to(tmp_path / "policies") and (folder / "tokenizer.json").is_file()
-    assert "20%" in said[0] and "20.0% right on 100" in said[-1]
-    assert start(tmp_path, start="0.20", operations=9) == folder and len(warm_ups.asked) == 1
-    others = [
-        start(tmp_path, start="0.3", operations=9),
-        start(tmp_path, start="0.2", operations=8),
-    ]
-    assert len({folder, *others}) == len(warm_ups.asked) == 3
-
-
-def test_a_warm_up_that_does_not_get_there_leaves_no_policy(tmp_path, warm_ups):
-    with pytest.raises(RuntimeError, match="9 steps of warm-up did not reach 70%; use a lower one"):
-        start(tmp_path, start="0.7")
-    assert not list(tmp_path.rglob("model.safetensors"))
-
-
-def test_a_warm_up_that_was_cut_off_is_done_again(tmp_path, warm_ups):
-    warm_ups.broken = True
-    with pytest.raises(OSError):
-        start(tmp_path, start="0.5")
-    warm_ups.broken = False
-    (tmp_path / "policies/operations7-accuracy0.5").mkdir()  # of a copy that was cut off
-    folder = start(tmp_path, start="0.5")
-    assert folder.name == "operations7-accuracy0.5"
-    assert len(warm_ups.asked) == 2 and (folder / "tokenizer.json").is_file()
+def test_a_folder_of_the_user_s_is_taken_as_it_is(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"others")
+    assert start(start=str(tmp_path), operations=3) == tmp_path
+    assert fingerprint(tmp_path) != fingerprint(POLICY_DIR)
+    (tmp_path / "model.safetensors").write_bytes((POLICY_DIR / "model.safetensors").read_bytes())
+    assert fingerprint(tmp_path) == fingerprint(POLICY_DIR)

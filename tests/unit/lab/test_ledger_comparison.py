@@ -20,7 +20,7 @@ from openrlhf_shear.lab.variants import parse_rules
 
 def write(folder, rule, accuracy):
     """Runs of both measures, by seed; final is half of the mean."""
-    start = start_policy(SETTINGS, folder, print)
+    start = start_policy(SETTINGS)
     for job in jobs(SETTINGS, parse_rules(rule), accuracy, start, fingerprint(start), folder):
         write_run(job, accuracy[job.seed], final=accuracy[job.seed] / 2, made=MADE)
 
@@ -52,7 +52,7 @@ def test_the_published_differences_are_those_of_the_table(tables, name, study, e
 
 def test_the_published_gates_are_those_of_the_table(tables):
     settings = replace(SETTINGS, steps=40, eval_problems=64)
-    start = start_policy(settings, tables["bookkeeping_gates_runs"], print)
+    start = start_policy(settings)
     found = ledger_gates.worth_gates(settings, start, tables["bookkeeping_gates_runs"], 20)
     worth = published("ledger_gates")["worth"]
     assert found.keys() == worth.keys() and all(found[gate] == pytest.approx(worth[gate]) for gate in worth)
