@@ -46,9 +46,9 @@ def main() -> None:
     text = re.sub(r"^(3/40 .*\n)(?:\d+/40 .*\n)*(?=38/40 )", r"\1...\n", text, flags=re.M)  # the page needs no more
     PAGE.write_text(re.sub(r"(?<=\n```\n)examples/scripts/.*?(?=\n```)", lambda _: text, PAGE.read_text(), flags=re.S))
     (IMAGES / "console.svg").write_text(shown)
-    (IMAGES / "arithmetic_curves.png").write_bytes(
-        (ROOT / re.findall(r"^(\S+/curves\.png)$", text, re.M)[-1]).read_bytes()
-    )
+    (report,) = re.findall(r"^(\S+/report)/index\.html$", text, re.M)
+    (reward,) = (ROOT / report).glob("rollout_reward_*.png")
+    (IMAGES / "arithmetic_reward.png").write_bytes(reward.read_bytes())
 
 
 def _read(terminal: int) -> bytes:

@@ -19,7 +19,7 @@ for method in $METHODS; do
     for seed in $SEEDS; do
         RUN=$OUT/$method-seed$seed
         RUNS+=("$RUN")
-        [ -f "$RUN/summary.json" ] || RUN=$RUN SEED=$seed STEPS=$STEPS ESTIMATOR=$method \
+        [ -f "$RUN/report/index.html" ] || RUN=$RUN SEED=$seed STEPS=$STEPS ESTIMATOR=$method \
             examples/scripts/train_shear_arithmetic.sh --eval.steps 5 --eval.suite "$OUT/data/heldout.jsonl" \
             --eval.k 2 --ckpt.best_metric_key suite/average --actor.model_name_or_path "$OUT/data/policy"
     done

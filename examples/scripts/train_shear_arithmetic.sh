@@ -38,4 +38,4 @@ python -m openrlhf_shear.cli.train_ppo_ray \
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.best_metric_key none --ckpt.path "$RUN/ckpt" \
     --logger.tensorboard_dir "$RUN/tensorboard" --logger.wandb.run_name "$ESTIMATOR-seed$SEED" "$@"
 
-python -m openrlhf_shear.cli.summarize "$RUN" --estimator "$ESTIMATOR" --seed "$SEED"
+python -m openrlhf_shear.cli.report "$RUN" --output "$RUN/report"

@@ -30,4 +30,4 @@ python -m openrlhf_shear.cli.train_ppo_ray \
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.path "$RUN/ckpt" \
     --logger.tensorboard_dir "$RUN/tensorboard" --logger.wandb.run_name smollm2
 
-python -m openrlhf_shear.cli.summarize "$RUN" --estimator shear
+python -m openrlhf_shear.cli.report "$RUN" --output "$RUN/report"

@@ -29,7 +29,7 @@ def head(tmp_path_factory):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, tmp_path, ranks):
-    from openrlhf_shear.evaluation.run_summary import read_run
+    from openrlhf_shear.evaluation.comparison.curves import read_curves
     from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
     project = tmp_path / "project"
@@ -66,14 +66,14 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, t
     )
     assert done.code == 0 and "device: cpu" in done.log and "CPU backend" in done.log
 
-    summary = read_run(tmp_path / "tensorboard")
-    assert summary.steps == 2
-    assert summary.heldout_before is not None and summary.heldout_after is not None
-    assert summary.credit_share is not None and 0 < summary.credit_share < 1
-    assert all(1e-4 < value < 1 for _, value in summary.curves["train/surprise/surprise"])
-    assert all(0 <= value < 0.999 for _, value in summary.curves["train/surprise/weight_min"])
+    curves = read_curves(tmp_path / "tensorboard")
+    assert [step for step, _ in curves["train/rollout/reward_mean"]] == [1, 2]
+    assert [step for step, _ in curves["eval/eval_arithmetic_pass1"]] == [0, 2]
+    assert all(0 < value < 1 for _, value in curves["train/surprise/credit_share"])
+    assert all(1e-4 < value < 1 for _, value in curves["train/surprise/surprise"])
+    assert all(0 <= value < 0.999 for _, value in curves["train/surprise/weight_min"])
     # stale engine weights would show here: the learning rate is high. Measured: below 0.01.
-    assert all(abs(value) < 0.05 for _, value in summary.curves["train/vllm_kl"])
+    assert all(abs(value) < 0.05 for _, value in curves["train/vllm_kl"])
 
     from openrlhf_shear.rollouts.record import read_rollouts
 

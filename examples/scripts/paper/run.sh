@@ -145,4 +145,4 @@ elif [ ! -f "$TRAIN" ]; then
 fi
 trap 'exit 75' TERM INT # runs after the training, which gets the signal too, has saved and ended
 "${COMMAND[@]}"
-python -m openrlhf_shear.cli.summarize "$RUN" --estimator "$METHOD" --seed "$SEED"
+python -m openrlhf_shear.cli.report "$RUN" --output "$RUN/report"

@@ -14,9 +14,9 @@ from openrlhf_shear.evaluation.comparison.cells import (
     choose,
     method_of,
 )
+from openrlhf_shear.evaluation.comparison.curves import held_out
 from openrlhf_shear.evaluation.comparison.figures import Bar, Curve, plot_bars, plot_curves, plot_heatmap
 from openrlhf_shear.evaluation.comparison.tables import model_title, number, numbers, task_title
-from openrlhf_shear.evaluation.run_summary import held_out
 from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from openrlhf_shear.evaluation.comparison.curves import REWARD, SUITE_AVERAGE, held_out
 from openrlhf_shear.evaluation.comparison.runs import Run
-from openrlhf_shear.evaluation.run_summary import REWARD, SUITE_AVERAGE, held_out
 from openrlhf_shear.report.tables import Table
 
 STEPS = 5  # steps of a mean at the start and at the end

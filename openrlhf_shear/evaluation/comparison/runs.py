@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from openrlhf_shear.evaluation import run_summary
 from openrlhf_shear.evaluation.basis import Basis, basis_of
+from openrlhf_shear.evaluation.comparison.curves import LOGS, STEP_SECONDS, SUITE, Curves, read_curves
 from openrlhf_shear.evaluation.run_facts import FILE
-from openrlhf_shear.evaluation.run_summary import SUITE
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 UNKNOWN = "-"
@@ -60,22 +59,22 @@ def read_run(folder: str | Path) -> Run:
 
     Raises:
         ReportError: the folder is missing, has neither a TensorBoard log nor results.json, or has broken JSON.
-        FileNotFoundError, ValueError: its log is not that of a training.
+        FileNotFoundError: its log holds no training step.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder; name the folders of runs, e.g. runs/shear-*")
     notes: list[str] = []
-    logs = list(folder.rglob(run_summary.LOGS))
+    logs = list(folder.rglob(LOGS))
     results = _json(folder / "results.json")
     if not logs and results is None:
         raise ReportError(f"{folder} holds neither a TensorBoard log nor results.json; is it the folder of a run?")
     facts = _facts(folder, results is not None, notes)
-    summary = run_summary.read_run(folder) if logs else None
+    curves = read_curves(folder) if logs else {}
     if len(logs) > 1:
         notes.append(f"{len(logs)} TensorBoard logs (resumed?): where they overlap, the newest counts")
     limit = facts["others"].get("max_new_tokens") or facts["others"].get("max_len")
-    evaluations = _logged(summary.curves, limit, notes) if summary else ()
+    evaluations = _logged(curves, limit, notes)
     if results is not None and not evaluations:
         evaluations = (_from_results(folder, results, facts, notes),)
     elif results is not None:
@@ -90,8 +89,8 @@ def read_run(folder: str | Path) -> Run:
         folder,
         **facts,
         evaluations=evaluations,
-        curves=summary.curves if summary else {},
-        seconds_per_step=summary.seconds_per_step if summary else None,
+        curves=curves,
+        seconds_per_step=fmean(value for _, value in curves[STEP_SECONDS]) if STEP_SECONDS in curves else None,
         notes=tuple(notes),
     )
 
@@ -127,7 +126,7 @@ def _facts(folder: Path, evaluated: bool, notes: list[str]) -> dict:
     return {"task": UNKNOWN, **known}
 
 
-def _logged(curves: run_summary.Curves, limit: int | None, notes: list[str]) -> tuple[Evaluation, ...]:
+def _logged(curves: Curves, limit: int | None, notes: list[str]) -> tuple[Evaluation, ...]:
     """Return the evaluations at steps, without those that lack a benchmark: their averages are not comparable."""
     series = {
         tag.removeprefix(SUITE): {step: value for step, value in points if math.isfinite(value)}
@@ -150,7 +149,7 @@ def _logged(curves: run_summary.Curves, limit: int | None, notes: list[str]) -> 
     return tuple(evaluations)
 
 
-def _logged_basis(curves: run_summary.Curves, benchmark: str, step: int, limit: int | None) -> Basis:
+def _logged_basis(curves: Curves, benchmark: str, step: int, limit: int | None) -> Basis:
     tags = (f"eval/suite_{what}/{benchmark}" for what in ("problems", "truncated_fraction", "no_answer_fraction"))
     problems, truncated, no_answer = (dict(curves.get(tag, ())).get(step) for tag in tags)
     return Basis(None if problems is None else int(problems), limit, truncated, no_answer)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts
+from test_curves import CURVES, write_log
 from test_light_core import ALL, CORE, brought, under
-from test_run_summary import CURVES, write_log
 
 from openrlhf_shear.diagnosis.prefixes import Prefix, write_prefixes
 from openrlhf_shear.report.tools import INSTALL_TOOLS
@@ -75,12 +75,11 @@ def test_the_tools_analyse_a_diagnosis_and_report_a_run(tmp_path):
     lines = (
         "diagnose --analyse diagnosis --resamples 10 --ngram 0",
         "report tb --output report",
-        "summarize tb",
         "rollout_page diagnosis/rollouts.parquet --output page.html",
     )
     done = under(tmp_path, tools, "-c", ALL, *lines)
     assert done.returncode == 0 and "needs the extra" not in done.stderr, done.stderr
-    for made in ("diagnosis/results.json", "report/index.html", "tb/summary.json", "page.html"):
+    for made in ("diagnosis/results.json", "report/index.html", "page.html"):
         assert (tmp_path / made).is_file(), made
 
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from cases import cases
-from test_run_summary import write_log
+from test_curves import write_log
 
 from openrlhf_shear.cli import report as cli
 from openrlhf_shear.evaluation.basis import Basis
