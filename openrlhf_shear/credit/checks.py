@@ -90,12 +90,6 @@ def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) 
     return credit
 
 
-def checked_part(rule: CreditRule, group: RolloutGroup, part: int, parts: int) -> object:
-    """Return `rule.part(group, part, parts)`, of the group that `checked_credits` gives the rule."""
-    group = without_nonfinite(group)
-    return _guarded(_where(rule, f"group {group.number}"), lambda: rule.part(group, part, parts), "part() raised")
-
-
 def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return `rule.over_batch(advantages)`; refuse anything but finite advantages of these rollouts."""
     where = _where(rule, "over the batch")

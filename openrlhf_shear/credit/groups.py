@@ -5,14 +5,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
-from typing import NamedTuple
 
 import torch
 
 from openrlhf_shear.config.spec import WAITING_BYTES
 from openrlhf_shear.credit.apply import weighed
-from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence, checked_part
+from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
 from openrlhf_shear.credit.rule import OF_ROLLOUTS, Credit, CreditRule, GroupCredit, RolloutGroup, StepScores
 from openrlhf_shear.transport.tiles import free_bytes
 
@@ -72,14 +70,6 @@ class WaitingGroup:
         return replace(self, group=replace(self.group, **moved)) if moved else self
 
 
-class CreditJob(NamedTuple):
-    """Work of a rank: a whole group, or one of its parts."""
-
-    group: int
-    part: int = 0
-    parts: int = 1
-
-
 class GroupCollector:
     """Holder of what a rule needs, until all ranks have finished their forward passes.
 
@@ -105,7 +95,7 @@ class GroupCollector:
         self._shared = dict(shared or {})
         self._late = [name for name in LATE if name in rule.needs]
         self._most = math.inf if self._late else max_waiting_bytes
-        self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its part of a RolloutGroup
+        self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its columns of a RolloutGroup
         self._waiting: dict[int, WaitingGroup] = {}
         self._done: list[GroupCredit] = []
 
@@ -147,43 +137,22 @@ class GroupCollector:
         return {number: self._waiting[number].to("cpu") for number in numbers if number in self._waiting}
 
     def work(
-        self, jobs: Sequence[CreditJob], borrowed: Mapping[int, WaitingGroup], device: torch.device | str = "cpu"
-    ) -> tuple[dict[CreditJob, object], float]:
-        """Do this rank's jobs: weigh whole groups for the next `take`, and compute parts of groups.
-
-        A job whose group neither waits here nor is borrowed is skipped: that group was weighed at once.
+        self, numbers: Sequence[int], borrowed: Mapping[int, WaitingGroup], device: torch.device | str = "cpu"
+    ) -> None:
+        """Weigh this rank's share of the groups for the next `take`: those of `numbers` that wait here, and `borrowed`.
 
         Args:
-            borrowed: groups of other ranks.
-            device: where borrowed groups go.
-
-        Returns:
-            The parts, and the seconds they took.
+            borrowed: groups of other ranks, which go to `device` one at a time, after this rank's groups have left it.
         """
-        results: dict[CreditJob, object] = {}
-        seconds = 0.0
-        # Borrowed groups come last: the groups that this rank weighs whole have then left its memory.
-        own = sorted(job.group for job in jobs if job.parts == 1 and job.group in self._waiting)
-        self._weigh([self._waiting.pop(number) for number in own])
-        left = sorted(job for job in jobs if job.parts > 1 or job.group not in own)
-        for number, mine in groupby(sorted(left, key=lambda job: job.group in borrowed), lambda job: job.group):
-            waiting = None  # before the next group comes to the device
-            waiting = self._waiting.get(number) or (borrowed[number].to(device) if number in borrowed else None)
-            for job in mine if waiting is not None else ():
-                if job.parts == 1:
-                    self._weigh([waiting])
-                    continue
-                began = time.perf_counter()
-                results[job] = checked_part(self._rule, replace(waiting.group, **self._shared), job.part, job.parts)
-                seconds += time.perf_counter() - began
-        return results, seconds
+        self._weigh([self._waiting.pop(number) for number in sorted(numbers) if number in self._waiting])
+        for _, waiting in sorted(borrowed.items()):
+            self._weigh([waiting.to(device)])
 
-    def take(self, lent: Sequence[int] = (), parts: Mapping[int, tuple] | None = None) -> list[GroupCredit]:
+    def take(self, lent: Sequence[int] = ()) -> list[GroupCredit]:
         """Return the credit of all groups of this rank, and forget them.
 
         Args:
             lent: groups that other ranks have weighed.
-            parts: all parts of this rank's groups that several ranks shared.
 
         Raises:
             RuntimeError: a group is incomplete: its rollouts were spread over ranks, or lost.
@@ -195,11 +164,7 @@ class GroupCollector:
             self._done = []
             sizes = {group: len(members) for group, members in opened.items()}
             raise RuntimeError(f"incomplete groups on this rank (group: rollouts seen): {sizes}")
-        groups = [
-            replace(each, group=replace(each.group, parts=tuple((parts or {}).get(number, ())) or None))
-            for number, each in waiting.items()
-            if number not in lent
-        ]
+        groups = [each for number, each in waiting.items() if number not in lent]
         waiting.clear()
         try:
             self._weigh(groups)

@@ -81,7 +81,6 @@ class RolloutGroup:
     # places (rollout, t) and n -> for each place the mean reward of n continuations after the first t tokens, 0..T_i
     continuations: Callable[[Sequence[tuple[int, int]], int], Sequence[float]] | None = None
     step: int = 1  # of the training, from 1
-    parts: tuple[object, ...] | None = None  # results of `CreditRule.part` for this group from all ranks, in order
 
 
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
@@ -147,7 +146,6 @@ class CreditRule(ABC):
     needs: frozenset[str] = frozenset()  # of `NEEDS`; hidden states cost a group's memory, PRM scores another model
     search: SearchConfig = SearchConfig()  # of `shear_weights`; set from the command line after the rule is made
     makes_advantages: bool = False  # the rule returns advantages in place of OpenRLHF's, rather than weights
-    splits: bool = False  # the rule has `part`, so that several ranks can share a large group
 
     @abstractmethod
     def credit(self, group: RolloutGroup) -> Credit:
@@ -169,14 +167,6 @@ class CreditRule(ABC):
             sum(n for n, is_right in zip(lengths, correct, strict=True) if is_right is side) for side in (True, False)
         )
         return float(math.prod(sides))
-
-    def part(self, group: RolloutGroup, part: int, parts: int) -> object:
-        """Compute part `part` of `parts` of the expensive work, for a rule that `splits`.
-
-        Parts must take about equal time; results must be small and on the CPU. `credit` then finds all of them in
-        `group.parts`, and must return the same as without them.
-        """
-        raise TypeError(f"rule {self.name} has no parts; define part(), or leave splits False")
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
         """Return evidence of a group, for steps whose rollouts are dumped. Must not change its arguments."""

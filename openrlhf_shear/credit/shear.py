@@ -29,12 +29,10 @@ from openrlhf_shear.transport import (
     SpanSearch,
     cost_spread,
     cost_spreads,
-    joined,
     make_distance,
     make_together,
     search_bytes,
     search_groups,
-    search_spans,
     span_starts,
 )
 from openrlhf_shear.transport.geometry import token_norms
@@ -93,7 +91,6 @@ def shear_weights(
     correct: Sequence[bool | None] | np.ndarray,
     config: ShearConfig | None = None,
     search: SearchConfig | None = None,
-    parts: Sequence[SpanSearch | None] | None = None,
 ) -> ShearResult:
     """Return the token weights of one group.
 
@@ -111,11 +108,10 @@ def shear_weights(
         correct: G outcomes, True or False; None for an unknown outcome, e.g. because a reward failed.
         config: knobs of the rule; by default the paper's rule with a scale-free epsilon.
         search: settings of the span search, which do not change the result.
-        parts: all parts of the search, in order, if they were made elsewhere (`search_part`).
 
     Raises ValueError: the inputs do not match.
     """
-    return shear_groups([(hidden_states, correct)], config, search, [parts])[0]
+    return shear_groups([(hidden_states, correct)], config, search)[0]
 
 
 @torch.no_grad()
@@ -123,7 +119,6 @@ def shear_groups(
     groups: Sequence[tuple[Sequence[torch.Tensor | np.ndarray], Sequence[bool | None] | np.ndarray]],
     config: ShearConfig | None = None,
     search: SearchConfig | None = None,
-    parts: Sequence[Sequence[SpanSearch | None] | None] | None = None,
 ) -> list[ShearResult]:
     """Return `shear_weights` of each group (hidden states, outcomes), all on one device.
 
@@ -133,16 +128,10 @@ def shear_groups(
     config, search = config or ShearConfig(), search or SearchConfig()
     search.require_fits(config.window)
     prepared = _prepared(groups, config)
-    ready = [[part for part in of_group or () if part is not None] for of_group in parts or [()] * len(prepared)]
-    wanted = [group for group, own in zip(prepared, ready, strict=True) if group.is_mixed and not own]
     searched = {}
-    for together in _at_once(wanted, search):
+    for together in _at_once([group for group in prepared if group.is_mixed], search):
         searched |= zip(map(id, together), _searched(together, config, search), strict=True)
-    results = []
-    for group, own in zip(prepared, ready, strict=True):
-        found = joined(own, config.aggregate, group.epsilon) if own and group.is_mixed else searched.get(id(group))
-        results.append(_weighed(group, found, config))
-    return results
+    return [_weighed(group, searched.get(id(group)), config) for group in prepared]
 
 
 def _weighed(group: "_Group", nearest: SpanSearch | None, config: ShearConfig) -> ShearResult:
@@ -171,31 +160,6 @@ def _weighed(group: "_Group", nearest: SpanSearch | None, config: ShearConfig) -
     epsilon = group.epsilon if group.is_mixed else None
     spread = group.spread / epsilon if epsilon is not None and config.distance in ENTROPIC else None
     return ShearResult([*on_device], starts, distances, group.mean_norm, *shown, epsilon, spread)
-
-
-@torch.no_grad()
-def search_part(
-    hidden_states: Sequence[torch.Tensor],
-    correct: Sequence[bool | None],
-    config: ShearConfig,
-    search: SearchConfig,
-    part: int,
-    parts: int,
-) -> SpanSearch | None:
-    """Search part `part` of `parts` of a group: an equal share of the correct spans against all incorrect spans.
-
-    Returns the search on the CPU, or None if the part has no span. `shear_weights` takes all parts, in order.
-    """
-    search.require_fits(config.window)
-    (group,) = _prepared([(hidden_states, correct)], config)
-    if not group.is_mixed:
-        return None
-    right, wrong = group.spans()
-    here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
-    if here.start == here.stop:
-        return None
-    distance = make_distance(config.distance, group.epsilon, right, wrong, group.backend(search))
-    return search_spans(right.part(here), wrong, distance, config.aggregate, group.epsilon, search.max_cost_bytes)
 
 
 def _searched(groups: Sequence["_Group"], config: ShearConfig, search: SearchConfig) -> list[SpanSearch]:

@@ -5,7 +5,7 @@ geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of sp
 
 from openrlhf_shear.transport.distances import make_distance, make_together
 from openrlhf_shear.transport.geometry import Spans, span_starts
-from openrlhf_shear.transport.search import SpanSearch, joined, search_groups, search_spans
+from openrlhf_shear.transport.search import SpanSearch, search_groups, search_spans
 from openrlhf_shear.transport.sinkhorn import SinkhornResult, sinkhorn_distance, solve_sinkhorn
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs
 from openrlhf_shear.transport.spread import cost_spread, cost_spreads
@@ -18,7 +18,6 @@ __all__ = [
     "Spans",
     "cost_spread",
     "cost_spreads",
-    "joined",
     "make_distance",
     "make_together",
     "search_bytes",

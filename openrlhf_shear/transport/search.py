@@ -159,34 +159,6 @@ def search_groups(
     return [each.finished(temperature) for each in found]
 
 
-def joined(parts: Sequence[SpanSearch], aggregate: str, temperature: float) -> SpanSearch:
-    """Join searches of consecutive parts of the correct spans, each against all incorrect spans, into one search."""
-    first, *others = [part.sides[1] for part in parts]
-    opposing = _each(first, torch.Tensor.clone)
-    offsets = accumulate((len(part.correct) for part in parts[:-1]), initial=0)
-    opposing.nearest.add_(next(offsets))
-    for offset, other in zip(offsets, others, strict=True):
-        opposing.add(replace(other, nearest=other.nearest + offset), aggregate)
-    rows = SideSearch(
-        *(torch.cat([getattr(part.sides[0], each.name) for part in parts]) for each in fields(SideSearch))
-    )
-    counts = sum(part.solved_pairs for part in parts), sum(part.unconverged_pairs for part in parts)
-    return _finished((rows, opposing), *counts, None, aggregate, temperature)
-
-
-def _each(known, change: Callable[[torch.Tensor], torch.Tensor]):
-    """Return a `SideSearch` with each of its tensors changed."""
-    return type(known)(*(change(getattr(known, field.name)) for field in fields(known)))
-
-
-def _finished(sides, solved, unconverged, table, aggregate, temperature) -> SpanSearch:
-    counts = [len(side.value) for side in sides]
-    distances = (
-        side.distance(aggregate, temperature, opposing) for side, opposing in zip(sides, reversed(counts), strict=True)
-    )
-    return SpanSearch(*distances, sides, solved, unconverged, table)
-
-
 class _Seen(NamedTuple):
     """What the pairs of a tile tell of its spans, on the CPU; `nearest` counts within the tile."""
 
@@ -207,7 +179,7 @@ class _Found:
     def add(self, tile: Tile, seen: _Seen) -> None:
         here = tile.rows, tile.columns
         for side, part, opposing, new in zip(self._sides, here, reversed(here), seen.sides, strict=True):
-            in_tile = _each(side, lambda tensor, part=part: tensor[part])
+            in_tile = SideSearch(*(getattr(side, field.name)[part] for field in fields(side)))
             in_tile.add(replace(new, nearest=new.nearest + opposing.start), self._aggregate)
         self._counts[0] += seen.solved
         self._counts[1] += seen.unconverged
@@ -218,7 +190,12 @@ class _Found:
             getattr(self._table, field.name)[tile.rows, tile.columns] = values.cpu()
 
     def finished(self, temperature: float) -> SpanSearch:
-        return _finished(self._sides, *self._counts, self._table, self._aggregate, temperature)
+        counts = [len(side.value) for side in self._sides]
+        distances = (
+            side.distance(self._aggregate, temperature, opposing)
+            for side, opposing in zip(self._sides, reversed(counts), strict=True)
+        )
+        return SpanSearch(*distances, self._sides, *self._counts, self._table)
 
 
 def _seen(race: Race, aggregate: str, temperature: float) -> list[_Seen]:

@@ -17,7 +17,7 @@ def cost_spread(correct: torch.Tensor, incorrect: torch.Tensor, scale: float) ->
     """Return the standard deviation of the costs `||x_i - y_j||_2 / scale` between tokens x and y of opposing sides.
 
     All pairs count (divisor: their number) if each side has at most `SAMPLED_TOKENS` tokens. Of a longer side it takes
-    so many tokens, evenly spread: token `floor(k T / SAMPLED_TOKENS)` of T. So tiles, parts and backend of the search
+    so many tokens, evenly spread: token `floor(k T / SAMPLED_TOKENS)` of T. So tiles and backend of the search
     do not change it, and it needs no pass over all costs. It is 0.0 if all costs are equal up to rounding.
 
     Args:

@@ -194,25 +194,24 @@ def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, r
 
 
 def test_two_ranks_share_what_one_of_them_has_seen(actor_group, arguments, maker, rollouts, reference, monkeypatch):
-    """One rank has three of five groups: a part of a group goes to the other rank. Where one group has all the work,
-    half of its parts go there."""
+    """One rank has three of five groups. Where only the first two of them have work, one goes to the other rank."""
     group, strategy = actor_group(arguments("--actor.num_gpus_per_node", "2"))
     ours = maker(group, strategy)
     assert worst_difference(omega_by_rollout(ours, rollouts(5)), reference) < OMEGA_NOISE
     assert ours.pair_seconds != PAIR_SECONDS, "measured"
     # it is cheaper to weigh groups this small than to move them
-    monkeypatch.setattr(f"{type(ours).__module__}.toll_in_pairs", lambda pair_seconds: 0.0)
-    asked = []
-    whole = type(ours)._shared
-    monkeypatch.setattr(type(ours), "_shared", lambda *given: asked.append(given[3]) or whole(*given))
+    monkeypatch.setattr(f"{type(ours).__module__}.TOKEN_SECONDS", 0.0)
+    shares = []
+    plan = type(ours)._shares
+    monkeypatch.setattr(type(ours), "_shares", lambda *given: shares.append(plan(*given)) or shares[-1])
     samples = rollouts(5)
-    for sample in samples[4:]:  # only the first group is mixed
+    for sample in samples[8:]:  # only the first two groups are mixed
         sample.rewards = sample.scores = torch.ones(1)
     made = credited_step(ours, samples)
-    assert [sum(job.parts > 1 for job in jobs) for jobs in asked[0]] == [4, 4]
+    assert sorted(len({0, 1} & set(share)) for share in shares[0]) == [1, 1]
     assert (
-        worst_difference({i: weights_of(made)[i] for i in range(4)}, {i: reference[i] for i in range(4)}) < OMEGA_NOISE
+        worst_difference({i: weights_of(made)[i] for i in range(8)}, {i: reference[i] for i in range(8)}) < OMEGA_NOISE
     )
-    assert all((weights == 1).all() for i, weights in weights_of(made).items() if i >= 4)
-    assert ours.credit_metrics["shear/mixed_groups"] == 0.2 and ours.credit_metrics["shear/credit_seconds"] > 0
+    assert all((weights == 1).all() for i, weights in weights_of(made).items() if i >= 8)
+    assert ours.credit_metrics["shear/mixed_groups"] == 0.4 and ours.credit_metrics["shear/credit_seconds"] > 0
     assert len(made.groups) == 5

@@ -120,10 +120,7 @@ def test_a_model_that_sees_is_trained_with_zero3(tmp_path, see):
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["2", "3"])
 def test_a_resumed_run_ends_with_the_same_model(tmp_path, see, stage):
-    """Steps 3 and 4 again, from the checkpoint of step 2: the model is the same bit for bit.
-
-    One rank: several divide a search by measured speeds, which decide the last bits.
-    """
+    """Steps 3 and 4 again, from the checkpoint of step 2: the model is the same bit for bit."""
     words = ("--ds.zero_stage", stage, "--ckpt.load_enable", "--actor.num_gpus_per_node", "1")
     _, scalars = see(*words)
     check_whole(scalars, tmp_path / "model")

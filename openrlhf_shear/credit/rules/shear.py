@@ -11,8 +11,7 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup, medians
-from openrlhf_shear.credit.shear import ShearResult, search_part, shear_groups, shear_weights
-from openrlhf_shear.transport import SpanSearch
+from openrlhf_shear.credit.shear import ShearResult, shear_groups, shear_weights
 
 
 class ShearRule(CreditRule):
@@ -20,21 +19,19 @@ class ShearRule(CreditRule):
 
     name = "shear"
     needs = frozenset({"hidden_states"})
-    splits = True
 
     def __init__(self, config: ShearConfig | None = None):
         self.config = config or ShearConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
-        result = shear_weights(group.hidden_states, group.correct, self.config, self.search, group.parts)
-        return self._credit(result)
+        return self._credit(shear_weights(group.hidden_states, group.correct, self.config, self.search))
 
     def credits(self, groups: Sequence[RolloutGroup]) -> list[Credit]:
         """Return the credit of each group; on CUDA their searches share kernels. A subclass's `credit` is respected."""
         if type(self).credit is not ShearRule.credit:
             return super().credits(groups)
-        states, parts = [(group.hidden_states, group.correct) for group in groups], [group.parts for group in groups]
-        return [self._credit(result) for result in shear_groups(states, self.config, self.search, parts)]
+        states = [(group.hidden_states, group.correct) for group in groups]
+        return [self._credit(result) for result in shear_groups(states, self.config, self.search)]
 
     def _credit(self, result: ShearResult) -> Credit:
         metrics = {
@@ -45,9 +42,6 @@ class ShearRule(CreditRule):
             "unconverged_fraction": result.unconverged_fraction,
         }
         return Credit(result.weights, metrics | result.spread_metrics, details=result)
-
-    def part(self, group: RolloutGroup, part: int, parts: int) -> SpanSearch | None:
-        return search_part(group.hidden_states, group.correct, self.config, self.search, part, parts)
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence:
         return group_evidence(group.hidden_states, credit.details, self.config, self.search)

@@ -22,7 +22,6 @@ class TextRule(ShearRule):
 
     name = "text"
     needs = frozenset({"token_ids"})
-    splits = False
 
     def __init__(self, config: TextConfig | None = None):
         self.config = config or TextConfig()

@@ -12,7 +12,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.apply import TokenCredit, token_advantages
-from openrlhf_shear.credit.groups import CreditJob, CreditRequest, step_metrics, step_warnings
+from openrlhf_shear.credit.groups import CreditRequest, step_metrics, step_warnings
 from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
 from openrlhf_shear.rewards.extra_logs import NAMES, renamed
@@ -20,7 +20,7 @@ from openrlhf_shear.rollouts.dump import StepRollouts
 from openrlhf_shear.train.experience.fillers import without_fillers
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.train.experience.prm import StepScorer
-from openrlhf_shear.train.experience.schedule import PAIR_SECONDS, share_credit, toll_in_pairs
+from openrlhf_shear.train.experience.schedule import PAIR_SECONDS, TOKEN_SECONDS, share_credit
 from openrlhf_shear.train.screen.outcome import RefusedError
 
 logger = init_logger(__name__)
@@ -40,11 +40,10 @@ class Step:
     evidence_seconds: float = 0.0  # its evidence's duration on the slowest rank
     tokens: dict[int, TokenCredit] = field(default_factory=dict)  # by the rollout's index in the step
 
-    def take_credits(self, by_rank: list[list[GroupCredit]], seconds: list[float]) -> None:
-        """Take the credit of all groups from the ranks, and each rank's seconds that the credit does not include."""
+    def take_credits(self, by_rank: list[list[GroupCredit]]) -> None:
+        """Take the credit of all groups from the ranks."""
         self.groups = [group for rank in by_rank for group in rank]
-        each = zip(by_rank, seconds, strict=True)
-        self.seconds = max(more + sum(group.seconds for group in rank) for rank, more in each)
+        self.seconds = max(sum(group.seconds for group in rank) for rank in by_rank)
         self.evidence_seconds = max(sum(group.evidence_seconds for group in rank) for rank in by_rank)
 
     def rollouts(self, experiences: list[Experience]) -> StepRollouts:
@@ -104,7 +103,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         experiences = super().make_experience(samples_list)
         if "ref_log_probs" in self.rule.needs:
             self._send_ref_log_probs(step.requests)
-        step.take_credits(*self._weighed(step.requests))
+        step.take_credits(self._weighed(step.requests))
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
@@ -138,10 +137,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
         sent = zip(self.actor_model_group.actors, by_rank, strict=True)
         ray.get([actor.add_late.remote("ref_log_probs", dict(rows)) for actor, rows in sent])
 
-    def _weighed(self, requests: list[CreditRequest]) -> tuple[list[list[GroupCredit]], list[float]]:
-        """Have the ranks weigh all groups; return each rank's groups, and its seconds on shared work.
+    def _weighed(self, requests: list[CreditRequest]) -> list[list[GroupCredit]]:
+        """Have the ranks weigh all groups; return each rank's. A rank with more than its share lends groups to others.
 
-        A rank with more than its share lends groups to others.
+        Which rank weighs a group changes no bit of its weights.
         """
         lengths, correct = defaultdict(list), defaultdict(list)
         for samples, request in zip(self._step.samples, requests, strict=True):
@@ -152,48 +151,33 @@ class CreditExperienceMaker(GradedExperienceMaker):
         actors, owners = self.actor_model_group.actors, self._schedule.owners
         work = [self.rule.work(lengths[group], correct[group]) for group in range(len(owners))]
         shares = self._shares(actors, owners, work, [sum(lengths[group]) for group in range(len(owners))])
-        if all(owners[job.group] == rank and job.parts == 1 for rank, jobs in enumerate(shares) for job in jobs):
-            done = ray.get([actor.take_group_credits.remote() for actor in actors]), [0.0] * len(actors)
-        else:
-            done = self._shared(actors, owners, shares)
-        seconds = sum(group.seconds for rank in done[0] for group in rank) + sum(done[1])
-        if sum(work) and seconds and not self.args.train.full_determinism_enable:
+        foreign = [[group for group in share if owners[group] != rank] for rank, share in enumerate(shares)]
+        lent: list[dict[int, ray.ObjectRef]] = [{} for _ in actors]
+        if any(foreign):
+            wanted = [[g for groups in foreign for g in groups if owners[g] == rank] for rank in range(len(actors))]
+            lent = ray.get([actor.lend_groups.remote(groups) for actor, groups in zip(actors, wanted, strict=True)])
+            refs = {number: ref for of_rank in lent for number, ref in of_rank.items()}
+            borrowed = [{number: refs[number] for number in groups if number in refs} for groups in foreign]
+            by_rank = zip(actors, shares, borrowed, strict=True)
+            ray.get([actor.work_on_groups.remote(share, lent_here) for actor, share, lent_here in by_rank])
+        by_rank = ray.get([actor.take_group_credits.remote([*gone]) for actor, gone in zip(actors, lent, strict=True)])
+        seconds = sum(group.seconds for groups in by_rank for group in groups)
+        if sum(work) and seconds:
             self.pair_seconds = seconds / sum(work)
-        return done
+        return by_rank
 
-    def _shares(self, actors: list, owners: list[int], work: list[float], tokens: list[int]) -> list[list[CreditJob]]:
+    def _shares(self, actors: list, owners: list[int], work: list[float], tokens: list[int]) -> list[list[int]]:
         """Share out the groups that wait, within the ranks' memory; the others have been weighed in the passes."""
         if len(actors) == 1 or not any(work):
-            return [[CreditJob(g) for g, owner in enumerate(owners) if owner == rank] for rank in range(len(actors))]
+            return [[g for g, owner in enumerate(owners) if owner == rank] for rank in range(len(actors))]
         held = ray.get([actor.waiting_groups.remote() for actor in actors])
         sizes = {number: size for waiting, _ in held for number, size in waiting.items()}
         left = [amount if group in sizes else 0.0 for group, amount in enumerate(work)]
         if not any(left):
             return self._shares(actors, owners, left, tokens)
-        tolls = [toll_in_pairs(self.pair_seconds) * count for count in tokens]
+        tolls = [TOKEN_SECONDS / self.pair_seconds * count for count in tokens]
         room = {"sizes": [sizes.get(g, 0.0) for g in range(len(owners))], "limits": [limit for _, limit in held]}
-        units = share_credit(left, owners, len(actors), self.rule.splits, tolls, **room)
-        return [[CreditJob(*unit) for unit in share] for share in units]
-
-    def _shared(self, actors: list, owners: list[int], shares: list[list[CreditJob]]):
-        """Weigh groups as `_weighed`, lending them to ranks with less work; a group's owner joins its parts."""
-        foreign = [{job.group for job in jobs if owners[job.group] != rank} for rank, jobs in enumerate(shares)]
-        wanted = [
-            sorted(group for group in set().union(*foreign) if owners[group] == rank) for rank in range(len(actors))
-        ]
-        lent = ray.get([actor.lend_groups.remote(groups) for actor, groups in zip(actors, wanted, strict=True)])
-        refs = {number: ref for of_rank in lent for number, ref in of_rank.items()}
-        borrowed = [{number: refs[number] for number in sorted(numbers & refs.keys())} for numbers in foreign]
-        by_rank = zip(actors, shares, borrowed, strict=True)
-        done = ray.get([actor.work_on_groups.remote(jobs, lent_here) for actor, jobs, lent_here in by_rank])
-        results = {job: part for parts, _ in done for job, part in parts.items()}
-        joined = [{} for _ in actors]
-        for job in sorted(results):
-            joined[owners[job.group]].setdefault(job.group, []).append(results[job])
-        away = [[n for n in of_rank if n not in parts] for of_rank, parts in zip(lent, joined, strict=True)]
-        by_rank = zip(actors, away, joined, strict=True)
-        credits = ray.get([actor.take_group_credits.remote(gone, parts) for actor, gone, parts in by_rank])
-        return credits, [seconds for _, seconds in done]
+        return share_credit(left, owners, len(actors), tolls, **room)
 
     # ── Correctness ──
 

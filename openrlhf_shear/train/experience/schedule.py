@@ -8,10 +8,9 @@ import itertools
 import math
 from dataclasses import dataclass
 
-_MOST_PARTS = 64  # per group
 _SLACK = 0.02  # tolerated excess over an even share
 PAIR_SECONDS = 0.13 / (1e6 * 25**2)  # until a step was measured: a million pairs of spans, one every 25 tokens
-_TOKEN_SECONDS = 1.1e-5  # to move a token's hidden state to another rank: a 7B model's at 0.63 GB/s, by Ray's store
+TOKEN_SECONDS = 1.1e-5  # to move a token's hidden state to another rank: a 7B model's at 0.63 GB/s, by Ray's store
 
 
 @dataclass(frozen=True)
@@ -78,76 +77,55 @@ def plan_micro_batches(
     return Schedule(micro_batches, slots, [owner[group[0]] for group in groups])
 
 
-def toll_in_pairs(pair_seconds: float) -> float:
-    """Return the move of a token's hidden state, in pairs of tokens that are searched in the same time.
-
-    It is a power of two, so that clocks seldom change a plan: parts of a group agree with the whole group only up to
-    the solver's tolerance.
-
-    >>> toll_in_pairs(2e-10)
-    65536.0
-    """
-    return 2.0 ** round(math.log2(_TOKEN_SECONDS / pair_seconds))
-
-
 def share_credit(
     work: list[float],
     owners: list[int],
     ranks: int,
-    splits: bool = False,
     tolls: list[float] | None = None,
     sizes: list[float] | None = None,
     limits: list[float] | None = None,
-) -> list[list[tuple[int, int, int]]]:
-    """Share out the work of weighing groups; return units (group, part, number of parts) for each rank.
+) -> list[list[int]]:
+    """Share out the work of weighing groups; return the groups of each rank.
 
-    A rank keeps its groups, the largest first, up to an even share. Each remaining unit, the largest first, goes to the
-    rank that would finish it first. Nothing moves unless the step then ends sooner.
+    A rank keeps its groups, the largest first, up to an even share. Each remaining group, the largest first, goes to
+    the rank that would finish it first. Nothing moves unless the step then ends sooner.
 
     >>> share_credit([4.0, 3.0, 2.0, 1.0], owners=[0, 0, 0, 1], ranks=2)
-    [[(0, 0, 1), (2, 0, 1)], [(1, 0, 1), (3, 0, 1)]]
+    [[0, 2], [1, 3]]
 
-    A rank has one foreign group in its memory at a time, after it has weighed and released its whole groups. Its
-    groups of which another rank does a part stay. No group moves to a rank where both exceed the limit.
+    A rank has one foreign group in its memory at a time, after it has weighed and released its groups, but for those
+    that it lends. No group moves to a rank where both exceed the limit.
 
     Args:
         work: the work of each group, in any unit.
         owners: the rank that has the group's hidden states.
-        splits: whether to cut groups above half a share into parts of a quarter share.
-        tolls: the cost of moving a group to another rank, once, in the unit of `work`.
+        tolls: the cost of moving a group to another rank, in the unit of `work`.
         sizes: the bytes of each group's tensors.
         limits: the bytes of groups that each rank may hold (`credit.max_waiting_bytes`); None for no limit. The search
             has separate memory, which `credit.max_cost_bytes` limits.
     """
     even, tolls = sum(work) / ranks, tolls or [0.0] * len(work)
     sizes, limits = sizes or [0.0] * len(work), limits or [math.inf] * ranks
-    units = []
-    for group, amount in enumerate(work):
-        parts = min(_MOST_PARTS, math.ceil(4 * amount / even)) if splits and amount > even / 2 else 1
-        units += [(amount / parts, (group, part, parts)) for part in range(parts)]
-    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
-    loads, there, left = [0.0] * ranks, set(zip(range(len(work)), owners, strict=True)), []
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads, stays, left = [0.0] * ranks, [0.0] * ranks, []
 
-    def give(rank: int, amount: float, unit: tuple[int, int, int]) -> None:
-        loads[rank] += amount + tolls[unit[0]] * ((unit[0], rank) not in there)
-        there.add((unit[0], rank))
-        shares[rank].append(unit)
-
-    for amount, unit in sorted(units, key=lambda unit: -unit[0]):
-        if loads[owners[unit[0]]] + amount <= (1 + _SLACK) * even:
-            give(owners[unit[0]], amount, unit)
+    for group in sorted(range(len(work)), key=lambda group: -work[group]):
+        owner = owners[group]
+        if loads[owner] + work[group] <= (1 + _SLACK) * even:
+            loads[owner] += work[group]
+            shares[owner].append(group)
         else:
-            left.append((amount, unit))
-    stays = [0.0] * ranks
-    for group in {unit[0] for _, unit in left} | {unit[0] for _, unit in units if unit[2] > 1}:
-        stays[owners[group]] += sizes[group]
-    for amount, unit in left:
-        group, owner = unit[0], owners[unit[0]]
-        ends = [loads[rank] + tolls[group] * ((group, rank) not in there) for rank in range(ranks)]
+            left.append(group)
+            stays[owner] += sizes[group]
+    for group in left:
+        owner = owners[group]
+        ends = [load + work[group] + tolls[group] * (rank != owner) for rank, load in enumerate(loads)]
         fits = [rank for rank in range(ranks) if rank == owner or stays[rank] + sizes[group] <= limits[rank]]
-        give(min(fits, key=lambda rank: (ends[rank], rank != owner)), amount, unit)
-    at_home = [[(group, 0, 1) for group, owner in enumerate(owners) if owner == rank] for rank in range(ranks)]
-    alone = max(sum(work[group] for group, _, _ in share) for share in at_home)
+        rank = min(fits, key=lambda rank: (ends[rank], rank != owner))
+        loads[rank] = ends[rank]
+        shares[rank].append(group)
+    at_home = [[group for group, owner in enumerate(owners) if owner == rank] for rank in range(ranks)]
+    alone = max(sum(work[group] for group in share) for share in at_home)
     return at_home if alone <= (1 + _SLACK) * max(loads) else [sorted(share) for share in shares]
 
 

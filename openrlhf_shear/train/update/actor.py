@@ -11,7 +11,7 @@ from openrlhf.utils.utils import get_tokenizer
 
 from openrlhf_shear.credit.apply import shaped_advantages
 from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
-from openrlhf_shear.credit.groups import CreditJob, CreditRequest, GroupCollector
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
@@ -178,23 +178,20 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
         """Lend waiting groups to other ranks: return references, by group, to objects in this node's store."""
         return {number: ray.put(waiting) for number, waiting in self._collector.lend(numbers).items()}
 
-    def work_on_groups(
-        self, jobs: list[CreditJob], borrowed: dict[int, ray.ObjectRef]
-    ) -> tuple[dict[CreditJob, object], float]:
+    def work_on_groups(self, numbers: list[int], borrowed: dict[int, ray.ObjectRef]) -> None:
         """Weigh this rank's share of the step's groups (`GroupCollector.work`)."""
         device = next(self.actor.model.parameters()).device
-        return self._collector.work(jobs, {number: ray.get(ref) for number, ref in borrowed.items()}, device)
+        self._collector.work(numbers, {number: ray.get(ref) for number, ref in borrowed.items()}, device)
 
-    def take_group_credits(self, lent: list[int] = (), parts: dict[int, tuple] | None = None) -> list[GroupCredit]:
+    def take_group_credits(self, lent: list[int] = ()) -> list[GroupCredit]:
         """Return the credit of every group that this rank has seen since the last call (`GroupCollector.take`).
 
         These are kilobytes; the hidden states stay here.
 
         Args:
             lent: groups that other ranks have weighed.
-            parts: the results for all parts of shared groups of this rank, by group.
         """
-        return self._collector.take(lent, parts)
+        return self._collector.take(lent)
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:

@@ -6,7 +6,6 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 
-from openrlhf_shear.credit.groups import CreditJob
 from openrlhf_shear.train.experience import experience_maker
 from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker
 
@@ -28,18 +27,17 @@ class Rank:
 def maker(monkeypatch):
     monkeypatch.setattr(experience_maker.ray, "get", lambda refs: refs)
     made = CreditExperienceMaker.__new__(CreditExperienceMaker)
-    made.rule = SimpleNamespace(splits=False)
+    made.rule = SimpleNamespace()
     made.pair_seconds = 1e10  # moves cost nothing beside it
-    made.args = SimpleNamespace(train=SimpleNamespace(full_determinism_enable=False))
     return made
 
 
 OWNERS, WORK, TOKENS = [0, 0, 0, 1], [8.0, 8.0, 8.0, 1.0], [10, 10, 10, 10]
-HOME = [[CreditJob(0), CreditJob(1), CreditJob(2)], [CreditJob(3)]]
+HOME = [[0, 1, 2], [3]]
 
 
 def moved(shares) -> set[int]:
-    return {job.group for job in shares[1] if OWNERS[job.group] == 0}
+    return {group for group in shares[1] if OWNERS[group] == 0}
 
 
 def test_groups_move_where_there_is_room(maker):
@@ -57,9 +55,7 @@ def test_groups_that_were_weighed_in_the_passes_are_no_work(maker):
     assert maker._shares(ranks, OWNERS, WORK, TOKENS) == HOME
 
 
-@pytest.mark.parametrize("repeatable", [False, True])
-def test_the_search_is_timed_in_each_step_that_has_work_unless_runs_must_repeat(maker, repeatable):
-    maker.args.train.full_determinism_enable = repeatable
+def test_the_search_is_timed_in_each_step_that_has_work(maker):
     maker.rule.work = lambda lengths, correct: float(sum(lengths))
     maker._schedule = SimpleNamespace(owners=[0, 0])
     samples = SimpleNamespace(action_mask=torch.ones(2, 5))
@@ -70,4 +66,4 @@ def test_the_search_is_timed_in_each_step_that_has_work_unless_runs_must_repeat(
     for work, expected in ((1.0, 0.05), (0.0, 0.05)):  # a step without work says nothing
         samples.action_mask *= work
         maker._weighed([SimpleNamespace(groups=(0, 1), correct=(True, False))])
-        assert maker.pair_seconds == (1e10 if repeatable else expected)
+        assert maker.pair_seconds == expected
