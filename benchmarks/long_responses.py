@@ -76,7 +76,7 @@ def measured(tokens: int, args) -> dict:
 
     def search(a: Spans, b: Spans):
         distance = make_distance(config.distance, config.epsilon_rel, a, b, Counted)
-        return search_spans(a, b, distance, config.aggregate, config.epsilon_rel, SEARCH_BYTES)
+        return search_spans(a, b, distance, SEARCH_BYTES)
 
     search(*(side.part(slice(0, 5)) for side in sides))  # compiles
     iterations.clear()

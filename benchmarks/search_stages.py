@@ -52,7 +52,7 @@ class Group:
         """Search as `shear_weights` does; `wrap` goes around the distance."""
         distance = make_distance("sinkhorn", self.epsilon, self.correct, self.incorrect, backend or self.backend)
         limit = search_bytes(0, torch.device("cpu"))
-        return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune, keep)
+        return search_spans(self.correct, self.incorrect, wrap(distance), limit, prune, keep)
 
     def tile(self) -> tiles_module.Tile:
         """Return the group as one tile, whatever its size."""

@@ -13,7 +13,6 @@ TAILS = ("one", "every")
 DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
-AGGREGATES = ("min", "mean", "softmin")
 ENTROPIC = ("sinkhorn", "sinkhorn_transport")  # distances whose values depend on epsilon
 
 
@@ -82,12 +81,6 @@ class ShearConfig(SpanCut):
         NORMALIZATIONS,
     )
     pool: str = knob("max", "How a token's weight follows from the distances of the spans that cover it.", POOLS)
-    aggregate: str = knob(
-        "min",
-        "How a span's distance follows from its distances to all opposing spans. softmin: -t log mean exp(-d / t), "
-        "with t the entropic regularisation.",
-        AGGREGATES,
-    )
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()

@@ -76,7 +76,6 @@ class _Measure(NamedTuple):
 
     pack: Callable[[Sequence[int]], Spans]  # cuts rollouts, by index, into spans
     distance: Callable
-    epsilon: float  # in units of nbar
 
 
 def _measure(
@@ -96,7 +95,7 @@ def _measure(
         spread = 0.0 if config.epsilon_spread is None else cost_spread(*states, result.mean_norm)
         epsilon = config.epsilon_in_norms(result.mean_norm, spread)
     sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
-    return _Measure(pack, make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn), epsilon)
+    return _Measure(pack, make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn))
 
 
 def _controls(
@@ -110,10 +109,7 @@ def _controls(
         for side in result.sides:
             for i in side if len(side) > 1 else ():
                 spans = measure.pack([i]), measure.pack([j for j in side if j != i])
-                searched = search_spans(
-                    *spans, measure.distance, config.aggregate, measure.epsilon, search.max_cost_bytes
-                )
-                same[i] = searched.correct
+                same[i] = search_spans(*spans, measure.distance, search.max_cost_bytes).correct
         measured = result.measured
         # The seed gives a group the same order each time, and most groups different orders.
         order = torch.Generator().manual_seed(sum(len(hidden_states[i]) for i in measured))
@@ -145,7 +141,7 @@ def _heatmaps(
         return {}
     measure = _measure(hidden_states, result, config, search)
     spans = {i: _only(measure.pack([i]), shown[i]) for i in measured}
-    how = measure.distance, "min", measure.epsilon, search.max_cost_bytes
+    how = measure.distance, search.max_cost_bytes
     maps = {}
     for i, j in combinations(measured, 2):
         maps[i, j] = search_spans(spans[i], spans[j], *how, prune=False, keep=True).table.lower_bound

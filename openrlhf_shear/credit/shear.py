@@ -47,8 +47,8 @@ class ShearResult:
     """Token weights of a group, and their evidence. Lists have one entry per rollout, in the given order.
 
     Everything but the weights is on the CPU. Distances are in units of nbar for every `normalize`, and infinite if no
-    rollout opposes; weights are then 1. A span's nearest opposing span is that of the nearest pair for every
-    `aggregate`, the lower index at equal distance. A solve that did not converge counts with the bound that it reached.
+    rollout opposes; weights are then 1. Of opposing spans at equal distance, the one with the lower index is nearest. A
+    solve that did not converge counts with the bound that it reached.
     """
 
     weights: list[torch.Tensor]  # (T_i,) float32 on the device of the hidden states: omega
@@ -172,7 +172,7 @@ def _searched(groups: Sequence["_Group"], config: ShearConfig, search: SearchCon
     backend, epsilon = first.backend(search), first.epsilon
     distance = make_distance(config.distance, epsilon, *sides[0], backend)
     together = make_together(config.distance, epsilon, backend) if others else None
-    return search_groups(sides, distance, together, config.aggregate, epsilon, search.max_cost_bytes)
+    return search_groups(sides, distance, together, search.max_cost_bytes)
 
 
 def _at_once(groups: Sequence["_Group"], search: SearchConfig) -> Iterator[list["_Group"]]:

@@ -6,7 +6,6 @@ many small kernels. A pair's fate depends only on the pairs of its own two spans
 Legend: K_a/K_b spans of all tiles' rows/columns, P pairs of all tiles.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -43,15 +42,15 @@ class Race:
         self,
         tiles: Sequence[Tile],
         distance: PairDistance,
-        slack: float,
+        prune: bool,
         best: tuple[torch.Tensor, torch.Tensor] | None = None,
     ):
         """
         Args:
-            slack: how far beyond a span's best distance another distance still matters.
+            prune: whether to drop pairs that are no minimum.
             best: (K_a,) and (K_b,) float32, the spans' best distances in other tiles; they are kept up to date.
         """
-        self.distance, self.slack, self.tiles = distance, slack, tiles
+        self.distance, self.prune, self.tiles = distance, prune, tiles
         self.rows, self.columns = _spans_of_pairs(tiles)
         count, device = len(self.rows), self.rows.device
         self.lower_bound = torch.full((count,), -torch.inf, dtype=torch.float32, device=device)
@@ -65,7 +64,7 @@ class Race:
             self.lower_bound.copy_(self.distance.bounds().flatten())
             self.solved.fill_(True), self.converged.fill_(True)
             return
-        if self.slack < math.inf:
+        if self.prune:
             self._sharpen(self.distance.bounds())
             sides = (self.rows, len(self.best_a)), (self.columns, len(self.best_b))
             seeds = torch.cat([least(self.lower_bound, spans, count)[1] for spans, count in sides])
@@ -96,7 +95,8 @@ class Race:
 
     def _limits(self, pairs: torch.Tensor | slice) -> torch.Tensor:
         """Return up to which distance each pair still matters to its row span and to its column span, (N, 2)."""
-        return torch.stack([self.best_a[self.rows[pairs]], self.best_b[self.columns[pairs]]], 1) + self.slack
+        limits = torch.stack([self.best_a[self.rows[pairs]], self.best_b[self.columns[pairs]]], 1)
+        return limits if self.prune else torch.full_like(limits, torch.inf)
 
     def _matters(self, lower_bound: torch.Tensor, pairs: torch.Tensor | slice) -> torch.Tensor:
         return lower_bound[:, None] <= self._limits(pairs)

@@ -9,7 +9,6 @@ Legend: K_c/K_w spans of the correct/incorrect side, P pairs.
 Next: `transport.sinkhorn`, the distance of two spans; `transport.race` orders the pairs.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
@@ -17,12 +16,9 @@ from typing import NamedTuple, Self
 
 import torch
 
-from openrlhf_shear.config.shear import AGGREGATES
 from openrlhf_shear.transport.geometry import Spans
 from openrlhf_shear.transport.race import PairDistance, Race, least, none_yet
 from openrlhf_shear.transport.tiles import Tile, batches, search_bytes
-
-_SOFTMIN_ERROR = 1e-3  # as a fraction of the temperature, from the pairs that softmin leaves at their lower bound
 
 
 @dataclass(frozen=True)
@@ -46,42 +42,36 @@ class SideSearch:
 
     nearest: torch.Tensor  # int64: index of the nearest opposing span
     value: torch.Tensor  # float32: its distance
-    total: torch.Tensor  # float64: the sum of the distances d ("mean"), or log sum exp(-d / t) ("softmin")
 
     @classmethod
-    def empty(cls, count: int, aggregate: str) -> Self:
-        nothing = {
-            torch.int64: -1,
-            torch.float32: torch.inf,
-            torch.float64: -torch.inf if aggregate == "softmin" else 0.0,
-        }
-        return cls(*(torch.full((count,), value, dtype=kind) for kind, value in nothing.items()))
+    def empty(cls, count: int) -> Self:
+        return cls(torch.full((count,), -1), torch.full((count,), torch.inf, dtype=torch.float32))
 
-    def add(self, other: Self, aggregate: str) -> None:
+    def add(self, other: Self) -> None:
         """Take in the facts of the same spans from further opposing spans; at equal distance the earlier span stays."""
         nearer = other.value < self.value
         self.nearest.copy_(torch.where(nearer, other.nearest, self.nearest))
         self.value.copy_(torch.where(nearer, other.value, self.value))
-        self.total.copy_((torch.logaddexp if aggregate == "softmin" else torch.add)(self.total, other.total))
-
-    def distance(self, aggregate: str, temperature: float, opposing: int) -> torch.Tensor:
-        """Return the aggregated distances, (K,) float32, over `opposing` spans; softmin: `-t log mean exp(-d / t)`."""
-        if aggregate == "min":
-            return self.value
-        mean = self.total / opposing if aggregate == "mean" else temperature * (math.log(opposing) - self.total)
-        return mean.float()
 
 
 @dataclass(frozen=True)
 class SpanSearch:
     """Distances of the spans of two opposing sides, in units of nbar, on the CPU."""
 
-    correct: torch.Tensor  # (K_c,) float32
-    incorrect: torch.Tensor  # (K_w,) likewise
     sides: tuple[SideSearch, SideSearch]  # correct, incorrect
     solved_pairs: int  # not dropped; at least 1
     unconverged_pairs: int  # solved pairs that did not reach their tolerance
     table: PairTable | None = None  # with `keep`
+
+    @property
+    def correct(self) -> torch.Tensor:
+        """Distances of the correct spans, (K_c,) float32."""
+        return self.sides[0].value
+
+    @property
+    def incorrect(self) -> torch.Tensor:
+        """Distances of the incorrect spans, (K_w,) float32."""
+        return self.sides[1].value
 
     @property
     def solved_fraction(self) -> float:
@@ -98,8 +88,6 @@ def search_spans(
     correct: Spans,
     incorrect: Spans,
     distance: Callable[[Tile], PairDistance],
-    aggregate: str,
-    temperature: float,
     max_bytes: int,
     prune: bool = True,
     keep: bool = False,
@@ -109,23 +97,17 @@ def search_spans(
     Args:
         correct, incorrect: at least one span each, with the same scale nbar.
         distance: from `make_distance`.
-        aggregate: one of `config.shear.AGGREGATES`, over the opposing spans.
-        temperature: of softmin, in units of nbar.
         max_bytes: bound on the extra memory, beside some 30 bytes a span; see `search_bytes`.
         prune: False solves every pair.
         keep: also return the table of all pairs, whose memory does not count towards `max_bytes`.
-
-    Raises ValueError: no aggregate has this name.
     """
-    return search_groups([(correct, incorrect)], distance, None, aggregate, temperature, max_bytes, prune, keep)[0]
+    return search_groups([(correct, incorrect)], distance, None, max_bytes, prune, keep)[0]
 
 
 def search_groups(
     groups: Sequence[tuple[Spans, Spans]],
     distance: Callable[[Tile], PairDistance],
     together: Callable[[Sequence[Tile]], PairDistance] | None,
-    aggregate: str,
-    temperature: float,
     max_bytes: int,
     prune: bool = True,
     keep: bool = False,
@@ -136,27 +118,24 @@ def search_groups(
         together: the distance of several tiles, from `make_together`. With it, groups that fit into memory race at the
             same time; with None, one after the other. No group's result depends on another group.
     """
-    if aggregate not in AGGREGATES:
-        raise ValueError(f"no aggregate is called {aggregate!r}; use {', '.join(AGGREGATES)}")
     device = groups[0][0].tokens.device
-    found = [_Found(len(a), len(b), aggregate, keep) for a, b in groups]
+    found = [_Found(len(a), len(b), keep) for a, b in groups]
     best = {}
-    for batch in batches(groups, search_bytes(max_bytes, device), aggregate == "min" and together is not None):
+    for batch in batches(groups, search_bytes(max_bytes, device), together is not None):
         tiles = [tile for _, tile in batch]
         if len(batch) == 1:
             ((index, tile),) = batch
             shape = [len(side) for side in groups[index]]
-            slack = _slack(aggregate, temperature, max(shape)) if prune else math.inf
             of_group = best.setdefault(index, [none_yet(k, device) for k in shape])
-            race = Race(tiles, distance(tile), slack, (of_group[0][tile.rows], of_group[1][tile.columns]))
+            race = Race(tiles, distance(tile), prune, (of_group[0][tile.rows], of_group[1][tile.columns]))
         else:
-            race = Race(tiles, together(tiles), 0.0 if prune else math.inf)
+            race = Race(tiles, together(tiles), prune)
         race.run()
-        for (index, tile), seen in zip(batch, _seen(race, aggregate, temperature), strict=True):
+        for (index, tile), seen in zip(batch, _seen(race), strict=True):
             found[index].add(tile, seen)
             if keep:
                 found[index].keep(tile, race)
-    return [each.finished(temperature) for each in found]
+    return [each.finished() for each in found]
 
 
 class _Seen(NamedTuple):
@@ -170,9 +149,8 @@ class _Seen(NamedTuple):
 class _Found:
     """Facts of a group's spans, gathered tile by tile."""
 
-    def __init__(self, correct: int, incorrect: int, aggregate: str, keep: bool):
-        self._aggregate = aggregate
-        self._sides = tuple(SideSearch.empty(count, aggregate) for count in (correct, incorrect))
+    def __init__(self, correct: int, incorrect: int, keep: bool):
+        self._sides = tuple(SideSearch.empty(count) for count in (correct, incorrect))
         self._counts = [0, 0]  # solved, unconverged
         self._table = PairTable.empty((correct, incorrect)) if keep else None
 
@@ -180,7 +158,7 @@ class _Found:
         here = tile.rows, tile.columns
         for side, part, opposing, new in zip(self._sides, here, reversed(here), seen.sides, strict=True):
             in_tile = SideSearch(*(getattr(side, field.name)[part] for field in fields(side)))
-            in_tile.add(replace(new, nearest=new.nearest + opposing.start), self._aggregate)
+            in_tile.add(replace(new, nearest=new.nearest + opposing.start))
         self._counts[0] += seen.solved
         self._counts[1] += seen.unconverged
 
@@ -189,16 +167,11 @@ class _Found:
             values = getattr(race, field.name).view(len(tile.a), len(tile.b))
             getattr(self._table, field.name)[tile.rows, tile.columns] = values.cpu()
 
-    def finished(self, temperature: float) -> SpanSearch:
-        counts = [len(side.value) for side in self._sides]
-        distances = (
-            side.distance(self._aggregate, temperature, opposing)
-            for side, opposing in zip(self._sides, reversed(counts), strict=True)
-        )
-        return SpanSearch(*distances, self._sides, *self._counts, self._table)
+    def finished(self) -> SpanSearch:
+        return SpanSearch(self._sides, *self._counts, self._table)
 
 
-def _seen(race: Race, aggregate: str, temperature: float) -> list[_Seen]:
+def _seen(race: Race) -> list[_Seen]:
     """Return what a race has found out about each of its tiles, after a single wait for the device."""
     value = torch.where(race.solved, race.lower_bound, torch.inf)
     (value_a, pair_a), (value_b, pair_b) = (
@@ -207,38 +180,18 @@ def _seen(race: Race, aggregate: str, temperature: float) -> list[_Seen]:
     counts = torch.stack([race.solved, race.solved & ~race.converged]).cumsum(1)
     ends = torch.tensor([len(tile.a) * len(tile.b) for tile in race.tiles]).cumsum(0) - 1
     counts = counts.index_select(1, ends.to(counts.device)).flatten()
-    total_a, total_b = _totals(race, aggregate, temperature)
-    parts = [value_a, race.columns[pair_a], total_a, value_b, race.rows[pair_b], total_b, counts]
+    parts = [value_a, race.columns[pair_a], value_b, race.rows[pair_b], counts]
     numbers = torch.cat([part.double() for part in parts]).cpu().split([len(part) for part in parts])
     spans_a, spans_b = [len(tile.a) for tile in race.tiles], [len(tile.b) for tile in race.tiles]
     firsts = zip(accumulate(spans_a, initial=0), accumulate(spans_b, initial=0), strict=True)
-    counts = numbers[6].long().view(2, -1).diff(prepend=torch.zeros(2, 1, dtype=torch.int64), dim=1).T.tolist()
-    of_a = zip(*(each.split(spans_a) for each in numbers[:3]), strict=True)
-    of_b = zip(*(each.split(spans_b) for each in numbers[3:6]), strict=True)
+    counts = numbers[4].long().view(2, -1).diff(prepend=torch.zeros(2, 1, dtype=torch.int64), dim=1).T.tolist()
+    of_a = zip(*(each.split(spans_a) for each in numbers[:2]), strict=True)
+    of_b = zip(*(each.split(spans_b) for each in numbers[2:4]), strict=True)
     return [
         _Seen((_side(*a, first_b), _side(*b, first_a)), *count)
         for a, b, count, (first_a, first_b) in zip(of_a, of_b, counts, firsts, strict=False)
     ]
 
 
-def _side(value: torch.Tensor, nearest: torch.Tensor, total: torch.Tensor, first: int) -> SideSearch:
-    return SideSearch(nearest.long() - first, value.float(), total)
-
-
-def _totals(race: Race, aggregate: str, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `SideSearch.total` of the row spans and of the column spans; zeros for "min"."""
-    if aggregate == "min":
-        return torch.zeros_like(race.best_a), torch.zeros_like(race.best_b)
-    bounds = race.lower_bound.double().view(len(race.best_a), len(race.best_b))
-    if aggregate == "mean":
-        return bounds.sum(1), bounds.sum(0)
-    return torch.logsumexp(-bounds / temperature, 1), torch.logsumexp(-bounds / temperature, 0)
-
-
-def _slack(aggregate: str, temperature: float, opposing: int) -> float:
-    """Return how far beyond a span's best distance another distance still matters."""
-    if aggregate == "min":
-        return 0.0
-    if aggregate == "softmin":  # L pairs beyond the slack add less than L exp(-slack / t) to a sum of at least 1
-        return temperature * math.log(opposing / _SOFTMIN_ERROR)
-    return math.inf
+def _side(value: torch.Tensor, nearest: torch.Tensor, first: int) -> SideSearch:
+    return SideSearch(nearest.long() - first, value.float())

@@ -57,7 +57,7 @@ def knobs() -> list[object]:
 
 def search(correct: Spans, incorrect: Spans) -> SpanSearch:
     assert_type(span_starts(100, ShearConfig()), torch.Tensor)
-    return search_spans(correct, incorrect, make_distance("sinkhorn", 0.1, correct, incorrect), "min", 0.1, 2**30)
+    return search_spans(correct, incorrect, make_distance("sinkhorn", 0.1, correct, incorrect), 2**30)
 
 
 def grades(response: str) -> list[bool | None]:

@@ -4,7 +4,7 @@
 #   examples/scripts/paper/grid.sh main | xargs -L1 sbatch examples/scripts/slurm.sbatch examples/scripts/paper/run.sh
 #
 #   main       every method on every backbone and task                      groups     GRPO and SHEAR with G = 16
-#   distance, normalize, pool, aggregate, span, tail, epsilon      SHEAR's ablations, on Qwen2.5-Math-7B
+#   distance, normalize, pool, span, tail, epsilon      SHEAR's ablations, on Qwen2.5-Math-7B
 #
 # `main` has the runs with the default values (the paper's); a sweep lists only the other values. Default: SEEDS="0 1 2".
 set -euo pipefail
@@ -32,7 +32,6 @@ case ${1-} in
     distance) sweep distance cosine chamfer mmd wasserstein sinkhorn_transport ;;
     normalize) sweep normalize per_rollout none ;;
     pool) sweep pool mean ;;
-    aggregate) sweep aggregate mean softmin ;;
     span)
         for window in 80 100 120; do
             for stride in 25 50 75; do
@@ -43,7 +42,7 @@ case ${1-} in
     tail) sweep tail every ;;
     epsilon) sweep epsilon 0.5 1.5 13.5 ;;
     *)
-        echo "grid.sh: got '${1-}'; use main, groups, distance, normalize, pool, aggregate, span, tail or epsilon" >&2
+        echo "grid.sh: got '${1-}'; use main, groups, distance, normalize, pool, span, tail or epsilon" >&2
         exit 2
         ;;
 esac

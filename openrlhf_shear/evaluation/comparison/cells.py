@@ -50,7 +50,6 @@ SWEEPS = {
     "distance": Sweep("Distance between spans", ("distance",)),
     "normalize": Sweep("Normalisation of the weights", ("normalize",)),
     "pool": Sweep("Pooling over the spans of a token", ("pool",)),
-    "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",)),
     "tail": Sweep("Spans at the end of a response", ("tail",)),
     "epsilon": Sweep("Entropic regularisation ε", ("epsilon", "epsilon_rel", "epsilon_spread")),
     "span": Sweep("Span length w and stride s", ("window", "stride")),

@@ -14,7 +14,7 @@ import torch
 from test_shear_weights import oracle_bandwidth, oracle_distance, oracle_spans
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.shear import AGGREGATES, DISTANCES
+from openrlhf_shear.config.shear import DISTANCES
 from openrlhf_shear.credit import heatmaps as heatmaps_module
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
@@ -67,15 +67,14 @@ def _oracle(hidden, measured, distance, shown):
     return found | {(j, i): values.T for (i, j), values in found.items()}
 
 
-def assert_is_the_oracles(evidence: GroupEvidence, expected, correct, measured, aggregate="min"):
+def assert_is_the_oracles(evidence: GroupEvidence, expected, correct, measured):
     for i in measured:
         shown = evidence.rollouts[i]
         opposing = [(j, expected[i, j]) for j in measured if correct[j] != correct[i]]
         for k in range(len(shown.span_starts)):
             value, j, span = min((row[k][span], j, span) for j, row in opposing for span in range(row.shape[1]))
             assert (shown.nearest_sample[k], shown.nearest_span[k]) == (j, span)
-            if aggregate == "min":
-                assert shown.span_distances[k].item() == pytest.approx(value, abs=ACCURACY)
+            assert shown.span_distances[k].item() == pytest.approx(value, abs=ACCURACY)
 
 
 def assert_heatmaps(evidence: GroupEvidence, expected, measured):
@@ -135,11 +134,10 @@ def test_nearest_spans_and_heatmaps_match_the_oracle(distance):
     assert all(torch.equal(a, b) for a, b in zip(result.weights, weights, strict=True))
 
 
-@pytest.mark.parametrize("aggregate", AGGREGATES)
-def test_the_nearest_pair_is_the_nearest_for_every_aggregate(aggregate):
+def test_evidence_without_heatmaps_is_the_oracle_s():
     hidden = states()
-    _, evidence = shear_evidence(hidden, MIXED, ShearConfig(**SMALL, aggregate=aggregate), heatmaps=False)
-    assert_is_the_oracles(evidence, oracle(hidden, range(5)), MIXED, range(5), aggregate)
+    _, evidence = shear_evidence(hidden, MIXED, ShearConfig(**SMALL), heatmaps=False)
+    assert_is_the_oracles(evidence, oracle(hidden, range(5)), MIXED, range(5))
     assert all(shown.heatmaps == {} for shown in evidence.rollouts)
 
 

@@ -12,7 +12,7 @@ from openrlhf_shear.credit.shear import shear_groups
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 
 
-@pytest.mark.parametrize("knobs", [{}, {"epsilon_spread": 0.1}, {"aggregate": "mean"}, {"distance": "mmd"}])
+@pytest.mark.parametrize("knobs", [{}, {"epsilon_spread": 0.1}, {"distance": "mmd"}])
 def test_groups_at_once_get_the_weights_of_each(knobs, monkeypatch):
     """With a backend that takes several tiles: groups that lack opposing rollouts, states or finite numbers as well."""
     config, batches = ShearConfig(**SMALL, **knobs), []

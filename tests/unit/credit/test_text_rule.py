@@ -53,8 +53,8 @@ def test_distances_of_opposing_tokens_are_those_of_equal_words(ngram):
 
 
 def test_shear_s_knobs_work():
-    config = TextConfig(window=4, stride=2, normalize="per_rollout", pool="mean", aggregate="mean", ngram=2)
-    weights, _ = oracle(one_hot(TEXTS, 2), MIXED, 4, 2, normalize="per_rollout", pool="mean", aggregate="mean")
+    config = TextConfig(window=4, stride=2, normalize="per_rollout", pool="mean", ngram=2)
+    weights, _ = oracle(one_hot(TEXTS, 2), MIXED, 4, 2, normalize="per_rollout", pool="mean")
     rule = TextRule(config)
     rule.search = SearchConfig(backend="torch")
     for found, expected in zip(rule.credit(group()).weights, weights, strict=True):

@@ -19,7 +19,7 @@ from openrlhf_shear.evaluation.comparison.tables import latex, make_scores, mark
 
 MODEL = "Qwen/Qwen2.5-Math-7B"
 CREDIT = {"window": 100, "stride": 25, "distance": "sinkhorn", "normalize": "cross_rollout", "pool": "max",
-          "aggregate": "min", "epsilon": 4.5, "epsilon_rel": 0.015, "epsilon_spread": None}  # fmt: skip
+          "epsilon": 4.5, "epsilon_rel": 0.015, "epsilon_spread": None}  # fmt: skip
 STEPS = (0, 5, 10)
 BENCHMARKS = ("math500", "aime24", "new_set")
 
@@ -282,7 +282,7 @@ def test_settings_without_a_centre_are_rows_of_their_own():
 
 def ablated():
     """A run for each thing that ablations change, another group size, and GRPO."""
-    changes = ({}, {"distance": "mmd"}, {"normalize": "none"}, {"pool": "mean"}, {"aggregate": "mean"},
+    changes = ({}, {"distance": "mmd"}, {"normalize": "none"}, {"pool": "mean"},
                {"epsilon": 1.5}, {"window": 80}, {"stride": 50})  # fmt: skip
     runs = [evaluated(0.5 + i / 100, credit=CREDIT | change) for i, change in enumerate(changes)]
     return [*runs, evaluated(0.6, group=16), evaluated(0.4, method="grpo", credit=None)]
@@ -301,7 +301,7 @@ def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
         *("Training curves", "Rollout reward", "Training time relative to GRPO")
     ]
     assert (method, seeds) == ("SHEAR", 3) and std == 0 and overhead == pytest.approx(100 * (12 / 11 - 1))
-    assert len(report.omitted) == 19 and "differ in distance alone" in report.omitted[11].reason
+    assert len(report.omitted) == 18 and "differ in distance alone" in report.omitted[11].reason
 
 
 def test_the_curves_of_training(tmp_path):
@@ -320,12 +320,12 @@ def test_the_curves_of_training(tmp_path):
 
 def test_each_sweep_becomes_a_figure():
     pictures = make_report(ablated()).pictures
-    bars = [f"{knob}_bars" for knob in ("distance", "normalize", "pool", "aggregate", "epsilon")]
+    bars = [f"{knob}_bars" for knob in ("distance", "normalize", "pool", "epsilon")]
     names = [f"{name}_math_qwen2.5_math_7b" for name in (*bars, "span_grid", "group_bars")]
     assert [picture.name for picture in pictures] == names
     assert [row[:2] for row in pictures[0].rows] == [("sinkhorn", 50.0), ("mmd", 51.0), ("GRPO", 40.0)]
-    grid = {row[:2]: row[2] for row in pictures[5].rows}
-    assert grid == pytest.approx({(100, 25): 50.0, (80, 25): 56.0, (100, 50): 57.0})
+    grid = {row[:2]: row[2] for row in pictures[4].rows}
+    assert grid == pytest.approx({(100, 25): 50.0, (80, 25): 55.0, (100, 50): 56.0})
 
 
 def test_a_curve_has_the_steps_that_all_seeds_share():

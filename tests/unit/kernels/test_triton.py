@@ -213,7 +213,7 @@ def test_tiles_that_share_launches_get_what_each_gets_alone():
     ]
     torch.testing.assert_close(batch.bounds(f, g), torch.cat([x.flatten() for x in expected]), rtol=0, atol=1e-6)
     groups = [(tile.a, tile.b) for tile in of_tiles]
-    raced = search_groups(groups, None, lambda tiles: TritonBatch(tiles, epsilon), "min", epsilon, 2**28)
+    raced = search_groups(groups, None, lambda tiles: TritonBatch(tiles, epsilon), 2**28)
     for search, (a, b), values, shape in zip(raced, groups, solved, shapes, strict=True):
         values = values.value.view(shape)
         torch.testing.assert_close(search.correct, values.amin(1), rtol=0, atol=1e-3 * epsilon)
@@ -315,7 +315,7 @@ def test_a_search_agrees_with_the_reference():
     both, epsilon = clouds("prefix", (26, 10, 26, 10)), 0.015
     a, b = (Spans.pack(rollouts, SpanCut(10, 5), 1.0) for rollouts in (both[:2], both[2:]))
     found = [
-        search_spans(a, b, lambda tile, s=solver: s(tile, epsilon), "min", epsilon, 2**28, keep=True)
+        search_spans(a, b, lambda tile, s=solver: s(tile, epsilon), 2**28, keep=True)
         for solver in (TritonSinkhorn, SinkhornPairs)
     ]
     for side in ("correct", "incorrect"):

@@ -17,7 +17,7 @@ from openrlhf_shear.preflight import checks, models, rewards
 from openrlhf_shear.preflight.rows import Prompts
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "scripts"
-SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "tail", "epsilon")
+SWEEPS = ("main", "groups", "distance", "normalize", "pool", "span", "tail", "epsilon")
 MODELS = {
     "qwen2.5-math-7b": "Qwen/Qwen2.5-Math-7B",
     "qwen2.5-coder-7b": "Qwen/Qwen2.5-Coder-7B",

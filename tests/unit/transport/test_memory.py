@@ -66,7 +66,7 @@ def measure_dense() -> dict:
         distance = make_distance("sinkhorn", 0.015, *sides, choose_backend("auto", "cpu", 8))
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the kernel's mark of the most memory begins again
-        search_spans(*sides, distance, "min", 0.015, LIMIT)
+        search_spans(*sides, distance, LIMIT)
         return memory("VmHWM") - before
 
     extra(200)

@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 from together import Together
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openrlhf_shear.config.shear import AGGREGATES, DISTANCES, SpanCut
+from openrlhf_shear.config.shear import DISTANCES, SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.transport import (
@@ -51,11 +51,9 @@ def blocks_of(spans: Spans) -> list[slice]:
     return [slice(i, i + n) for i, n in zip(spans.starts.tolist(), spans.sizes.tolist(), strict=True)]
 
 
-def search(a, b, distance="sinkhorn", aggregate="min", backend="numba", epsilon=EPSILON, max_bytes=2**28, prune=True):
+def search(a, b, distance="sinkhorn", backend="numba", epsilon=EPSILON, max_bytes=2**28, prune=True):
     solver = choose_backend(backend, "cpu", 128)
-    return search_spans(
-        a, b, make_distance(distance, epsilon, a, b, solver), aggregate, epsilon, max_bytes, prune, keep=True
-    )
+    return search_spans(a, b, make_distance(distance, epsilon, a, b, solver), max_bytes, prune, keep=True)
 
 
 SOLVED = ("sinkhorn", "sinkhorn_transport", "wasserstein")  # the others are closed forms, without a backend
@@ -66,13 +64,12 @@ EACH = [(name, "numba") for name in DISTANCES] + [(name, "torch") for name in SO
 @pytest.mark.parametrize(("distance", "backend"), EACH)
 def test_pruned_is_unpruned(distance, kind, backend):
     a, b = sides(kind)
-    for aggregate in AGGREGATES:
-        raced, everything = (search(a, b, distance, aggregate, backend, prune=prune) for prune in (True, False))
-        assert everything.table.solved.all()
-        # The plan's cost is of first order in the marginal error: 1e-4 of costs of about 1.
-        slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
-        for found, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
-            torch.testing.assert_close(found, other, rtol=0, atol=slack)
+    raced, everything = (search(a, b, distance, backend, prune=prune) for prune in (True, False))
+    assert everything.table.solved.all()
+    # The plan's cost is of first order in the marginal error: 1e-4 of costs of about 1.
+    slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
+    for found, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
+        torch.testing.assert_close(found, other, rtol=0, atol=slack)
 
 
 class Deterministic(TorchDispatchMode):
@@ -311,7 +308,7 @@ def test_a_tile_reads_back_only_how_many_pairs_are_left():
     sides = [Spans.pack([torch.randn(n + 9, 4, generator=generator)], SpanCut(10, 1), 1.0) for n in (80, 60)]
     known = Given(values)
     with HostReads() as reads:
-        found = search_spans(*sides, lambda tile: known, "min", 0.1, 2**30)
+        found = search_spans(*sides, lambda tile: known, 2**30)
     assert torch.equal(found.correct, values.amin(1)) and torch.equal(found.incorrect, values.amin(0))
     # The distinct seeds and the pairs that are left; then each turn reads two counts, and turns triple.
     assert reads.count == 2 and 2 < known.solves <= 2 + math.ceil(math.log(80, 3))
@@ -325,7 +322,7 @@ def test_a_pair_waits_for_better_pairs_of_its_span():
     values = bounds + 0.5
     values[:, 1] = bounds[:, 1]  # the second best bound of each row is that of the nearest span
     known = Given(values, bounds)
-    found = search_spans(*sides, lambda tile: known, "min", 0.1, 2**30)
+    found = search_spans(*sides, lambda tile: known, 2**30)
     assert torch.equal(found.correct, values.amin(1)) and torch.equal(found.incorrect, values.amin(0))
     assert known.pairs <= 80 + 60 + 80  # a seed of each span, and the second pair of each row
 
@@ -348,25 +345,13 @@ def test_groups_that_race_together_get_what_each_gets_alone(solver, max_bytes, b
     def alone(tile):
         return solver(tile, EPSILON)
 
-    found = search_groups(groups, alone, together, "min", EPSILON, max_bytes)
+    found = search_groups(groups, alone, together, max_bytes)
     assert [n for n in seen if n > 1] == [n for n in batches if n > 1]
     for (a, b), of_group in zip(groups, found, strict=True):
-        expected = search_spans(a, b, alone, "min", EPSILON, max_bytes)
+        expected = search_spans(a, b, alone, max_bytes)
         for side, other in zip(of_group.sides, expected.sides, strict=True):
             assert torch.equal(side.value, other.value) and torch.equal(side.nearest, other.nearest)
         assert of_group.solved_pairs == expected.solved_pairs and of_group.unconverged_pairs == 0
-
-
-def test_sums_over_all_pairs_are_searched_a_group_at_a_time():
-    (a, b), other, _ = unlike()
-
-    def alone(tile):
-        return NumbaSinkhorn(tile, EPSILON)
-
-    for aggregate in ("mean", "softmin"):
-        first, _ = search_groups([(a, b), other], alone, lambda tiles: 1 / 0, aggregate, EPSILON, 2**28)
-        expected = search_spans(a, b, alone, aggregate, EPSILON, 2**28)
-        assert torch.equal(first.correct, expected.correct) and torch.equal(first.incorrect, expected.incorrect)
 
 
 def test_a_nan_bounds_nothing_and_is_nearest_to_no_other_span():
@@ -374,7 +359,7 @@ def test_a_nan_bounds_nothing_and_is_nearest_to_no_other_span():
     values = torch.tensor([[1.0, 2.0], [torch.nan, 4.0], [5.0, 6.0]])
     sides = [Spans.pack([torch.ones(n + 1, 4)], SpanCut(2, 1), 1.0) for n in (3, 2)]
     bounds = torch.full_like(values, torch.nan)
-    found = search_spans(*sides, lambda tile: Given(values, bounds), "min", 0.1, 2**20, prune=False)
+    found = search_spans(*sides, lambda tile: Given(values, bounds), 2**20, prune=False)
     assert found.sides[1].value[1] == 2.0 and found.sides[1].nearest[1] == 0
     assert found.sides[0].value[[0, 2]].tolist() == [1.0, 5.0] and found.sides[0].nearest[[0, 2]].tolist() == [0, 0]
 
