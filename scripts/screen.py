@@ -43,7 +43,7 @@ def main() -> None:
     text = re.sub(r"\n(?=[\d.]+ s  ETA )", "  ", text)  # the terminal breaks long lines, and the page does not
     text = re.sub(r"(?<=_rate)\n(?=[\d.]+$)", " ", text, flags=re.M)
     text = re.sub(r"(?s)^ +GiB a GPU.*?└[^\n]*\n", "(the estimate of memory)\n", text, count=1, flags=re.M)
-    text = re.sub(r"^(3/40 .*\n)(?:\d+/40 .*\n)*(?=38/40 )", r"\1...\n", text, flags=re.M)  # the page needs no more
+    text = re.sub(r"^( 1/40 .*\n)(?: ?\d+/40 .*\n)*(?=40/40 )", r"\1...\n", text, flags=re.M)  # the page needs no more
     PAGE.write_text(re.sub(r"(?<=\n```\n)examples/scripts/.*?(?=\n```)", lambda _: text, PAGE.read_text(), flags=re.S))
     (IMAGES / "console.svg").write_text(shown)
     (report,) = re.findall(r"^(\S+/report)/index\.html$", text, re.M)
