@@ -11,8 +11,12 @@ from openrlhf_shear.rewards.verdict import Reason
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
 _EQUALS = rf"{LETTER}\s*+=\s*+"
 _NAME_BEFORE = re.compile(rf"(?<![A-Za-z0-9\\]|[-+*/^=]\s*){_EQUALS}$")
+_COUNTED = (
+    r"[\s$]*+(?:\\text\s*+\{\s*+)?(?:for (?:part )?\([a-z]\)|(?!so|thus|then|but|wait|not)[a-z]{3,}),? and[\s}$]*+"
+)
 _BETWEEN = re.compile(
-    rf"(?:{_EQUALS}$|" + r"[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+"
+    rf"(?:{_COUNTED}\s*+$)|(?:{_EQUALS}$|"
+    + r"[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+"
 )
 _LISTS = re.compile(r"[,;]|and|or")
 _MOST_BOXES = 16
@@ -32,16 +36,19 @@ _FILLER = re.compile(  # before a value
 )
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_CONDITIONAL = re.compile(r"#++,? (?:where|for|with|if|when)\b")  # after a formula, masked
 _STATES = re.compile(r"(?i)\b(?:is|are|equals|equal to)\b[\s:]*+")
 _NUMBER = re.compile(r"[-+]?(?<![A-Za-z0-9.])(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[0-9]++)(?:\s*+/\s*+[0-9]++)?+%?")
 _VALUE = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]++|(?:sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])|[A-Za-z](?![A-Za-z]))*+")
 _TERM = r"(?:[0-9]++(?:[.,][0-9]++)*+%?|sqrt|pi|[A-Za-z](?![A-Za-z]))"
 _RUN = re.compile(rf"(?<![A-Za-z0-9.])[-+(]*+{_TERM}(?:\s*+[-+*/^()]++\s*+{_TERM}|{_TERM})*+\)*+")
+_ENDING = re.compile(r"(?:\s*+I hope it is correct\.?+)?\s*+(?:<\|im_.*)?$", re.DOTALL)
 _SENTENCE = re.compile(
     r"(?:as |given )?(?:follows|below)|simple|clear|obvious|(?:[A-Za-z',]++[\s.:]*+){3,}"
 )  # words without a value
 _CHOICE = re.compile(r"\(?[A-J][).:]\s")
 _HEADING = re.compile(r"(?i)\W*(?:verif|check|explan|note\b|reason|summary|justif|proof)")
+_SQUARE = re.compile("(?<=[0-9])\\s*+[ckm]?m[\u00b2\u00b3]")
 _CHECKED = re.compile(r"(?<=[0-9].*)\s\([^()]*=[^()]*\)\s*$")  # 12 apples (7 + 5 = 12)
 _END = re.compile(r"[.?](?:\s|$)|!(?=\s+[A-Z]|\s*$)")  # 4! = 24 is a factorial
 
@@ -110,7 +117,7 @@ def _last(response: str) -> str | None:
     """Return the value that the last line ends on: its last formula, what follows its last "=", or its last number."""
     if r"\boxed" in response[-_TAIL:]:
         return None
-    lines = response[-_TAIL:].rstrip().splitlines()
+    lines = _ENDING.sub("", response[-_TAIL:]).rstrip().splitlines()
     line = _BOLD.sub(r"\2", lines[-1]).strip(_NOT_SAID) if lines else ""
     if line in (r"\]", "$$"):  # a display over several lines
         *_, display = [None, *_DISPLAY.finditer(response[-_TAIL:])]
@@ -130,7 +137,7 @@ def _last(response: str) -> str | None:
 
 def _last_value(sentence: str) -> str | None:
     """Return what follows the last "=" of plain text, else its last number, as LaTeX."""
-    sentence = _CHECKED.sub("", sentence)
+    sentence = _SQUARE.sub("", _CHECKED.sub("", sentence))
     if "=" in sentence:
         return as_latex(_VALUE.match(sentence.rpartition("=")[2])[0])
     *_, value = [None, *(run[0] for run in _RUN.finditer(sentence) if re.search(r"[0-9]|pi", run[0]))]
@@ -188,7 +195,7 @@ def _box_at(response: str, at: int) -> tuple[str, int] | None:
     if not text.startswith("{", start):
         bare = re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
         return bare, at + start + len(bare)
-    end = closing(text, start)
+    end = closing(text, start) or closing(text.replace(r"\{", " {").replace(r"\}", " }"), start)
     if end is None:
         return (text[start:], at + len(text)) if len(text) > MAX_ANSWER + 63 else None
     return text[start + 1 : end], at + end + 1
@@ -225,7 +232,7 @@ def _stated(sentence: str) -> str:
     """
     sentence = re.sub(rf"^,?\s*+(?:{_FILLER.pattern})++(?=[-$\\(\d.])", "", sentence)
     words = _WORD.findall(FORMULA.sub(" ", sentence))
-    if len(words) < 3:
+    if len(words) < 3 or _CONDITIONAL.match(_masked(sentence)):
         return sentence
     *_, last = [None, *_STATES.finditer(_masked(sentence))]
     value = sentence[last.end() :].strip(_NOT_SAID) if last else ""

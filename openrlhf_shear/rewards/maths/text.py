@@ -35,6 +35,7 @@ _ROOT = re.compile("\u221a\\s*+([0-9]++|[A-Za-z])")
 _WORDS = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|tt|normal)?|mbox|mathrm|operatorname)\s*+\{([^{}]*+)\}")
 _FUNCTIONS_IN_WORDS = {name: name for name in ("sgn", "lcm", "gcd", "max", "min")} | {"sign": "sgn", "signum": "sgn"}
 _BRACKET = re.compile(r"\s*+(?:\\left\s*+)?(?:\(|\\?\{)")
+_SUBSCRIPT = re.compile(r"_\{\s*+\\(?:text|mathrm|rm)\s*+\{([A-Za-z])\}\s*+\}")
 _FONT = re.compile(r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*+\{([^{}]*+)\}")
 _THIN_COMMA = re.compile(r",\s*+\\!\s*+")
 _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
@@ -68,6 +69,7 @@ _ANGLE = re.compile(  # a whole answer, or an item of one
 _OHM = re.compile(r'(?<=[0-9])\s*+(?:"[kM]"\s*+)?\\Omega$')
 _MICRO = re.compile(r'(?<=[0-9])\s*+\\mu\s*+"([A-Za-z])"')
 _TIME = re.compile(r'(?<![0-9.:])([0-9]{1,2}(?::[0-9]{2})?)\s*+"?\s*+([ap])\.?\s?m\b\.?\s*+"?(?=\s*+$)', re.IGNORECASE)
+_JOINED = re.compile(r"(?<=[0-9)])(and|or)(?=[A-Z0-9(])")
 _BREAK = re.compile(  # between two equations
     r"(?<==[^=]*)(?:\\(?:q?quad|newline)(?![A-Za-z])|\\(?:hspace\s*\{[^{}]*|text\s*\{\s*)\}|\\[\\ ;:]|[~\n])"
     r"[\s$\\;,:~]*+(?=(?:\\[A-Za-z]+|[A-Za-z])[A-Za-z0-9_'{}()]*+\s*+=)"
@@ -110,17 +112,20 @@ _TIMES = re.compile(r"(?<=[0-9])(?:\s++[xX]\s++(?=[0-9])|\s*+[xX]\s*+(?=10\^))")
 _PLAIN_WORD = re.compile(r"(?<![A-Za-z])(?!(?:and|units?|degrees|radians|meters|feet|inches)(?![A-Za-z]))[A-Za-z]{3,}")
 
 
+_MEANT = re.compile(r"\\(?:lt|gt|leq|geq|neq|eq|in|else|equiv)(?![A-Za-z])")
 _IF = re.compile(r"^\s*+(?::|(?:if|for|when|where)(?![A-Za-z]))")
 _PARITY = re.compile(
     r"(?P<name>[a-zA-Z])\s++(?:is\s++)?(?:an\s++)?(?P<kind>even|odd)(?:\s++(?:integer|number))?(?![A-Za-z])"
     r"|(?P<kind>even|odd)\s++(?P<name>[a-zA-Z])(?![A-Za-z])"
 )
+_CONGRUENT = re.compile(r"([a-zA-Z])\s*+\\equiv\s*+([0-9]++)\s*+\(?\\mod\s*+\{?([0-9]++)\}?\)?")
 _RELATION = re.compile(r"[<>=]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![A-Za-z])(?:otherwise|else)(?![A-Za-z])")
 _RELATIONS_OF_PIECES = {
     **{"<": r"\lt ", ">": r"\gt ", "=": r"\eq ", r"\le": r"\leq ", r"\ge": r"\geq ", r"\ne": r"\neq "},
     **dict.fromkeys(("otherwise", "else"), r"\else "),
 }
 _MATRIX = re.compile(r"\\begin\{([a-z]?matrix)\}.*?\\end\{\1\}", re.DOTALL)
+_TWICE = re.compile(r"\\\\(?=(?:[dt]?frac|sqrt|pi|left|right|text|cdot|times|le|ge|in|infty|cup|pm|circ)(?![A-Za-z]))")
 _LOST_ROW = re.compile(r"(?<!\\)\\(?=[-.0-9])")  # in data whose "\\\\" became "\\"
 
 
@@ -136,9 +141,12 @@ def tidy(answer: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
     if r"\begin" not in text and "=" in text:
         text = _BREAK.sub(", ", text)
-    text = text.replace("~", " ")
+    text = _JOINED.sub(r" \1 ", text.replace("~", " "))
     text = _BRACED_LETTER.sub(r"\1", _UNIT_PRODUCT.sub(r'"\1" \\cdot "\2" ^{\3}', text))
+    text = _SUBSCRIPT.sub(r"_{\1}", text)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
+    if r"\begin" not in text:
+        text = _TWICE.sub(r"\\", text)
     if "matrix}" in text:
         text = _MATRIX.sub(lambda match: _LOST_ROW.sub(r"\\\\", match[0]), text)
     # A command takes in the blanks after it, so a blank after its new name changes nothing.
@@ -268,8 +276,9 @@ def _pieces(rows: list[str]) -> str | None:
         value, _, condition = row.partition("&" if "&" in row else '"')
         condition = _IF.sub("", condition.replace('"', " ")).strip()
         condition = _PARITY.sub(lambda found: rf"{found['name']}\mod 2={int(found['kind'] == 'odd')}", condition)
+        condition = _CONGRUENT.sub(r"\1\\mod \3=\2", condition)
         condition = _RELATION.sub(lambda found: _RELATIONS_OF_PIECES[found[0]], condition)
-        if not condition or _PLAIN_WORD.search(COMMAND.sub(" ", f"{condition} {value}")):
+        if not _MEANT.search(condition) or _PLAIN_WORD.search(COMMAND.sub(" ", f"{condition} {value}")):
             return None
         parts += [f"{{{value.strip().rstrip(',;')}}}", f"{{{condition}}}"]
     return rf"\cases({','.join(parts)})" if parts else None

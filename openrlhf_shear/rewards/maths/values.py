@@ -15,16 +15,18 @@ _MOST_ITEMS = 64
 _DEEPEST = 4
 
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
-_PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ]|\^\{-1\})\(-?[0-9]++(?:,-?[0-9]++)*+\)"
+_PLACE = r"\((?:(?:[A-Za-z]|\\[a-z]++)(?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ]|\^\{-1\})\(-?[0-9]++(?:,-?[0-9]++)*+\)"
 _MARKED = rf"\\(?:hat|widehat|bar|overline|tilde|vec|dot|ddot|overrightarrow)(?:\{{(?:{LETTER}|[A-Z]{{2}})\}}|{LETTER})"
 _DERIVATIVE = r"\\frac\{(?:d|\\partial)(?:\^[23])?[A-Za-z]?\}\{(?:d|\\partial)[A-Za-z](?:\^[23])?\}"
 _VARIABLE = (
-    rf"(?:[A-Z]{{2,3}}|m?\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{_MARKED}|\\sigma\^(?:\{{[0-9]\}}|[0-9])"
+    rf"(?:[A-Z]{{2,3}}|m?\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|\\Delta[A-Za-z]|{_MARKED}|\\sigma\^(?:\{{[0-9]\}}|[0-9])"
     rf"|{_DERIVATIVE}(?:{LETTER}(?:{_PLACE})?+)?+|{LETTER}\^\{{-1\}}(?:{_PLACE})"
     rf"|{LETTER}(?:\^(?:\*|\{{\*\}}|\\ast|\{{\\ast\}}|\\star|\{{\\star\}}))?+(?:{_PLACE})?+)"
 )
 _WORD_NAME = re.compile(r'(?:"[A-Za-z]++(?: [A-Za-z]++)*+"|[A-Z][a-z]{2,}+|[a-z]{4,}+)(?: ?\([^()=]{1,20}\))?+')
-_NAME = re.compile(rf"{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\||\\(?:lim|sum|prod|int)_.*")
+_NAME = re.compile(
+    rf"{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\||\\(?:lim|sum|prod|int|max|min|sup|inf)_.*"
+)
 _NAMES = re.compile(rf"\({_VARIABLE}(?:,{_VARIABLE})++\)")
 _MARK = re.compile(r"\\(?:hat|widehat|bar|overline|tilde|vec|dot|ddot|overrightarrow)(?:\{(.*?)\}|(.))")
 _DIFFERENTIAL = re.compile(r"\\frac\{d(?:\^([23]))?([A-Za-z]?)\}\{d[A-Za-z](?:\^[23])?\}([A-Za-z]?)")
@@ -32,6 +34,7 @@ _RUNS = ("abcdefgh", "ijk", "mn", "pqrstuvwxyz", "ABCDEFGH", "PQRSTUVWXYZ")  # l
 _TIME = re.compile(r"0?([0-9]{1,2}:0[0-9])")  # 10:05 is no ratio
 _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
 _LETTERS = re.compile(rf"(?<![A-Za-z\\])[A-Za-z]|{GREEK}")
+_ARGUMENT = re.compile(r"\([a-z]\)$")  # of a constant function
 _WORD = re.compile(r"[A-Z]{3,}")  # the order of points or runners, and no product
 _ENDS = {r"\infty": math.inf, r"-\infty": -math.inf}
 _NOTHING = re.compile(
@@ -110,12 +113,12 @@ def congruence(text: str) -> ValueGroup | None:
 def _named(value: Value, name: str) -> Value:
     """Name a value; `(x,y)` names the items of a pair."""
     if not name.startswith("("):
-        return replace(value, name=name)
+        return replace(value, name=_ARGUMENT.sub("", name) if isinstance(value, Number) else name)
     names = split(name[1:-1], (",",))
     if not isinstance(value, ValueGroup) or len(names) != len(value.items):
         return value
     pairs = zip(value.items, names, strict=True)
-    return replace(value, items=tuple(replace(item, name=item_name) for item, item_name in pairs))
+    return replace(value, items=tuple(_named(item, item_name) for item, item_name in pairs))
 
 
 def without_name(text: str) -> tuple[str, str]:

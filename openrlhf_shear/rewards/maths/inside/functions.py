@@ -11,7 +11,7 @@ import sympy
 from latex2sympy2_extended.logic import And
 
 _CALL = re.compile(r"\\(max|min|gcd|lcm|sgn|cases)\s*(?=\(|\\?\{)")
-_PIECE = re.compile(r"\\?[{}]|[(),]")
+_PIECE = re.compile(r"\\?[{}]|[()\[\],]")
 _JOINED = re.compile(r",(?![^(\[]*[)\]])|(?<![A-Za-z])and(?![A-Za-z])")
 _EITHER = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 
@@ -62,7 +62,7 @@ def _arguments(text: str, start: int) -> tuple[list[str], int]:
     """Return the arguments in the bracket that opens at `start`, and where it ends. Raises ValueError: it does not."""
     parts, depth, begin = [], 0, start
     for piece in _PIECE.finditer(text, start):
-        depth += 0 if piece[0] == "," else -1 if piece[0][-1] in ")}" else 1
+        depth += 0 if piece[0] == "," else -1 if piece[0][-1] in ")]}" else 1
         if depth == 0 or (depth == 1 and piece[0] == ","):
             parts.append(text[begin : piece.start()])
         if depth == 0:
