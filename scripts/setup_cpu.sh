@@ -45,6 +45,8 @@ header='import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h
 scripts/install_cpu.sh "$venv"
 say "openrlhf_shear itself"
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+say "the loops of the span search, compiled for this processor"
+"$venv/bin/python" -c "from openrlhf_shear.kernels.numba_sinkhorn import compile_loops; compile_loops()"
 
 echo "$wanted" >"$stamp"
 say "done"

@@ -5,9 +5,11 @@ numba   CPU: compiled loops, one block at a time in the cache
 triton  CUDA: one program a block, on chip
 """
 
+import contextlib
 import importlib
 import logging
 import re
+import threading
 from functools import cache
 
 from openrlhf_shear.config.spec import BACKENDS
@@ -43,6 +45,17 @@ def choose_backend(backend: str, device: str, window: int) -> type[SinkhornPairs
         warn_of_a_slow_triton()
     logger.info("span search backend: %s (%s)", name, "asked for" if backend != "auto" else f"the fastest on {device}")
     return chosen
+
+
+def compile_ahead(backend: str, device: str) -> None:
+    """Compile the loops of a CPU's search in a thread, while a caller loads models: else a first step waits for it."""
+    if device == "cpu" and backend in ("auto", "numba"):
+        threading.Thread(target=_compile_loops, name="compile", daemon=True).start()
+
+
+def _compile_loops() -> None:
+    with contextlib.suppress(Exception):  # `choose_backend` tells a search what is missing
+        importlib.import_module("openrlhf_shear.kernels.numba_sinkhorn").compile_loops()
 
 
 @cache

@@ -15,6 +15,7 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
+from openrlhf_shear.kernels.backends import compile_ahead
 from openrlhf_shear.rollouts.columns import token_texts
 from openrlhf_shear.train.checkpoints.saveable import refuse_unsaveable, without_adapters
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
@@ -42,13 +43,15 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
             NotFiniteError: a weight is not finite.
             RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save.
         """
+        spec = strategy.args.credit
+        self._rule = load_rule(spec) if spec is not None else None
+        if self._rule is not None and STATES & self._rule.needs:
+            compile_ahead(spec.search.backend, "cuda" if torch.cuda.is_available() else "cpu")
         super().init_model_from_pretrained(strategy, pretrain, *args, **kwargs)
         if self.actor.is_vlm:  # upstream keeps the tokenizer alone, and saved models would lack the processor
             self.tokenizer = get_tokenizer(pretrain, None)
         lora.refuse_unmergeable(self.actor.model.module)
         refuse_unsaveable("--actor.model_name_or_path", self.actor.model.module, self.tokenizer)
-        spec = strategy.args.credit
-        self._rule = load_rule(spec) if spec is not None else None
         if self._rule is not None:
             self.trainer.actor_loss_fn = credited_loss(self.trainer.actor_loss_fn, self._rule.name)
         if isinstance(self._rule, CreditRule):

@@ -1,6 +1,7 @@
 """The backend of the span search: chosen once, logged once, never silently another."""
 
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -70,3 +71,29 @@ def test_a_window_that_does_not_fit_is_refused_with_the_flags():
     with pytest.raises(ValueError, match=r"shear.window does not fit.*128"):
         shear_weights(STATES, [True, False], ShearConfig(window=129), SearchConfig(backend="triton"))
     SearchConfig(backend="triton").require_fits(128)
+
+
+COMPILED = """
+import threading, torch
+from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.kernels import backends, numba_first, numba_loops, numba_matrix
+
+def compiled():
+    loops = [loop for file in (numba_first, numba_loops, numba_matrix) for loop in vars(file).values()]
+    return {loop.__name__: len(loop.signatures) for loop in loops if getattr(loop, "signatures", None)}
+
+backends.compile_ahead("auto", "cpu")
+(thread,) = [thread for thread in threading.enumerate() if thread.name == "compile"]
+thread.join()
+ahead = compiled()
+for dtype in (torch.float32, torch.bfloat16):
+    states = torch.randn(6, 150, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    shear_weights(list(states), [True, False] * 3)
+    shear_weights(list(1e4 * states), [True, False] * 3)
+assert ahead and compiled() == ahead, (ahead, compiled())
+"""
+
+
+def test_a_search_compiles_nothing_that_was_not_compiled_ahead():
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
