@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 import browsing
@@ -10,6 +11,7 @@ import pytest
 from command_lines import write_tokenizer
 from hypothesis import settings
 
+from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.preflight import rewards
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
@@ -78,6 +80,9 @@ SHORT = {
 }
 
 
+_parser = cache(train_ppo_ray.build_parser)  # a third of a second each time
+
+
 @pytest.fixture
 def job(request, tmp_path, monkeypatch):
     """A folder with a model, a reward function and prompts, and a function that returns a command which trains on them.
@@ -97,6 +102,7 @@ def job(request, tmp_path, monkeypatch):
         return TRIED if source == REWARD.encode() else real(file, seconds, requests)
 
     monkeypatch.setattr(rewards, "try_file", try_file)
+    monkeypatch.setattr(train_ppo_ray, "build_parser", _parser)
     for name in ("model", "other"):
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")

@@ -63,19 +63,13 @@ def test_a_solution_without_a_box_has_no_answer_whatever_else_it_says(tmp_path):
     assert report["dropped"]["no_answer"]["row"] == 3 and "#### 4" in report["dropped"]["no_answer"]["detail"]
 
 
-@pytest.mark.parametrize(("levels", "kept"), [("3-5", ["c", "d", "e"]), ("1", ["a"]), ("2-3", ["b", "c"])])
-def test_levels_of_math_are_taken(tmp_path, levels, kept):
-    numbers = dict(zip("abcde", (1, 2, 3, 4, 5), strict=True)) | {"f": "?"}
-    found = [{"problem": name, "solution": r"\boxed{1}", "level": f"Level {n}"} for name, n in numbers.items()]
-    rows, report = prepare(tmp_path, found, "--levels", levels)
-    assert questions(rows) == kept and counts(report) == {"other_level": 6 - len(kept)}
-
-
-def test_gsm8k_takes_the_text_after_the_hashes(tmp_path):
-    answers = {"How many?": "6 * 7 = <<6*7=42>>42\n#### 1,042", "And?": "none", "Or?": "none\n#### "}
-    found = [{"question": question, "answer": answer} for question, answer in answers.items()]
-    rows, report = prepare(tmp_path, found, source="gsm8k")
-    assert [row["label"] for row in rows] == ["1042"] and counts(report) == {"no_answer": 2}
+@pytest.mark.parametrize(*cases("data", "test_rows_are_kept_or_dropped_by_their_reason"))
+def test_rows_are_kept_or_dropped_by_their_reason(tmp_path, source, words, given, kept, dropped):
+    rows, report = prepare(tmp_path, given, *words.split(), source=source)
+    assert [[len(row["prompt"]), row["prompt"][-1]["content"], row["label"]] for row in rows] == kept
+    assert counts(report) == dropped and {row["datasource"] for row in rows} == {
+        "rows" if source == "columns" else source
+    }
 
 
 def eurus(ground_truth, ability="code", turns=()) -> dict:
@@ -103,13 +97,6 @@ def test_eurus_keeps_code_rows_without_their_system_turn(tmp_path):
     assert json.loads(rows[0]["label"]) == STDIN and json.loads(rows[1]["label"]) == function
     assert report["kinds"] == {"stdin": 1, "function": 1}
     assert counts(report) == {"bad_tests": 3, "not_code": 1, "not_one_turn": 1}
-
-
-def test_columns_of_any_name_make_a_data_set(tmp_path):
-    found = [{"q": " Why? ", "a": "023"}, {"q": "", "a": "1"}, {"q": None, "a": "1"}, {"q": "How?", "a": None}]
-    rows, report = prepare(tmp_path, found, "--prompt-key", "q", "--label-key", "a", source="columns")
-    assert rows == [{"prompt": [{"role": "user", "content": "Why?"}], "label": "023", "datasource": "rows"}]
-    assert counts(report) == {"empty_prompt": 2, "no_answer": 1}
 
 
 @pytest.mark.parametrize(*cases("data", "test_a_label_is_tests_as_an_object_or_its_text_or_a_gold_answer"))
@@ -141,21 +128,6 @@ def test_what_cannot_be_used_is_dropped_by_its_reason(read, given, reason):
 def test_the_system_turn_is_the_user_s_or_absent(tmp_path):
     assert prepare(tmp_path, MATHS, "--system", "Be brief.")[0][0]["prompt"][0]["content"] == "Be brief."
     assert len(prepare(tmp_path, MATHS, "--system", "", "--overwrite")[0][0]["prompt"]) == 1
-
-
-def test_a_prompt_is_kept_once_whatever_its_spaces(tmp_path):
-    again = {"problem": MATHS[0]["problem"].replace("$", "").replace(" ", "\n  "), "solution": r"\boxed{2}"}
-    others = [{"problem": f"Write {number} as a decimal.", "solution": r"\boxed{2}"} for number in ("2 1/2", "21/2")]
-    others += [{"problem": f"Count the capital letters of {word}.", "solution": r"\boxed{0}"} for word in ("aA", "aa")]
-    rows, report = prepare(tmp_path, [*MATHS, again, *others])
-    assert len(rows) == 6 and report["dropped"]["duplicate"]["row"] == 3 and counts(report) == {"duplicate": 1}
-
-
-def test_a_dropped_row_makes_no_duplicate(tmp_path):
-    boxes = (rf"\boxed{{{label}}}" for label in ("The answer is 34", "34", "34"))
-    given = [{"problem": "What is 30 + 4?", "solution": box} for box in boxes]
-    rows, report = prepare(tmp_path, given, "--check")
-    assert [row["label"] for row in rows] == ["34"] and counts(report) == {"doubtful_sentence": 1, "duplicate": 1}
 
 
 def test_the_first_row_may_lack_the_answer(tmp_path):
@@ -237,19 +209,6 @@ def test_what_openrlhf_cannot_load_is_dropped(tmp_path):
     half = {"problem": "Half \ud800 of it", "solution": r"\boxed{1}"}
     rows, report = prepare(tmp_path, [*MATHS, picture, half])
     assert len(rows) == 2 and counts(report) == {"image": 1, "not_utf8": 1}
-
-
-def test_a_key_with_dots_names_a_field_of_a_column(tmp_path):
-    found = [
-        {"q": {"text": "Why?"}, "reward_model": {"ground_truth": "34", "style": "rule"}},
-        {"q": {"text": "How?"}, "reward_model": json.dumps({"ground_truth": ["1/2", "0.5"]})},
-        {"q": {"text": "When?"}, "reward_model": {"style": "rule"}},
-        {"q": {"text": "Who?"}, "reward_model": "34"},
-    ]
-    words = ("--prompt-key", "q.text", "--label-key", "reward_model.ground_truth")
-    rows, report = prepare(tmp_path, found, *words, source="columns")
-    assert questions(rows) == ["Why?", "How?"] and [row["label"] for row in rows] == ["34", '["1/2", "0.5"]']
-    assert counts(report) == {"no_answer": 2}
 
 
 def many(n: int) -> list[dict]:

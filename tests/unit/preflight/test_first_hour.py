@@ -1,6 +1,5 @@
 """Lines of a first hour, each with its answer in a line: tests/data/first_hour.txt."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,8 @@ def rows() -> list[tuple[str, str, list[str]]]:
     return [(words, *(kind_said := said.split(" | "))[:1], kind_said[1:]) for words, said in lines]
 
 
-parser = cache(train_ppo_ray.build_parser)
-
-
 @pytest.mark.parametrize(("words", "kind", "said"), rows())
 def test_answer(job, capsys, monkeypatch, tmp_path, words, kind, said):
-    monkeypatch.setattr(train_ppo_ray, "build_parser", parser)  # a third of a second each
     for module in (models.hub, training_rows):
         monkeypatch.setattr(module, "unreachable", lambda: "no network here")
     monkeypatch.syspath_prepend(tmp_path)
