@@ -349,33 +349,32 @@ def _mean_log(scaling, count):
 
 
 @_compiled
-def row_span_sums(kernel, left, starts, sizes, scalings, lost, logs):
-    """Fill `logs` (K, m) with `log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k.
+def row_span_sums(kernel, left, right, starts, sizes, scalings, lost, logs):
+    """Fill columns j of `logs` (K, m) with `log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k.
 
-    Columns j begin at `left`. The sum is an upper bound despite dropped kernel entries (at most `lost` each) and
-    products that underflow.
+    Columns are in [left, right). The sum is an upper bound despite dropped kernel entries (at most `lost` each) and products that underflow.
     """
-    total = _buffer(logs.shape[1])
+    total = _buffer(right - left)
     for k in range(len(starts)):
         total[:] = scalings[k].sum() * lost + sizes[k] * TINY
         _add_rows(kernel[starts[k] : starts[k] + sizes[k]], left, scalings[k], total, 0, sizes[k])
         for j in range(len(total)):
-            logs[k, j] = _log(total[j])
+            logs[k, left + j] = _log(total[j])
 
 
 @_compiled
-def column_span_sums(kernel, first, starts, sizes, scalings, lost, logs):
-    """Fill `logs` (K, n) with `log sum_j (v_lj (K_ij + lost) + tiny)` over the columns j of each span l.
+def column_span_sums(kernel, first, last, starts, sizes, scalings, lost, logs):
+    """Fill columns i of `logs` (K, n) with `log sum_j (v_lj (K_ij + lost) + tiny)` over the columns j of each span l.
 
-    Rows i begin at `first`. The sum is an upper bound, as in `row_span_sums`.
+    Rows i are in [first, last). The sum is an upper bound, as in `row_span_sums`.
     """
-    rows, total = kernel[first : first + logs.shape[1]], _buffer(logs.shape[1])
+    rows, total = kernel[first:last], _buffer(last - first)
     for k in range(len(starts)):
         v = scalings[k, : sizes[k]]
         _row_sums(rows, starts[k], v, total, 0, len(rows))
         beyond = np.float32(v.sum() * lost + sizes[k] * TINY)
         for i in range(len(total)):
-            logs[k, i] = _log(total[i] + beyond)
+            logs[k, first + i] = _log(total[i] + beyond)
 
 
 @_compiled

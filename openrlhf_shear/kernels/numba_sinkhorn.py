@@ -138,7 +138,7 @@ class NumbaSinkhorn(FastPairs):
         lost = math.exp(_LOG_FLOOR) if self._floored else 0.0
 
         def task(part: slice) -> None:
-            sums(self._kernel, part.start, *spans, scalings, lost, logs[:, part])
+            sums(self._kernel, part.start, part.stop, *spans, scalings, lost, logs)
 
         def average(part: slice) -> None:
             loops.span_means(logs[part], starts, sizes, of_others[part])

@@ -38,7 +38,7 @@ def test_the_logarithm_is_good_to_its_rounding():
     x = np.append(x, np.float32(1))
     exact = np.log((x + np.float32(loops.TINY)).astype(np.float64))
     logs, start, size = np.empty((1, len(x)), np.float32), np.zeros(1, np.int64), np.ones(1, np.int64)
-    loops.row_span_sums(x[None], 0, start, size, np.ones((1, 1), np.float32), 0.0, logs)
+    loops.row_span_sums(x[None], 0, x.size, start, size, np.ones((1, 1), np.float32), 0.0, logs)
     assert (np.abs(logs[0] - exact) <= 2 * EPS * np.maximum(np.abs(exact), 1)).all()
     assert logs[0, -1] == 0
 
