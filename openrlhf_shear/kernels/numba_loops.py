@@ -352,7 +352,8 @@ def _mean_log(scaling, count):
 def row_span_sums(kernel, left, right, starts, sizes, scalings, lost, logs):
     """Fill columns j of `logs` (K, m) with `log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k.
 
-    Columns are in [left, right). The sum is an upper bound despite dropped kernel entries (at most `lost` each) and products that underflow.
+    Columns are in [left, right). The sum is an upper bound despite dropped kernel entries (at most `lost` each) and
+    products that underflow.
     """
     total = _buffer(right - left)
     for k in range(len(starts)):
