@@ -44,6 +44,8 @@ def main() -> None:
     text = re.sub(r"(?<=_rate)\n(?=[\d.]+$)", " ", text, flags=re.M)
     text = re.sub(r"(?s)^ +GiB a GPU.*?└[^\n]*\n", "(the estimate of memory)\n", text, count=1, flags=re.M)
     text = re.sub(r"^( 1/40 .*\n)(?: ?\d+/40 .*\n)*(?=40/40 )", r"\1...\n", text, flags=re.M)  # the page needs no more
+    text = re.sub(r"(?sm)^ +First and last\n.*?(?=^note: )", "(the report's first and last values)\n", text)
+    text = re.sub(r"(?sm)^(left out, for reasons on the page: ).*?(?=^\d+ files in )", r"\1...\n", text)
     PAGE.write_text(re.sub(r"(?<=\n```\n)examples/scripts/.*?(?=\n```)", lambda _: text, PAGE.read_text(), flags=re.S))
     (IMAGES / "console.svg").write_text(shown)
     (report,) = re.findall(r"^(\S+/report)/index\.html$", text, re.M)
