@@ -33,38 +33,6 @@ def grade(code: str, tests: dict, **options) -> Verdict:
     return grade_code(code, json.dumps(tests), **{"timeout": 20.0, "extract": False, **options})
 
 
-def test_a_checker_decides_where_several_outputs_are_right():
-    assert grade("print(1, int(input()) - 1)", STDIN).correct
-    assert grade("print(int(input()), 0)", STDIN).correct
-    wrong = grade("print(2, 3)", STDIN)
-    assert (wrong.reason, wrong.outcomes) == ("wrong_answer", ("passed", "wrong_answer"))
-    assert grade("print('no idea')", STDIN).reason == "wrong_answer"
-    assert grade("print(1, int(input()) - 1)\nraise ValueError", STDIN).reason == "error", "it is not asked"
-    assert grade("def split(text): return tuple(text[::-1])", FUNCTION).correct
-    assert grade("def split(text): return [text]", FUNCTION).reason == "wrong_answer"
-    assert grade("def split(text): return object()", FUNCTION).reason == "error"
-
-
-def test_a_checker_is_given_the_input_the_expected_and_the_returned_value():
-    shows = "def check(input, expected, output):\n    return (input, expected, output) == WANTED\n"
-    stdin = {"inputs": ["5\n"], "outputs": ["6\n"], "checker": shows + "WANTED = ('5\\n', '6\\n', '7 \\n')"}
-    assert grade("print(7, '')", stdin).correct
-    values = {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [{"a": 3}]}
-    values["checker"] = shows + "WANTED = ([1, [2]], {'a': 3}, (4, {5}))"
-    assert grade("def f(x, y): return 4, {5}", values).correct
-
-
-def test_a_checker_is_given_the_value_of_json_text():
-    texts = FUNCTION | {"inputs": ['"ab"', '"cd"'], "outputs": ['["a", "b"]', '["c", "d"]']}
-    assert grade("def split(text): return tuple(text[::-1])", texts).correct
-    assert grade("def split(text): return [text]", texts).reason == "wrong_answer"
-
-
-def test_a_checker_may_use_packages():
-    near = "import numpy\ndef check(input, expected, output): return bool(numpy.isclose(float(output), 2.0))"
-    assert grade("print(2.0000000001)", {"inputs": [""], "outputs": [""], "checker": near}).correct
-
-
 @pytest.mark.parametrize(*cases("rewards", "test_a_checker_that_gives_no_answer_is_a_broken_label"))
 def test_a_checker_that_gives_no_answer_is_a_broken_label(body: str, said: str):
     tests = STDIN | {"checker": f"def check(input, expected, output):\n    {body}\n"}
@@ -113,10 +81,7 @@ def test_a_checker_that_cannot_be_one_is_refused_when_the_label_is_read():
     assert read_tests(STDIN | {"checker": None}).checker == ""
 
 
-def test_a_response_does_not_reach_the_checker():
-    cheat = "import builtins, sys\nbuiltins.sum = lambda x: 5\nbuiltins.int = lambda x: 5\n"
-    cheat += "sys.modules['__main__'].check = lambda *a: True\nprint('1 1')"
-    assert grade(cheat, STDIN).reason == "wrong_answer"
+def test_what_a_response_forges_is_wrong():
     for forged in ('["handle", 1, "x"]', '["unknown"]', "[" * 400 + "]" * 400, '["int", "x"]', "{}"):
         forges = f"import os\ndef split(text):\n    os.write(90, {forged.encode()!r})\n    os._exit(0)"
         assert grade(forges, FUNCTION).reason == "wrong_answer", forged

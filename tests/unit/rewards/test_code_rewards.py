@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cases import table
 from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
@@ -30,6 +31,7 @@ CHEATS = {case["name"]: case["program"] for case in CASES["cheats"]} | {  # the 
     "null bytes": "print(6)\0",
     "lone surrogate": "print('\ud800')",
 }
+GRADED = table("rewards", "GRADED")
 ENDLESS = {case["name"] for case in CASES["cheats"] if case.get("endless")}
 
 
@@ -122,89 +124,12 @@ def test_a_program_has_the_memory_and_the_processor_time_that_it_is_given():
     assert grade(says, {"inputs": [""], "outputs": ["256 6"]}, memory_mb=256, timeout=5.0).correct
 
 
-def test_a_function_s_values_and_arguments_cross_whole():
-    tests = {"fn_name": "f", "inputs": ["[1, 2]\n3"], "outputs": [[[1, 2], 2.5, "a", None, {"k": [True]}, 2**70]]}
-    code = "class Solution:\n    def f(self, a, b): return tuple(a), b - 0.5, 'a', None, {'k': (True,)}, 2**70"
-    assert grade(code, tests).correct
-    assert grade(code.replace("0.5", "0.4"), tests).reason == "wrong_answer"
-    assert grade("def f(*_): return object()", tests).reason == "error"
-
-
-def test_the_arguments_of_a_call_stand_on_lines_that_end_with_a_newline_alone():
-    tests = {"fn_name": "f", "inputs": ['"a\u2028b"\r\n2\n'], "outputs": [4]}
-    assert grade("def f(text, more): return text.index('b') + more", tests).correct
-
-
-@pytest.mark.parametrize(("name", "arguments", "value"), [("factorial", [5], 120), ("gcd", [12, 18], 6)])
-def test_a_library_in_scope_does_not_answer_for_the_response(name: str, arguments: list, value: int):
-    tests = {"fn_name": name, "inputs": [arguments], "outputs": [value]}
-    assert not grade("pass", tests).correct
-    assert not grade(f"class Solution:\n    def {name}(self, *_): return 0", tests).correct
-    assert grade(f"class Solution:\n    def {name}(self, *of): return {name}(*of)", tests).correct, "it is in scope"
-    assert grade(f"def {name}(*_): return {value}", tests).correct
-
-
-def test_a_method_may_have_the_name_of_a_library_s_function():
-    tests = {"fn_name": "merge", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]]}
-    assert grade("class Solution:\n    def merge(self, x: List[int]) -> List[int]: return sorted(x)", tests).correct
-
-
-def test_leetcode_has_its_scope_lists_and_trees():
-    tests = {
-        "functional": "def check(candidate):\n"
-        "    given = candidate(head=list_node([1, 2, 3]), root=tree_node([1, 5, 2, 3, 4]))\n"
-        "    assert is_same_list(given, list_node([3, 2, 1, 2]))\n"
-        "check(Solution().work)"
-    }
-    code = (
-        "class Solution:\n"
-        "    def work(self, head: Optional[ListNode], root: Optional[TreeNode]) -> Optional[ListNode]:\n"
-        "        last = ListNode(root.right.val)\n        while head:\n"
-        "            last = ListNode(head.val, last)\n            head = head.next\n        return last"
-    )
-    assert grade(code, tests).correct
-    assert not grade(code.replace("root.right.val", "root.val"), tests).correct
-
-
-def test_objects_of_the_response_are_used_through_handles():
-    tests = {
-        "test_list": [
-            "assert depth(root) == 2",
-            "assert [child.name for child in root] == ['b'] and len(root) == 1 and str(root) == 'a'",
-            "items = [3, 1, 2]\norder(items)\nassert items == [1, 2, 3]",
-        ],
-        "test_setup_code": "root = Node('a')\nroot.child = Node('b')",
-    }
-    code = (
-        "class Node:\n    def __init__(self, name): self.name, self.child = name, None\n"
-        "    def __iter__(self): return iter([self.child] if self.child else [])\n"
-        "    def __len__(self): return 1\n    def __str__(self): return self.name\n"
-        "def depth(node): return 1 + max([depth(child) for child in node], default=0)\ndef order(x): x.sort()\n"
-    )
-    verdict = grade(code, tests)
-    assert verdict.correct, verdict
-    assert grade(code.replace("x.sort()", "return sorted(x)"), tests).outcomes[2] == "wrong_answer"
-    for never in ("assert not Node('a') == 6", "assert Node('a') != 6", "assert 6 not in [Node('a')]"):
-        assert grade(code, {"test_list": [never]}).reason == "wrong_answer", "not even to differ"
-
-
-def test_humaneval_completes_or_repeats_its_prompt():
-    tests = {
-        "prompt": "import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    '''Area.'''\n",
-        "entry_point": "area",
-        "test": "def check(candidate):\n    assert half(candidate(1)) == half(__import__('math').pi)\n",
-    }
-    assert grade("    return math.pi * r ** 2", tests).correct
-    assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).correct
-    packaged = {
-        "prompt": "import numpy as np\n\n\ndef total(x):\n    '''Sum.'''\n",
-        "entry_point": "total",
-        "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n",
-    }
-    for code in ("    return int(np.sum(x))", "import numpy as np\ndef total(x): return int(np.sum(x))"):
-        assert grade(code, packaged).correct, "the prompt's packages are there"
-    cheat = "class X(float):\n    pass\ndef half(x): return 0\ndef area(r): return 1"
-    assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
+@pytest.mark.parametrize("name", GRADED)
+def test_programs_are_graded_by_tests_of_every_form(name: str):
+    for reason, programs in GRADED[name].items():
+        for program in programs if reason != "tests" else ():
+            verdict = grade(program, GRADED[name]["tests"])
+            assert (verdict.reason or "passed", verdict.correct) == (reason, reason == "passed"), (program, verdict)
 
 
 @pytest.mark.parametrize("name", CHEATS)
