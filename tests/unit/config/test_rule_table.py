@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import table
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
@@ -17,35 +18,8 @@ from openrlhf_shear.credit.registry import load_rule, make_rule, traits_of
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
-# A rule is a new file and one entry: the whole change that adds it.
-NEW_RULE = """
-import torch
-from openrlhf_shear.credit import Credit, CreditRule
-
-class LateRule(CreditRule):
-    name = "late"
-    needs = frozenset({"log_probs"})
-
-    def __init__(self, config=None):
-        self.config = config
-
-    def credit(self, group):
-        return Credit([torch.linspace(0, 1, n) ** self.config.power for n in group.lengths])
-"""
-NEW_ENTRY = """
-from dataclasses import dataclass
-from openrlhf_shear.config.knobs import POSITIVE, Knobs, knob
-from openrlhf_shear.config.rules import described
-from openrlhf_shear.credit import rules
-
-rules.__path__.append(".")
-
-@described("weights that grow along the rollout", needs="log_probs", title="Late", ink="brown")
-@dataclass(frozen=True)
-class LateConfig(Knobs, section="late"):
-    power: float = knob(2.0, "Power of a token's place.", POSITIVE)
-
-"""
+NEW_RULE = table("config", "NEW_RULE")
+NEW_ENTRY = table("config", "NEW_ENTRY")
 USES = """
 import argparse, json, sys, types
 import new_entry

@@ -10,10 +10,6 @@ from openrlhf_shear.rewards import Verdict, grade_code
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
 CASES = tomllib.loads((Path(__file__).parents[2] / "data" / "code_cases.toml").read_text(encoding="utf-8"))
-REFERENCE = """
-def total(items):
-    return sum(items)
-"""
 
 
 def grade(code: str, *tests: str, setup: str = "", **options) -> Verdict:
@@ -28,8 +24,8 @@ def test_a_response_cannot_empty_the_arguments_of_the_reference():
     cheat = "def add(items):\n    items.clear()\n    return 0"
     honest = "def add(items):\n    got = sum(items)\n    items.clear()\n    return got"
     for case in CASES["reference"]:
-        assert grade(cheat, case["test"], setup=REFERENCE).reason == "wrong_answer", case
-        assert grade(honest, case["test"], setup=REFERENCE).correct, case
+        assert grade(cheat, case["test"], setup=CASES["total"]).reason == "wrong_answer", case
+        assert grade(honest, case["test"], setup=CASES["total"]).correct, case
 
 
 def test_changes_in_place_are_seen_where_a_test_asks_for_them():
@@ -48,38 +44,10 @@ def test_a_builtin_is_called_as_ever_where_a_change_could_be_asked_for():
 
 # --- objects of the response ---
 
-OTHERWISE = """
-class Odd:
-    def __init__(self): self.asked = 0
-    def count(self):
-        self.asked += 1
-        return self.asked
-    def __len__(self): return 3 if self.count() % 2 else 4
-    def __bool__(self): return bool(self.count() % 2)
-    def __str__(self): return str(self.count())
-    def __getitem__(self, at): return self.count()
-    def __iter__(self): return iter([self.count()])
-    def __getattr__(self, name):
-        if name == 'asked': raise AttributeError(name)
-        return self.count()
-class Box:
-    n = 0
-    @property
-    def inner(self): return Inner()
-    def __getitem__(self, at): return Inner()
-    def __iter__(self): return iter([Inner()])
-class Inner:
-    @property
-    def value(self):
-        Box.n += 1
-        return Box.n
-odd, box = Odd(), Box()
-"""
-
 
 def test_an_object_that_answers_in_two_ways_is_refused():
     for case in CASES["two_ways"]:
-        verdict = grade(OTHERWISE, case["test"])
+        verdict = grade(CASES["otherwise"], case["test"])
         assert verdict.correct is False and verdict.reason in ("wrong_answer", "error"), (case, verdict)
         assert "in two ways" in verdict.detail, case
 
@@ -120,22 +88,9 @@ def test_an_endless_container_is_refused():
     assert "must end within" in grade(response, "assert [*All()]").detail
 
 
-MBPP_PLUS = """
-def assertion(out, exp, atol):
-    if isinstance(out, bool):
-        exact_match = out == exp
-    else:
-        exact_match = exp == (out is not None)
-
-
-for inp, exp in zip([['ab'], ['b']], [True, False]):
-    assertion(starts_a(*inp), exp, 0)
-"""
-
-
 def test_tests_of_mbpp_plus_that_assert_nothing_are_mended():
     """Mbpp/737, 787 and 794 in the hub's layout: any program passed, one that returns None as well."""
-    label = {"test_list": ["assert starts_a('ab')"], "test": MBPP_PLUS}
+    label = {"test_list": ["assert starts_a('ab')"], "test": CASES["mbpp_plus"]}
     head = "import re\ndef starts_a(text): return "
     for right in ("re.search('^a', text)", "bool(re.search('^a', text))", "text[:1] == 'a' or None"):
         assert grade_code(head + right, label, extract=False).correct

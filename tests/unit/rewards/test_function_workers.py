@@ -11,25 +11,7 @@ from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.files import FILES, here
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 
-REWARD_FILE = """
-import json, multiprocessing, os, stat, struct, sys, threading, time
-
-sys.stderr = open(os.devnull, "w")
-PIPE = next(
-    int(name)
-    for name in os.listdir("/proc/self/fd")
-    if os.path.exists(f"/proc/self/fd/{name}") and stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode)
-)
-
-def frame(number):
-    body = json.dumps([number, {"rewards": -1.0}]).encode()
-    return struct.pack(">I", len(body)) + body
-
-def reward_func(queries, prompts, labels):
-    asked, output = os.getpid(), {"rewards": float(labels[0])}
-    exec(queries[0])
-    return output if os.getpid() == asked else {"rewards": -1.0}
-"""
+REWARD_FILE = table("rewards", "REWARD_FILE")
 FORKS = table("rewards", "FORKS")
 LATE = "threading.Timer(0.1, os.write, (PIPE, frame(99))).start()"
 LARGE = "#" + "x" * (8 << 20)  # more than the socket holds

@@ -75,22 +75,7 @@ def test_special_tokens_at_the_end_are_no_part_of_an_answer():
     assert answer_of("42" + "</s> " * 200_000, "") == "42"
 
 
-FUNCTION = """
-import os, sys, time
-
-def reward_func(queries, prompts, labels):
-    (query,), (prompt,), (label,) = queries, prompts, labels
-    print("a user's print goes nowhere near the answer")
-    if query == "raise": raise ValueError("bad sample")
-    if query == "exit": sys.exit(0)
-    if query == "abort": os.abort()
-    if query == "hang": time.sleep(3600)
-    if query == "say so and hang": open(label, "w").close() or time.sleep(3600)
-    if query == "hang with children": os.fork(); time.sleep(3600)
-    if query == "none": return {"rewards": None}
-    if query == "pid": return {"rewards": float(os.getpid())}
-    return {"rewards": float(label), "extra_logs": {"length": float(len(query))}}
-"""
+FUNCTION = table("rewards", "FUNCTION")
 
 
 @pytest.fixture
@@ -110,7 +95,7 @@ def test_each_sample_has_its_own_fate(function_file):
         *(None, "raised ValueError", "worker died", "worker died", "timeout", "returned None", None)
     ]
     assert verdicts[0] == verdicts[-1] == of_numbers(1.0, 1.0, {"length": 4.0})
-    assert verdicts[1].detail == "bad sample, line 7"
+    assert verdicts[1].detail == "bad sample, line 6"
 
 
 @pytest.mark.parametrize("cores", [1, 2])
