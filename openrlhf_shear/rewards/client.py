@@ -12,14 +12,16 @@ import aiohttp
 from yarl import URL
 
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.rewards.breaker import Breaker
+from openrlhf_shear.rewards.breaker import Breaker, Ticket
 from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS
 from openrlhf_shear.rewards.tokens import check_token
 from openrlhf_shear.rewards.verdict import Failure, Verdict, of_texts, read_reward
 
 CONNECT_SECONDS = 10.0
 BACK_OFF_SECONDS = 0.2  # before the first further try; twice as long before each later one
-FAILURES = 10  # of a server in a row, before the client leaves it alone for a while
+RESTART_SECONDS = 2.0  # the same where nothing answered and there is no other server; four times as long before each
+POLL_SECONDS = 0.5  # between looks whether a server's trial has ended
+FAILURES = 3  # of a server in a row, not under way together, before the client leaves it alone for a while
 MOST_AT_ONCE = 256  # calls under way; further calls wait here, and no timeout counts the wait
 MOST_BYTES = 1 << 20  # of an answer to one rollout
 _MOST_REASON, _MOST_DETAIL = 80, 500  # characters of a failure that a server reports
@@ -55,7 +57,7 @@ class RewardClient:
     """Client that asks reward servers in turn, a rollout a call, and retries a failed call at the next server.
 
     A server that refuses, times out or is missing behind its gateway `FAILURES` times in a row is left alone for a
-    while (`breaker`). While all servers are left alone, a rollout fails at once.
+    while (`breaker`). While all servers are left alone, rollouts wait, each at most the timeout of a call in all.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class RewardClient:
                 is not usable (`check_token`).
         """
         texts = urls.split(",") if isinstance(urls, str) else urls
-        self._servers = [_Server(_address(text), Breaker(FAILURES, clock=clock)) for text in texts]
+        self._servers = [_Server(_address(text), Breaker(FAILURES, clock, together=True)) for text in texts]
         if not self._servers:
             raise ValueError("a reward client needs at least one URL: got none; use e.g. http://host:5000/get_reward")
         if not 0 <= timeout < float("inf") or retries < 0:
@@ -107,35 +109,45 @@ class RewardClient:
         first, failed = next(self._turn), None
         if self._session is None:
             self._open()
-        for attempt in range(self._retries + 1):
-            if failed is not None:
-                await asyncio.sleep(BACK_OFF_SECONDS * 2 ** (attempt - 1))
+        tries, waited = 0, 0.0
+        while True:
             async with self._room:
-                server, ticket = self._admitted(first + attempt)
-                if server is None:
+                server, ticket = self._admitted(first + tries)
+                if server is not None:
+                    answered = None
+                    try:
+                        output = await self._post(server, body)
+                        answered = True
+                        return self._shown(read_reward(output))
+                    except _CallError as error:
+                        answered, tries = error.answered, tries + 1
+                        cause = hidden(error.detail, *self._secrets)[:400]
+                        detail = f"{server.shown} {cause} (after {tries} of {self._retries + 1} tries)"
+                        failed = Verdict(None, failure=error.failure, which=error.which, detail=detail)
+                        if not error.again or tries > self._retries:
+                            return failed
+                    finally:
+                        server.breaker.settle(ticket, answered)
+            if server is not None:
+                pause = self._back_off(tries, answered)
+            else:
+                pause = max(POLL_SECONDS, min(each.breaker.seconds_left for each in self._servers))
+                waited += pause
+                if waited > self._seconds:
                     return failed or self._down()
-                answered = None
-                try:
-                    output = await self._post(server, body)
-                    answered = True
-                    return self._shown(read_reward(output))
-                except _CallError as error:
-                    answered = error.answered
-                    tries = f"after {attempt + 1} of {self._retries + 1} tries"
-                    cause = hidden(error.detail, *self._secrets)[:400]
-                    detail = f"{server.shown} {cause} ({tries})"
-                    failed = Verdict(None, failure=error.failure, which=error.which, detail=detail)
-                    if not error.again:
-                        return failed
-                finally:
-                    server.breaker.settle(ticket, answered)
-        return failed
+            await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """Close the connections. A later call, perhaps of another event loop, opens new ones."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def _back_off(self, tries: int, answered: bool) -> float:
+        """Return the seconds before the next try; a server that is gone gets the time of a restart."""
+        if answered or len(self._servers) > 1:
+            return BACK_OFF_SECONDS * 2 ** (tries - 1)
+        return min(RESTART_SECONDS * 4 ** (tries - 1), self._seconds)
 
     def _open(self) -> None:
         wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
@@ -152,7 +164,7 @@ class RewardClient:
         why, detail = (hidden(text, *self._secrets) for text in (verdict.why, verdict.detail))
         return of_texts(None, failure=why[:_MOST_REASON], detail=detail[:_MOST_DETAIL])
 
-    def _admitted(self, first: int) -> tuple[_Server, int] | tuple[None, None]:
+    def _admitted(self, first: int) -> tuple[_Server, Ticket] | tuple[None, None]:
         """Return the first server in turn that may be asked, and its breaker's ticket."""
         for at in range(len(self._servers)):
             server = self._servers[(first + at) % len(self._servers)]

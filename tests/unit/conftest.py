@@ -214,4 +214,5 @@ def browser():
 @pytest.fixture
 def short_back_off(monkeypatch):
     """Tries of a reward server follow each other at once."""
-    monkeypatch.setattr("openrlhf_shear.rewards.client.BACK_OFF_SECONDS", 0.001)
+    for name in ("BACK_OFF", "RESTART", "POLL"):
+        monkeypatch.setattr(f"openrlhf_shear.rewards.client.{name}_SECONDS", 0.001)

@@ -92,6 +92,16 @@ def test_of_calls_admitted_before_it_opened_failures_are_old_news_and_an_answer_
     breaker.settle(trial, True)
 
 
+def test_failures_of_calls_admitted_together_may_count_once():
+    breaker = Breaker(3, together=True)
+    for wave in range(3):
+        tickets = [breaker.admit() for _ in range(50)]
+        assert None not in tickets, wave
+        for ticket in tickets:
+            breaker.settle(ticket, False)
+    assert breaker.admit() is None
+
+
 def test_many_threads_get_one_trial():
     breaker, clock = opened()
     clock.now = 5.0
