@@ -184,5 +184,5 @@ def oracle_minimum(costs: list[np.ndarray], entropic: Callable, epsilon: float) 
     for which in np.argsort(zero):
         if zero[which] > best:
             break
-        best = min(best, entropic(costs[which], epsilon)[0])
+        best = min(best, entropic(costs[which], epsilon))
     return best

@@ -52,7 +52,7 @@ def compare(group: Group, args) -> dict:
     nearest = rng.permutation(nearest[areas[tuple(nearest.T)] == areas.max()])
     tried = np.concatenate([whole[: 3 * args.calibration // 4], nearest[: args.calibration // 4]])
     costs = group.blocks(tried)
-    oracle = np.array([entropic(cost, group.epsilon)[0] for cost in tqdm(costs, desc="oracle", leave=False)])
+    oracle = np.array([entropic(cost, group.epsilon) for cost in tqdm(costs, desc="oracle", leave=False)])
     accuracy = _accuracy(group, pruned, unpruned, tried, oracle, entropic, args.oracle_spans)
 
     reference = SinkhornPairs(group.tile(), group.epsilon)

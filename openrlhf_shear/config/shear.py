@@ -10,10 +10,9 @@ from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, POSITIVE, Knobs, Ra
 from openrlhf_shear.config.refusal import Refusal
 
 TAILS = ("one", "every")
-DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
+DISTANCES = ("sinkhorn", "wasserstein", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
-ENTROPIC = ("sinkhorn", "sinkhorn_transport")  # distances whose values depend on epsilon
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class ShearConfig(SpanCut):
     distance: str = knob(
         "sinkhorn",
         "Distance between two spans: sinkhorn (entropic transport with the KL term, the paper's), wasserstein "
-        "(exact W_1), sinkhorn_transport (the transport cost of the entropic plan, without KL), chamfer, mmd, cosine.",
+        "(exact W_1), chamfer, mmd, cosine.",
         DISTANCES,
     )
     normalize: str = knob(

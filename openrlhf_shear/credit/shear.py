@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.shear import ENTROPIC
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.transport import (
     SinkhornPairs,
@@ -158,14 +157,14 @@ def _weighed(group: "_Group", nearest: SpanSearch | None, config: ShearConfig) -
     on_device = torch.cat(weights).to(hidden_states[0].device).split([len(h) for h in hidden_states])  # a single copy
     shown = solved_fraction, unconverged_fraction, group.nonfinite, sides, nearest_rollouts, nearest_spans
     epsilon = group.epsilon if group.is_mixed else None
-    spread = group.spread / epsilon if epsilon is not None and config.distance in ENTROPIC else None
+    spread = group.spread / epsilon if epsilon is not None and config.distance == "sinkhorn" else None
     return ShearResult([*on_device], starts, distances, group.mean_norm, *shown, epsilon, spread)
 
 
 def _searched(groups: Sequence["_Group"], config: ShearConfig, search: SearchConfig) -> list[SpanSearch]:
     """Search mixed groups of one epsilon."""
     sides, (first, *others) = [group.spans() for group in groups], groups
-    if config.distance in ENTROPIC:
+    if config.distance == "sinkhorn":
         tokens = [(right.tokens, wrong.tokens, right.scale) for right, wrong in sides]
         for group, spread in zip(groups, cost_spreads(tokens), strict=True):
             group.spread = spread  # where its tokens are side by side anyway

@@ -3,10 +3,8 @@
 A span is the uniform measure on its tokens; C holds the Euclidean distances between tokens, in units of nbar. The
 search prunes with these lower bounds:
 
-    sinkhorn            Sinkhorn's dual value, at any iterate (`sinkhorn_pairs`)
-    wasserstein         Kantorovich's dual value of potentials made feasible (`transport_bounds`)
-    sinkhorn_transport  the same: the entropic plan is a coupling, so it costs at least W_1. Sinkhorn's dual value is
-                        *not* a bound here: it includes the KL term, and may lie above.
+    sinkhorn       Sinkhorn's dual value, at any iterate (`sinkhorn_pairs`)
+    wasserstein    Kantorovich's dual value of potentials made feasible (`transport_bounds`)
     chamfer, mmd, cosine   none: computing all pairs at once costs less than a bound for each pair
 """
 
@@ -21,8 +19,6 @@ from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs
 from openrlhf_shear.transport.tiles import Tile
 
-# The plan's error is of first order in the marginal error, that of the dual value of second order.
-_PLAN_TOLERANCE = 1e-4
 _SCOUT_ITERATIONS = 20  # Sinkhorn iterations, after which the potentials tell most pairs apart
 _BANDWIDTH_TOKENS = 512
 
@@ -42,7 +38,6 @@ def make_distance(
     sigma = median_bandwidth(correct, incorrect) if name == "mmd" else None
     known = {
         "sinkhorn": lambda tile: sinkhorn(tile, epsilon),
-        "sinkhorn_transport": lambda tile: TransportPairs(tile, sinkhorn(tile, epsilon)),
         "wasserstein": lambda tile: WassersteinPairs(tile, sinkhorn(tile, epsilon)),
         "mmd": lambda tile: ClosedForm(lambda: mmd(tile, sigma)),
         "chamfer": lambda tile: ClosedForm(lambda: chamfer(tile)),
@@ -61,8 +56,8 @@ def make_together(
     return None if name != "sinkhorn" or together is None else lambda tiles: together(tiles, epsilon)
 
 
-class TransportPairs:
-    """Cost `<C, gamma>` of the entropic plan, without the KL term."""
+class WassersteinPairs:
+    """Exact `W_1 = min <C, gamma>`: POT's network simplex in float64 on the CPU, one pair at a time."""
 
     exact_bounds = False
 
@@ -78,7 +73,7 @@ class TransportPairs:
         Arguments as in `SinkhornPairs.solve`.
         """
         result = self.sinkhorn.solve(pairs, max_iterations=_SCOUT_ITERATIONS)
-        bound = self._per_pair(pairs, result, _feasible_value)
+        bound = torch.cat([_feasible_value(blocks, result[part]) for part, blocks in self.tile.batches(pairs)])
         going = torch.ones_like(bound, dtype=torch.bool) if limits is None else bound <= limits
         result.value.copy_(bound), result.dropped.copy_(~going)
         going = torch.nonzero(going)[:, 0]
@@ -87,19 +82,6 @@ class TransportPairs:
             finished.iterations.add_(_SCOUT_ITERATIONS)
             result.put(going, finished)
         return result
-
-    def _finish(self, pairs: torch.Tensor) -> SinkhornResult:
-        result = self.sinkhorn.solve(pairs, tolerance=_PLAN_TOLERANCE)
-        cost = self._per_pair(pairs, result, lambda blocks, part: part.transport_cost(blocks, self.sinkhorn.epsilon))
-        result.value.copy_(cost)
-        return result
-
-    def _per_pair(self, pairs: torch.Tensor, result: SinkhornResult, value) -> torch.Tensor:
-        return torch.cat([value(blocks, result[part]) for part, blocks in self.tile.batches(pairs)])
-
-
-class WassersteinPairs(TransportPairs):
-    """Exact `W_1 = min <C, gamma>`: POT's network simplex in float64 on the CPU, one pair at a time."""
 
     def _finish(self, pairs: torch.Tensor) -> SinkhornResult:
         from ot import emd2  # POT, slow to import; not our package openrlhf_shear.transport
@@ -120,8 +102,7 @@ class WassersteinPairs(TransportPairs):
 def transport_bounds(tile: Tile, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
     """Lower bounds of `W_1` by Kantorovich duality, `<a, f> + <b, g>` with `g_j = min_i C_ij - f_i`, from both sides.
 
-    They bound the cost of any coupling, the entropic plan included. f = 0 gives RWMD (Kusner et al. 2015).
-    Arguments and shapes are those of `SinkhornPairs.bounds`.
+    f = 0 gives RWMD (Kusner et al. 2015). Arguments and shapes are those of `SinkhornPairs.bounds`.
     """
 
     def lowest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:

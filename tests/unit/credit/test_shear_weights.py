@@ -46,8 +46,7 @@ def oracle_distance(name: str, x: np.ndarray, y: np.ndarray, epsilon: float, sig
             return np.mean([[math.exp(-((p - q) ** 2).sum() / (2 * sigma**2)) for q in v] for p in u])
 
         return math.sqrt(max(0.0, mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y)))
-    value, transport = entropic(cost, epsilon)
-    return transport if name == "sinkhorn_transport" else value
+    return entropic(cost, epsilon)
 
 
 def oracle_bandwidth(rollouts) -> float:
@@ -147,7 +146,7 @@ def test_the_paper_s_spans_on_real_hidden_states():
     tile = next(tiles(*(Spans.pack([x], SpanCut(100, 25), nbar) for x in h), 2**28))
     for starts in (25 * pairs).tolist():
         x, y = (of[start : start + 100].double().numpy() / nbar for of, start in zip(h, starts, strict=True))
-        expected.append(entropic(np.sqrt(((x[:, None] - y) ** 2).sum(-1)), epsilon)[0])
+        expected.append(entropic(np.sqrt(((x[:, None] - y) ** 2).sum(-1)), epsilon))
     for solver in (SinkhornPairs, NumbaSinkhorn):
         result = solver(tile, epsilon).solve(pairs)
         assert result.converged.all()
