@@ -39,7 +39,7 @@ for arm in $ARMS; do
     weak) # a weaker policy on shorter chains
         POLICY=$OUT/weak/policy
         [ -f "$POLICY/README.md" ] ||
-            python -m openrlhf_shear.cli.warm_up_arithmetic --out "$POLICY" --operations 5 --target-accuracy 0.2
+            python -m openrlhf_shear.cli.warm_up arithmetic --out "$POLICY" --operations 5 --target-accuracy 0.2
         lab weak "$(join "${AGAIN[@]}")" --operations 5 --start "$POLICY"
         ;;
     controls) lab controls "$(join "${ASKED[@]}")" ;;

@@ -23,7 +23,7 @@ lab() { # SEEDS RULES [flags]
         --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 32 --workers "$WORKERS" --output "$OUT" "$@"
 }
 
-warmed_up() { # this command made the archive: python -m openrlhf_shear.cli.warm_up_bookkeeping --size large --out "$LARGE"
+warmed_up() { # this command made the archive: python -m openrlhf_shear.cli.warm_up bookkeeping --size large --out "$LARGE"
     if [ ! -f "$LARGE/model.safetensors" ]; then
         python -m tarfile -e benchmarks/results/bookkeeping_large.tar.xz "$LARGE.partial" # if killed, the next start unpacks again
         mkdir -p "$LARGE"

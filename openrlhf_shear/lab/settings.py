@@ -30,7 +30,7 @@ class LabSettings(Knobs, section="lab"):
     operations: int = knob(7, "Arithmetic steps of a problem; the shipped start policy knows 7.", Range(2, 12))
     start: str = knob(
         SHIPPED,
-        "Start policy: shipped, or a folder from openrlhf_shear.cli.warm_up_arithmetic or warm_up_bookkeeping.",
+        "Start policy: shipped, or a folder from openrlhf_shear.cli.warm_up.",
     )
     prompts: int = knob(16, "Problems a training step.", COUNT)
     samples_per_prompt: int = knob(

@@ -16,7 +16,7 @@ class ArithmeticTask:
     """The lab's task of problems with `operations`."""
 
     operations: int = STEPS
-    warm_up_command = "openrlhf_shear.cli.warm_up_arithmetic"
+    warm_up_command = "openrlhf_shear.cli.warm_up arithmetic"
     long_responses = False
 
     @property

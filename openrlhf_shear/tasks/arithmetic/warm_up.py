@@ -64,6 +64,10 @@ class WarmUpResult:
     seconds: float
     reached_target: bool
 
+    @property
+    def remark(self) -> str:
+        return f"{self.accuracy.lucky:.1%} of the right answers come from a wrong chain"
+
 
 def encode_batch(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], responses: Sequence[str]

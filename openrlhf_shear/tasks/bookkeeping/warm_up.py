@@ -78,6 +78,10 @@ class BookkeepingResult(WarmUpResult):
 
     slips: float = 0.0  # fraction of the first errors that are not misconceptions
 
+    @property
+    def remark(self) -> str:
+        return f"{self.slips:.1%} of the first errors are slips, the others misconceptions"
+
 
 def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> BookkeepingResult:
     """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure."""

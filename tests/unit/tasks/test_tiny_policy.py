@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openrlhf_shear.cli import warm_up_arithmetic
+from openrlhf_shear.cli import warm_up as command_line
 from openrlhf_shear.tasks.arithmetic import warm_up as module
 from openrlhf_shear.tasks.arithmetic.policy import MAX_POSITIONS, build_tokenizer
 from openrlhf_shear.tasks.arithmetic.problems import LETTERS, POLICY_DIR, alphabet, make_problems
@@ -59,7 +59,7 @@ def test_shipped_policy_is_small_bfloat16_and_documented(policy):
     assert model.config.model_type == "qwen2"
     assert json.loads((POLICY_DIR / "config.json").read_text())["dtype"] == "bfloat16"
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert "warm_up_arithmetic" in (POLICY_DIR / "README.md").read_text()
+    assert "warm_up arithmetic" in (POLICY_DIR / "README.md").read_text()
 
 
 def test_shipped_policy_is_right_about_as_often_as_its_readme_says(policy):
@@ -178,8 +178,8 @@ def test_the_folder_says_how_it_was_made(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     for flags in ([], ["--operations", "2"]):
         with pytest.raises(SystemExit, match="stayed under"):
-            warm_up_arithmetic.main(["--out", str(tmp_path), *flags])
-        command = (tmp_path / "README.md").read_text().partition("warm_up_arithmetic ")[2].partition("\n")[0]
+            command_line.main(["arithmetic", "--out", str(tmp_path), *flags])
+        command = (tmp_path / "README.md").read_text().partition("warm_up arithmetic ")[2].partition("\n")[0]
         assert command == " ".join(["--out DIR --seed 0 --target-accuracy 0.4 --threads 1", *flags])
 
 
