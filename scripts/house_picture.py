@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/unit/house"))
+sys.path[:0] = [str(ROOT / "tests/unit/house"), str(ROOT / "tests/unit")]
 from test_rooms import MODULES, imports, room_of, train_folder_of  # noqa: E402
 
 PICTURE = ROOT / "docs/images/house.svg"

@@ -7,16 +7,16 @@ from pathlib import Path
 from openrlhf_shear.config.refusal import LineError
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
+from openrlhf_shear.line import frame
 from openrlhf_shear.preflight.models import check_model
 from openrlhf_shear.preflight.resources import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file
 from openrlhf_shear.rewards.files import FILES
-from openrlhf_shear.rewards.graders import GRADERS, NAMES, TIME_LIMITS
+from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import find_jail
-from openrlhf_shear.rewards.maths.answers import ANSWER_FORMATS
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
-from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import EngineSettings, Sampling
 
@@ -158,19 +158,8 @@ def engines(args: argparse.Namespace) -> EngineSettings:
 
 
 def add_grading(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("grading")
-    about = "parallel grades; 0 means half of the cores (default: 0)"
-    group.add_argument("--cores", type=int, default=0, metavar="N", help=about)
-    seconds = ", ".join(f"{limit:g}" for limit in TIME_LIMITS.values())
-    about = f"time limit of {' or '.join(TIME_LIMITS)}; 0 means {seconds} seconds (default: 0)"
-    group.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help=about)
-    about = "memory limit of a program, in MB (default: 1024)"
-    group.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help=about)
-    about = f"where maths answers may be: {', '.join(ANSWER_FORMATS)}, or several with commas (default: boxed)"
-    group.add_argument("--answer-format", default=ANSWER_FORMAT, metavar="FORMAT", help=about)
-    about = "if no jail works, run the model's programs without a jail"
-    group.add_argument("--allow-unsandboxed", action="store_true", help=about)
+    frame.add_knobs(parser.add_argument_group("grading"), GradingConfig)
 
 
-def grading(args: argparse.Namespace) -> Grading:
-    return Grading(args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed, args.answer_format)
+def grading(args: argparse.Namespace) -> GradingConfig:
+    return frame.knobs_of(args, GradingConfig)

@@ -2,9 +2,9 @@
 
 import argparse
 import ipaddress
-import os
 import ssl
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from openrlhf_shear.config.secrets import REWARD_TOKEN
@@ -12,7 +12,7 @@ from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.graders import NAMES
 from openrlhf_shear.rewards.server import CONNECTIONS, build_app
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, SERVER_SECONDS, RewardSettings
+from openrlhf_shear.rewards.settings import SERVER_SECONDS, GradingConfig, RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 
 CLIENT_SECONDS = 180  # timeout of OpenRLHF's own client
@@ -48,19 +48,14 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=5000, help="port to serve on (default: 5000)")
     add("--tls-cert", type=Path, help="PEM file of the certificate chain (default: no TLS)")
     add("--tls-key", type=Path, help="PEM file of the private key (default: no TLS)")
-    add("--cores", type=int, default=os.cpu_count(), help="samples graded in parallel (default: all cores)")
-    about = "time limit in seconds of a grade, for code of a test; 0 means the reward's default (default: 0)"
-    add("--timeout", type=float, default=0.0, help=about)
-    add("--memory-mb", type=int, default=1024, help="memory limit of a graded program, in MB (default: 1024)")
-    about = "where the final answer of maths may be: boxed, tags, last, or several with commas (default: boxed)"
-    add("--answer-format", default=ANSWER_FORMAT, metavar="FORMAT", help=about)
-    add("--allow-unsandboxed", action="store_true", help="if no jail works, grade without a jail")
+    frame.add_knobs(parser.add_argument_group("grading"), GradingConfig)
 
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
     """Serve until SIGINT or SIGTERM; then answer the current requests and close the pool."""
     _check(args)
+    grading = frame.knobs_of(args, GradingConfig)
     token, tls = _token(args.token_file), _tls(args.tls_cert, args.tls_key)
     if warning := exposure(args.host, tls is not None):
         print(f"[Warning] {warning}", file=sys.stderr)
@@ -68,8 +63,7 @@ def main(args: argparse.Namespace) -> None:
 
     from openrlhf_shear.rewards.pool import RewardPool
 
-    limits = (args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
-    pool = RewardPool(RewardSettings(FILES.get(args.reward, args.reward), *limits, answer_format=args.answer_format))
+    pool = RewardPool(RewardSettings(FILES.get(args.reward, args.reward), **asdict(grading)))
     try:
         web.run_app(
             build_app(pool, token), host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS
@@ -115,10 +109,6 @@ def _check(args: argparse.Namespace) -> None:
     known = args.reward in NAMES or (args.reward.endswith(".py") and Path(args.reward).is_file())
     if not known:
         raise ValueError(f"--reward must be {', '.join(NAMES)} or an existing .py file: got {args.reward!r}")
-    for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024)):
-        value = getattr(args, name)
-        if value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be positive: got {value}; use e.g. {usual}")
     if not 0 <= args.timeout <= CLIENT_SECONDS:
         raise ValueError(
             f"--timeout must be 0 to {CLIENT_SECONDS}, when OpenRLHF's client gives up: got {args.timeout:g}; use 0"

@@ -98,7 +98,7 @@ class Knobs:
         return refusal(f"{self.section}.{name}", problem, getattr(self, name), remedy)
 
     def _out_of_range(self, knob: Field) -> Refusal | None:
-        value, within = getattr(self, knob.name), knob.metadata["within"]
+        value, within = getattr(self, knob.name), knob.metadata.get("within")
         if within is None or (value is None and knob.default is None) or value in within:
             return None
         if isinstance(within, tuple):

@@ -18,10 +18,12 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import SampledGroup, sampled_groups
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure
 from openrlhf_shear.rollouts.columns import SPAN_COLUMNS, span_columns
 from openrlhf_shear.rollouts.record import Rollout, TableError, read_rollouts, write_rollouts
-from openrlhf_shear.sampling.plan import Grading, Plan, complete
+from openrlhf_shear.sampling.grading import basis_of_verdicts
+from openrlhf_shear.sampling.plan import Plan, complete
 from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Sampler
 from openrlhf_shear.sampling.store import Store
@@ -60,7 +62,7 @@ class Diagnosis:
         return asdict(self.config) | {"controls": self.controls, "template": self.problems.prompt_format.template}
 
 
-def diagnose(request: Diagnosis, folder: Path, machines: Any, tokenizer, grading: Grading) -> tuple[Path, Path]:
+def diagnose(request: Diagnosis, folder: Path, machines: Any, tokenizer, grading: GradingConfig) -> tuple[Path, Path]:
     """Sample, complete, measure, and write both tables; return their paths.
 
     Args:
@@ -85,7 +87,8 @@ def diagnose(request: Diagnosis, folder: Path, machines: Any, tokenizer, grading
             return complete(plan, Store(folder / name), lambda: nullcontext(sampler()), grading)
 
         store = Store(folder / SAMPLED)
-        if Store(folder / COMPLETED).samples() and store.graded_by == grading.of_verdicts(problems.tasks.values()):
+        basis = basis_of_verdicts(grading, problems.tasks.values())
+        if Store(folder / COMPLETED).samples() and store.graded_by == basis:
             store.start(problems.settings(), problems.questions)
             completions = store.generations()  # failures too: another try could change the prefixes
         else:

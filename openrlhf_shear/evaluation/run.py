@@ -15,8 +15,9 @@ from openrlhf_shear.evaluation.basis import TITLES, basis_of, cells, note
 from openrlhf_shear.evaluation.estimators import ProblemMean, avg_at_k, maj_at_k, pass_at_k
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.rewards.graders import GRADERS
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
-from openrlhf_shear.sampling.plan import Grading, Plan, complete, graded_anew
+from openrlhf_shear.sampling.plan import Plan, complete, graded_anew
 from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Starter
 from openrlhf_shear.sampling.store import Store, latest
@@ -138,12 +139,12 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def evaluate(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> dict:
+def evaluate(plan: Plan, store: Store, engines: Starter, grading: GradingConfig, progress: bool = True) -> dict:
     """Run the plan (`plan.complete`, with its errors) and write results.json; return `results`."""
     return score(store, complete(plan, store, engines, grading, progress))
 
 
-def regrade(store: Store, grading: Grading, progress: bool = True) -> dict:
+def regrade(store: Store, grading: GradingConfig, progress: bool = True) -> dict:
     """Grade a folder's completions again and rewrite its generations.jsonl and results.json; needs no model.
 
     Raises:

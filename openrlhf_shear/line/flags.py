@@ -94,7 +94,6 @@ class _Estimators(list):
 
 def _add_reward(parser: argparse.ArgumentParser) -> None:
     about = " ".join(f"{name}: {about}." for name, about in graders.ABOUT.items())
-    limits = graders.TIME_LIMITS | {"a reward_func call": settings.FUNCTION_SECONDS}
     action = next(action for action in parser._actions if action.dest == "reward.remote_url")
     action.help = (
         f"Source of rewards. {about} FILE.py: calls its reward_func(queries, prompts, labels), or a function "
@@ -112,11 +111,8 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "itself, which others can then see in the list of processes; a short word uses the node's `wandb login`"
     )
     group = parser.add_argument_group("rewards", "how rewards are made, and what happens when a reward fails")
-    timeout = (
-        f"Time limit in seconds of {', '.join(limits)}, or a whole call of a reward server (each try). 0 means "
-        f"{', '.join(f'{seconds:g}' for seconds in limits.values())} and {settings.SERVER_SECONDS:g} seconds"
-    )
-    _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
+    for knob in fields(settings.GradingConfig):
+        frame.add_knob(group, settings.GradingConfig, knob, f"--reward.{knob.name}")
     _add(group, "--reward.retries", settings.RETRIES, "Retries of a failed call of a reward server", metavar="N")
     failed = "Count a step as failed if more than this share of its rollouts has no reward; 1 means never"
     _add(group, "--reward.max_failed", settings.MAX_FAILED, failed, metavar="SHARE")
@@ -127,24 +123,8 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "Stop training after this many failed steps in a row",
         metavar="N",
     )
-    formats = (
-        'Where the maths reward looks for the final answer. boxed: the last \\boxed{}, else ####, else "answer is". '
-        "tags: <answer>...</answer>. last: the last value of the last line. Separate several by commas; the first that "
-        "finds an answer decides"
-    )
-    _add(group, "--reward.answer_format", settings.ANSWER_FORMAT, formats, metavar="FORMAT")
     token = "File with the token for reward servers whose URL has none (default: the environment's"
     group.add_argument("--reward.token_file", metavar="FILE", help=f"{token} {REWARD_TOKEN})")
-    cores = "Number of parallel grades on each node with rollout engines; 0 means half of the node's cores"
-    _add(group, "--reward.cores", 0, cores, metavar="N")
-    _add(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory limit of a graded program, in MB", metavar="MB")
-    _add(
-        group,
-        "--reward.allow_unsandboxed",
-        False,
-        "If bubblewrap does not work, run the policy's programs without a jail. They can then read, change and send "
-        "everything that you can",
-    )
 
 
 def _add_start(group: argparse._ArgumentGroup) -> None:

@@ -79,17 +79,14 @@ RANGES = {
     "reward.overlong_buffer_len": Range(0, open_least=True, remedy="tokens, or no such flag"),
     "reward.overlong_penalty_factor": Range(0, open_least=True, remedy="e.g. 1"),
     "reward.stop_properly_penalty_coef": Range(-math.inf, 1, open_least=True, remedy="a share to keep, or a reward"),
-    "reward.timeout": Range(0, remedy="seconds, or 0 for the default of each kind of reward"),
     "reward.retries": Range(0, remedy=f"e.g. {settings.RETRIES}, or 0 for one try only"),
-    "reward.cores": Range(0, remedy="0 for half of a node's cores"),
-    "reward.memory_mb": Range(64, remedy=f"e.g. {settings.MEMORY_MB}"),
     "reward.max_failed": Range(0, 1, remedy=f"e.g. {settings.MAX_FAILED}, or 1 for never"),
     "reward.max_failed_steps": Range(1, remedy=f"e.g. {settings.MAX_FAILED_STEPS}"),
     **dict.fromkeys(("eval.steps", "ckpt.save_steps"), Range(1, also=-1, remedy="a number of steps, or -1 for never")),
 }
 RANGES |= {
     f"{section}.{knob.name}": replace(within, remedy=within.remedy or f"e.g. {knob.default}")
-    for section, kinds in KNOBS.items()
+    for section, kinds in (KNOBS | {"reward": (settings.GradingConfig,)}).items()
     for kind in kinds
     for knob in fields(kind)
     if isinstance(within := knob.metadata["within"], Range)

@@ -1,44 +1,69 @@
 """How rewards are made, and the values of flags that are not given."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from openrlhf_shear.config.knobs import NOT_NEGATIVE, Knobs, Range, knob
+from openrlhf_shear.config.refusal import Refusal
 from openrlhf_shear.rewards.grader import Limits
-from openrlhf_shear.rewards.graders import GRADERS
+from openrlhf_shear.rewards.graders import GRADERS, TIME_LIMITS
 from openrlhf_shear.rewards.maths.answers import check_formats
 
 FUNCTION_SECONDS = 60.0  # for a call of a user's file
 SERVER_SECONDS = 60.0  # for a call of a reward server
 RETRIES = 2  # of a call of a reward server
-MEMORY_MB = 1024
-ANSWER_FORMAT = "boxed"
 MAX_FAILED = 0.5  # share of a step's rollouts
 MAX_FAILED_STEPS = 3
 
 
+_LIMITS = TIME_LIMITS | {"a reward_func call": FUNCTION_SECONDS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradingConfig(Knobs, section="reward"):
+    """Knobs of grading, in training, in evaluations and on a reward server."""
+
+    cores: int = knob(0, "Parallel grades on a node; 0 means half of its cores.", NOT_NEGATIVE)
+    timeout: float = knob(
+        0.0,
+        f"Time limit in seconds of {', '.join(_LIMITS)}, or a whole call of a reward server (each try). 0 means "
+        f"{', '.join(f'{seconds:g}' for seconds in _LIMITS.values())} and {SERVER_SECONDS:g} seconds.",
+        Range(0, remedy="seconds, or 0 for the default of each kind of reward"),
+    )
+    memory_mb: int = knob(1024, "Memory limit of a graded program, in MB.", Range(64))
+    allow_unsandboxed: bool = knob(
+        False,
+        "If bubblewrap does not work, run the policy's programs without a jail. They can then read, change and send "
+        "everything that you can.",
+    )
+    answer_format: str = knob(
+        "boxed",
+        'Where the final answer of maths is. boxed: the last \\boxed{}, else ####, else "answer is". tags: '
+        "<answer>...</answer>. last: the last value of the last line. Separate several by commas; the first that finds "
+        "an answer decides.",
+    )
+
+    def conflicts(self) -> Iterator[Refusal]:
+        try:
+            check_formats(self.answer_format.split(","))
+        except ValueError as error:
+            yield Refusal("reward.answer_format", str(error))
+
+
 @dataclass(frozen=True)
-class RewardSettings:
+class RewardSettings(GradingConfig):
     """Settings of a pool or a client.
 
     Args:
         reward: the name of a built-in grader (`graders.GRADERS`), the path of a .py file with OpenRLHF's
             `reward_func(queries, prompts, labels)`, or the URLs of servers.
-        cores: grades at a time; 0 for half of the machine's cores.
-        timeout: seconds a grade may take (code: a test); 0 for the grader's own, `FUNCTION_SECONDS` for a file.
-        memory_mb: memory of a program that is graded.
-        allow_unsandboxed: run graded programs without a jail where none works.
         retries: retries of a call of a reward server (`client.RewardClient`); a pool makes none.
-        answer_format: of maths, formats of the final answer with commas between them.
         token: token of the servers whose URL has none.
     """
 
     reward: str
-    cores: int = 0
-    timeout: float = 0.0
-    memory_mb: int = MEMORY_MB
-    allow_unsandboxed: bool = False
     retries: int = RETRIES
-    answer_format: str = ANSWER_FORMAT
     token: str | None = field(default=None, repr=False)
 
     @property
@@ -55,6 +80,6 @@ class RewardSettings:
 
     @property
     def limits(self) -> Limits:
-        """The limits of a grade. Raises ValueError: an answer format is unknown."""
+        """The limits of a grade."""
         formats = check_formats(self.answer_format.split(","))
         return Limits(self.seconds, self.memory_mb, formats, self.allow_unsandboxed)

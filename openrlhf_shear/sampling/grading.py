@@ -5,7 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,48 +13,26 @@ from tqdm import tqdm
 
 from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.labels import golds_of
-from openrlhf_shear.rewards.maths.answers import check_formats
 from openrlhf_shear.rewards.pool import RewardPool
-from openrlhf_shear.rewards.settings import ANSWER_FORMAT, RewardSettings
+from openrlhf_shear.rewards.settings import GradingConfig, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Grading:
-    """Settings of grading completions; ValueError for a number that makes no sense."""
-
-    cores: int = 0  # concurrent grades; 0 for half of the machine's cores
-    # seconds of a comparison of answers, or of each test of a program; 0 for the grader's default
-    timeout: float = 0.0
-    memory_mb: int = 1024  # of a program [MiB]
-    allow_unsandboxed: bool = False  # see `jail.find_jail`
-    answer_format: str = ANSWER_FORMAT  # of maths, see `RewardSettings`
-
-    def of_verdicts(self, tasks: Iterable[str]) -> dict[str, object]:
-        """Return what the verdicts of these tasks depend on, as JSON values: settings, and digests of reward files."""
-        files = {task: sha256(Path(task).read_bytes()).hexdigest() for task in sorted(tasks) if Path(task).is_file()}
-        settings = {"answer_format": self.answer_format, "timeout": self.timeout, "memory_mb": self.memory_mb}
-        return settings | ({"files": files} if files else {})
-
-    def __post_init__(self) -> None:
-        if self.cores < 0:
-            raise ValueError(f"cores must be at least 0: got {self.cores}; use 0 for half of the machine's")
-        if not 0 <= self.timeout < float("inf"):
-            got = f"got {self.timeout}; use e.g. 10, or 0 for the default"
-            raise ValueError(f"timeout must be a number of seconds: {got}")
-        check_formats(self.answer_format.split(","))
-        if self.memory_mb < 64:
-            raise ValueError(f"memory_mb must be at least 64: got {self.memory_mb}; use e.g. 1024")
+def basis_of_verdicts(grading: GradingConfig, tasks: Iterable[str]) -> dict[str, object]:
+    """Return what the verdicts of these tasks depend on, as JSON values: settings, and digests of reward files."""
+    files = {task: sha256(Path(task).read_bytes()).hexdigest() for task in sorted(tasks) if Path(task).is_file()}
+    settings = {name: getattr(grading, name) for name in ("answer_format", "timeout", "memory_mb")}
+    return settings | ({"files": files} if files else {})
 
 
 def grade(
     questions: Mapping[tuple[str, str], Question],
     completions: Iterable[Completion],
     tasks: Mapping[str, str],
-    grading: Grading,
+    grading: GradingConfig,
     again: bool = False,
     progress: bool = True,
 ) -> list[Completion]:

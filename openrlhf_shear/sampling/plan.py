@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from openrlhf_shear.data.prompts import CHAT, PromptFormat
-from openrlhf_shear.sampling.grading import Grading, grade
+from openrlhf_shear.rewards.settings import GradingConfig
+from openrlhf_shear.sampling.grading import basis_of_verdicts, grade
 from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Sampling, Starter, collect, requests
 from openrlhf_shear.sampling.store import Store
@@ -35,7 +36,9 @@ class Plan:
         return {**settings, "max_model_len": self.max_model_len, **asdict(self.sampling), **self.more}
 
 
-def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> list[Completion]:
+def complete(
+    plan: Plan, store: Store, engines: Starter, grading: GradingConfig, progress: bool = True
+) -> list[Completion]:
     """Sample what the store lacks, grade what has no verdict, and write generations.jsonl, in this order.
 
     Args:
@@ -59,7 +62,7 @@ def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progr
 
 
 def graded_anew(
-    store: Store, completions: Iterable[Completion], grading: Grading, progress: bool, again: bool = False
+    store: Store, completions: Iterable[Completion], grading: GradingConfig, progress: bool, again: bool = False
 ) -> list[Completion]:
     """Grade, write generations.jsonl and return the completions with their verdicts.
 
@@ -68,7 +71,7 @@ def graded_anew(
             or by unknown ones, are always made again.
     """
     tasks, completions = store.settings()["tasks"], list(completions)
-    by = grading.of_verdicts(tasks.values())
+    by = basis_of_verdicts(grading, tasks.values())
     again = again or store.graded_by != by
     graded = store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))
     store.note_grading(by)

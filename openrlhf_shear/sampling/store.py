@@ -76,7 +76,7 @@ class Store:
 
     @property
     def graded_by(self) -> dict | None:
-        """The `Grading.of_verdicts` of generations.jsonl; None if it is not known."""
+        """The `grading.basis_of_verdicts` of generations.jsonl; None if it is not known."""
         file = self.folder / "grading.json"
         return json.loads(file.read_text()) if file.is_file() else None
 

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from openrlhf.utils.logging_utils import init_logger
@@ -13,7 +13,7 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.evaluation.basis import basis_of
 from openrlhf_shear.evaluation.run import evaluate
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
-from openrlhf_shear.sampling.plan import Grading
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.sampling.store import Store
 from openrlhf_shear.train.sampling.engine_sampler import EngineSampler
 from openrlhf_shear.train.sampling.engines import Engines
@@ -42,9 +42,7 @@ class TrainingSuite:
         """
         self._plan = suite_plan(args)
         self._folder = Path(args.ckpt.path) / "evaluations"
-        reward = args.reward
-        limits = (reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
-        self._grading = Grading(*limits, reward.answer_format)
+        self._grading = GradingConfig(**{knob.name: getattr(args.reward, knob.name) for knob in fields(GradingConfig)})
         self._engines, self._sleeps = engines, args.vllm.enable_sleep
         settings = self._plan.sampling, self._plan.prompt_format, args.data.max_len
         self._sampler = EngineSampler(engines.handles, tokenizer, *settings, check_stop)

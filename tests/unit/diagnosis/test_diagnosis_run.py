@@ -18,10 +18,11 @@ from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.rollouts.record import read_rollouts, write_rollouts
 from openrlhf_shear.sampling import grading
-from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import Output, Sampling
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
@@ -34,7 +35,7 @@ REWARD = str(ROOT / "openrlhf_shear" / "tasks" / "arithmetic" / "arithmetic.py")
 PROBLEMS = make_problems(3, seed=1)
 TOKENIZER = AutoTokenizer.from_pretrained(POLICY_DIR)
 CONFIG = ShearConfig(window=16, stride=8)
-QUICK = Grading(cores=2, timeout=60.0)
+QUICK = GradingConfig(cores=2, timeout=60.0)
 
 
 def diagnosis(**changes) -> Diagnosis:

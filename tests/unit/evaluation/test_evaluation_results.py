@@ -13,8 +13,8 @@ import pytest
 
 from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.run import print_table, results, write_results
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import of_texts
-from openrlhf_shear.sampling.grading import Grading
 from openrlhf_shear.sampling.plan import Plan, complete
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
 from openrlhf_shear.sampling.sampler import Sampling
@@ -125,7 +125,7 @@ def test_one_process_samples_at_a_time(store):
         assert other.stdout.read(2) == b"in"
         plan = Plan("another model", QUESTIONS, TASKS, {"sums": 5, "programs": 1}, Sampling())
         with pytest.raises(ValueError, match="another process samples into"):
-            complete(plan, store, None, Grading())
+            complete(plan, store, None, GradingConfig())
         assert store.settings() == SETTINGS, "nothing of the other run changes"
     finally:
         other.kill()
@@ -142,7 +142,7 @@ def test_a_verdict_stays_with_the_response_that_it_judged(tmp_path, needs_jail, 
     def score(response: str) -> list[bool]:
         with store.log() as append:
             append(completion(response=response))
-        return [c.verdict.correct for c in complete(plan, store, None, Grading(answer_format="last", cores=1))]
+        return [c.verdict.correct for c in complete(plan, store, None, GradingConfig(answer_format="last", cores=1))]
 
     store = Store(tmp_path)
     store.start(plan.settings(), [asked])
@@ -161,7 +161,7 @@ def test_an_edited_reward_file_grades_again(tmp_path):
         append(completion(response="It is 4"))
 
     def correct() -> list[bool]:
-        return [c.verdict.correct for c in complete(plan, store, None, Grading(cores=1), progress=False)]
+        return [c.verdict.correct for c in complete(plan, store, None, GradingConfig(cores=1), progress=False)]
 
     file.write_text("def reward_func(queries, prompts, labels): return {'rewards': 1.0}\n")
     assert correct() == correct() == [True]

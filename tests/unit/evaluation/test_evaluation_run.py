@@ -12,15 +12,16 @@ from benchmark_rows import DATA, needs_data
 from openrlhf_shear.cli import evaluate as cli
 from openrlhf_shear.data.files import open_rows
 from openrlhf_shear.evaluation.run import evaluate, regrade
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, load_questions, source
-from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import Output, Sampling, requests, seed_of
 from openrlhf_shear.sampling.store import Store
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
-QUICK = Grading(cores=2, timeout=20.0)
+QUICK = GradingConfig(cores=2, timeout=20.0)
 
 
 def plan(*answers: str, k: int = 2) -> Plan:
@@ -51,7 +52,7 @@ class Engines:
         yield sample
 
 
-def run(plan: Plan, folder: Path, engines: Engines, grading: Grading = QUICK) -> dict:
+def run(plan: Plan, folder: Path, engines: Engines, grading: GradingConfig = QUICK) -> dict:
     """The results of an evaluation in a folder."""
     return evaluate(plan, Store(folder), engines, grading, progress=False)
 
@@ -66,7 +67,7 @@ def test_other_settings_of_the_grading_are_those_of_all_verdicts(tmp_path):
             else f"The answer is {request.question.label}."
         )
 
-    tags = Grading(cores=2, timeout=20.0, answer_format="tags")
+    tags = GradingConfig(cores=2, timeout=20.0, answer_format="tags")
     row = run(plan("1", "2"), tmp_path, Engines(answer(failing=True)), tags)["benchmarks"]["sums"]
     assert row["avg@2"] is None or row["avg@2"] == 0
     row = run(plan("1", "2"), tmp_path, Engines(answer(failing=False)))["benchmarks"]["sums"]
@@ -181,7 +182,7 @@ def test_gold_answers_and_canonical_solutions_score_one_through_the_whole_path(t
 
     questions = load_questions(benchmark, DATA, number)
     mine = Plan("gold", questions, {name: benchmark.task}, {name: 1}, Sampling())
-    row = evaluate(mine, Store(tmp_path), Engines(gold), Grading(cores=2, timeout=60.0), progress=False)
+    row = evaluate(mine, Store(tmp_path), Engines(gold), GradingConfig(cores=2, timeout=60.0), progress=False)
     assert row["benchmarks"][name]["avg@1"] == 1.0, row
 
 

@@ -12,9 +12,9 @@ from openrlhf_shear.rewards.choice import CHOICE, chosen
 from openrlhf_shear.rewards.grader import Sample
 from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.pool import RewardPool
-from openrlhf_shear.rewards.settings import RewardSettings
+from openrlhf_shear.rewards.settings import GradingConfig, RewardSettings
 from openrlhf_shear.sampling.benchmarks import custom, load_questions
-from openrlhf_shear.sampling.grading import Grading, grade
+from openrlhf_shear.sampling.grading import grade
 from openrlhf_shear.sampling.records import Completion
 
 RESPONSES = table("rewards", "RESPONSES") | {"\\boxed{" * 50_000: None, "A " * 200_000: None}
@@ -54,7 +54,7 @@ def test_the_suite_asks_grades_and_scores_a_file_of_choices(tmp_path):
         for sample, text in enumerate(texts)
     ]
     tasks = {"custom-mine": "choice"}
-    graded = grade(questions, completions, tasks, Grading(cores=1), progress=False)
+    graded = grade(questions, completions, tasks, GradingConfig(cores=1), progress=False)
     row = results(questions, graded, tasks, {"custom-mine": 2})["benchmarks"]["custom-mine"]
     assert (row["avg@2"], row["maj@2"], row["reasons"]) == (0.5, 0.5, {"no_answer": 1, "wrong": 1})
     assert "lenient_avg@2" not in row

@@ -12,8 +12,9 @@ from openrlhf_shear.rewards.code import grader as programs
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.maths import grader as maths
 from openrlhf_shear.rewards.maths.grader import lenient
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure, of_texts
-from openrlhf_shear.sampling.grading import Grading, grade
+from openrlhf_shear.sampling.grading import grade
 from openrlhf_shear.sampling.records import Completion, Question
 
 TASKS = {"sums": "math", "programs": "code"}
@@ -37,7 +38,7 @@ def graded(*pairs, tasks=TASKS, **options):
     """The verdicts of (question, response) pairs, as far as an evaluation keeps them."""
     questions = {(question.benchmark, question.id): question for question, _ in pairs}
     completions = [answered(question, response, at) for at, (question, response) in enumerate(pairs)]
-    after = grade(questions, completions, tasks, Grading(**options), progress=False)
+    after = grade(questions, completions, tasks, GradingConfig(**options), progress=False)
     assert [replace(completion, verdict=None) for completion in after] == completions
     return [kept(completion) for completion in after]
 
@@ -138,18 +139,19 @@ def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
     before += [of_texts(None, failure=why) for why in ("its engine died", "the engine raised X", "the engine is tired")]
     completions = [answered(question, "", at, verdict=verdict) for at, verdict in enumerate(before)]
     questions = {("sums", "1"): question}
-    assert [kept(c) for c in grade(questions, completions, TASKS, Grading(), progress=False)] == [new, *before[1:]]
-    again = grade(questions, completions, TASKS, Grading(), again=True, progress=False)
+    graded = grade(questions, completions, TASKS, GradingConfig(), progress=False)
+    assert [kept(c) for c in graded] == [new, *before[1:]]
+    again = grade(questions, completions, TASKS, GradingConfig(), again=True, progress=False)
     assert [kept(c) for c in again] == [new, new, new, new, new, *before[5:]]
     monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("nothing is to be graded"))
-    assert grade(questions, again, TASKS, Grading(), progress=False) == again
+    assert grade(questions, again, TASKS, GradingConfig(), progress=False) == again
 
 
 def test_a_truncated_response_is_graded_as_it_is_under_a_bar(capsys, no_jail_needed):
     question = asked("1")
     completion = replace(answered(question, r"\boxed{1} and so"), truncated=True)
     for progress in (True, False):
-        (after,) = grade({("sums", "1"): question}, [completion], TASKS, Grading(), progress=progress)
+        (after,) = grade({("sums", "1"): question}, [completion], TASKS, GradingConfig(), progress=progress)
         assert after.truncated and after.verdict.correct
         said = capsys.readouterr()
         assert said.out == "" and ("grading" in said.err and "1/1" in said.err) is progress
@@ -158,14 +160,14 @@ def test_a_truncated_response_is_graded_as_it_is_under_a_bar(capsys, no_jail_nee
 def test_errors_of_the_caller(monkeypatch):
     monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("too late"))
     with pytest.raises(ValueError, match=r"must answer a question: got \('sums', '1', 0\)"):
-        grade({}, [answered(asked("1"), "")], TASKS, Grading())
+        grade({}, [answered(asked("1"), "")], TASKS, GradingConfig())
     for options, said in (
         ({"cores": -1}, "cores must be at least 0: got -1"),
-        ({"timeout": float("nan")}, "timeout must be a number of seconds: got nan"),
+        ({"timeout": float("nan")}, "timeout must be at least 0: got nan"),
         ({"memory_mb": 1}, "memory_mb must be at least 64: got 1"),
     ):
         with pytest.raises(ValueError, match=said):
-            Grading(**options)
+            GradingConfig(**options)
 
 
 ACCEPTED = {
