@@ -146,6 +146,8 @@ def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterato
         saved = tag and read(Path(path, folders.ACTOR, tag))
     except (OSError, json.JSONDecodeError) as error:
         refuse("ckpt.path", f"has checkpoints that cannot be read ({error})", path, "one that you may read")
+    if tag is None and (problem := folders.no_fresh_start(Path(path, folders.ACTOR))):
+        raise ValueError(f"ckpt.path {path}: {problem}")
     if tag is None or saved is None:
         return
     now = now.with_data(rows) if rows else now

@@ -136,6 +136,20 @@ def find(folders: Sequence[Path], without: Collection[str] = ()) -> tuple[str | 
     return None, skipped
 
 
+def no_fresh_start(folder: Path) -> str:
+    """Say why a run may not start afresh beside what `find` passed over; "" if it may, as beside `.partial` folders.
+
+    Such checkpoints are damaged, or another program's, as OpenRLHF's without complete.json.
+    """
+    there = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    there = [path for path in there if step_of(path.name) >= 0 and not path.name.endswith(HF)]
+    if not there:
+        return ""
+    newest = max(there, key=lambda path: step_of(path.name))
+    why = flaw(newest) or "its files do not have the bytes that were written"
+    return f"no checkpoint can be resumed from: {newest}: {why}; move them away, or use another --ckpt.path"
+
+
 def named_in(folder: Path, file: str) -> str | None:
     """Return the checkpoint that a file of `folder` names (as `latest` does); None if there is no such file.
 
@@ -153,13 +167,14 @@ def named_in(folder: Path, file: str) -> str | None:
 def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
     """Delete old checkpoints and the leftovers of killed runs; return the deleted names.
 
-    The rules are upstream's (see `DeepspeedStrategy.save_ckpt`), but applied after the new checkpoint is saved. At most
+    The rules are upstream's (see `DeepspeedStrategy.save_ckpt`), but applied after the new checkpoint is saved, and
+    only to checkpoints with a list of their files: another program's stay. At most
     `max_num` regular checkpoints stay, and with the best one at most `max_gb`. Checkpoints without a metric are deleted
     first, then those with the worst metric, then the oldest. The checkpoint that `latest` names stays.
     """
     named = _named(folder) or max(names(folder), key=step_of, default="")
     gone = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir()]
-    regular = [path for path in folder.iterdir() if path.is_dir() and _is_regular(path.name)]
+    regular = [path for path in folder.iterdir() if (path / COMPLETE).is_file() and _is_regular(path.name)]
     regular.sort(key=lambda path: (path.name == named, *_worth(path), step_of(path.name)))
     sizes = {path: sum(file.stat().st_size for file in files_in(path)) for path in folder.iterdir() if path.is_dir()}
     while regular and regular[0].name != named:

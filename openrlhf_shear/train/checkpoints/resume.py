@@ -60,13 +60,17 @@ def newest_whole(saved: Sequence[Path], rank: int, ranks: int, gathered: Callabl
 
     Args:
         gathered: returns the values of all ranks.
+
+    Raises:
+        RefusedError: there are checkpoints, and none can be loaded.
     """
     failed: list[str] = []
     logged: set[str] = set()
     while True:
         tag, flaws = folders.find(saved, failed) if rank == 0 else (None, [])
-        of_first = (tag, contents.shares([folder / tag for folder in saved] if tag else [], ranks))
-        tag, shares = gathered(of_first)[0]
+        problem = "" if tag or rank else folders.no_fresh_start(saved[0])
+        of_first = (tag, contents.shares([folder / tag for folder in saved] if tag else [], ranks), problem)
+        tag, shares, problem = gathered(of_first)[0]
         changed = [] if tag is None else [line for lines in gathered(contents.changed(shares[rank])) for line in lines]
         if rank == 0:
             for line in dict.fromkeys([*flaws, *changed]):
@@ -76,6 +80,8 @@ def newest_whole(saved: Sequence[Path], rank: int, ranks: int, gathered: Callabl
         if not changed:
             break
         failed.append(tag)
+    if problem:
+        raise RefusedError(problem)
     if rank == 0:
         fresh = f"no complete checkpoint in {saved[0]}: a fresh start"
         logger.info(f"resuming from {saved[0] / tag}" if tag else fresh)

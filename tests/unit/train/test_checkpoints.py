@@ -11,6 +11,7 @@ import pytest
 
 from openrlhf_shear.preflight import resources
 from openrlhf_shear.train.checkpoints import contents, folders, resume
+from openrlhf_shear.train.screen.outcome import RefusedError
 
 
 def write(folder, tag, size=10, metric=None, commit=True, latest=True):
@@ -129,6 +130,49 @@ def test_a_resume_passes_over_a_step_whose_critic_is_broken(tmp_path, monkeypatc
     monkeypatch.setattr(resume.logger, "warning", lines.append)
     assert resume.newest_whole([tmp_path / name for name in models], 0, 1, lambda value: [value]) == newest
     assert len(lines) == len(models) - 1 and all("_critic/global_step2" in line for line in lines)
+
+
+def upstream_s(folder):
+    """A checkpoint as OpenRLHF writes it."""
+    write(folder, "global_step2")
+    (folder / "global_step2" / contents.COMPLETE).unlink()
+
+
+def flipped(folder):
+    write(folder, "global_step2")
+    (folder / "global_step2" / "model.pt").write_bytes(bytes(9) + b"\x01")
+
+
+@pytest.mark.parametrize("made", [upstream_s, flipped])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_resume_does_not_start_afresh_beside_checkpoints_that_it_cannot_load(tmp_path, made, rank):
+    """Every rank ends, and the files stay, also when a fresh run saves beside them."""
+    folder = tmp_path / "_actor"
+    made(folder)
+    of_first = []
+
+    def gathered(value):
+        if rank == 0:
+            of_first.append(value)
+            return [value]
+        return [of_first.pop(0)]
+
+    with pytest.raises(RefusedError, match=r"no checkpoint can be resumed from: .*global_step2: .*; move them away"):
+        resume.newest_whole([folder], 0, 1, lambda value: [value])
+    if rank:  # it hears the first rank's
+        pairs = [("global_step2", [[], []], ""), [f"{folder} changed"]] if made is flipped else []
+        of_first += [*pairs, (None, [[], []], "no checkpoint can be resumed from: global_step2: it; move them away")]
+        with pytest.raises(RefusedError):
+            resume.newest_whole([folder], 1, 2, gathered)
+    write(folder, "global_step3"), write(folder, "global_step4")
+    deleted = folders.prune(folder, max_num=1, max_gb=1000)
+    assert ("global_step2" in deleted) == (made is flipped), "whose list of files says that it is this run's"
+
+
+def test_what_a_killed_first_save_left_does_not_keep_a_run_from_starting(tmp_path):
+    write(tmp_path / "_actor", "global_step1", commit=False)
+    assert resume.newest_whole([tmp_path / "_actor"], 0, 1, lambda value: [value]) is None
+    assert resume.newest_whole([tmp_path / "nowhere"], 0, 1, lambda value: [value]) is None
 
 
 @pytest.mark.parametrize("out", ["global_step9", "global_step2/model.pt", "global_step2/deep"])
