@@ -24,7 +24,7 @@ USUAL = {  # beside those of training
     "lab": {"rules": "uniform", "output": "out"},
     "prepare_data": {"source": "gsm8k", "input": "prompts.jsonl", "output": "train.jsonl"},
     **{"report": {"output": "out"}, "rollout_page": {"output": "page.html"}},
-    **{"serve_reward": {"reward": "math"}, "warm_up": {}},
+    "serve_reward": {"reward": "math"},
 }
 
 
