@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import table
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
@@ -15,15 +16,7 @@ from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 from .conftest import COMMON, scalars_of
 from .processes import wait_until
 
-REWARD = """
-import zlib
-from openrlhf_shear.tasks.arithmetic.arithmetic import reward_func as graded
-
-def reward_func(queries, prompts, labels):
-    if zlib.crc32(queries[0].encode()) % 8 == 0 and not queries[0].endswith("I do not know."):
-        raise KeyError("no such rollout")
-    return graded(queries, prompts, labels)
-"""
+REWARD = table("distributed", "ASYNC")
 STEPS, SIZE, BATCH = 3, 4, 32  # rollouts a prompt, and a step
 # The model is bf16, and the actor's passes are padded batches. Measured: token weights differ by at most 0.0014
 # from the weights of one rollout a pass. They differ by 0.019 to 0.035 from the

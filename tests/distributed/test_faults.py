@@ -7,19 +7,11 @@ import json
 import sys
 
 import pytest
+from cases import table
 
 from .processes import ROOT
 
-BROKEN = {
-    "run_saving": "goes on when started again, exit 0",
-    "resumed_seed": "exit 2: train.seed was 42, is 7; as before: exit 0",
-    "engine_core": "goes on, exit 0",
-    "reward_raises": "exit 3: ",
-    "nan_weight": "exit 4: ",
-    "model_full": "exit 1: the model could not be written to --ckpt.output_dir",
-    "temporary_full": "goes on: the disk of Ray's temporary folder is full",
-    "ulimit_v": "exit 2: ulimit -v must leave a process 12 GiB",
-}
+BROKEN = table("distributed", "FAULTS")
 
 
 @pytest.fixture(scope="module")

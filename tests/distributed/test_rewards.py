@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from cases import table
 
 
 def test_built_in_rewards_are_graded_in_another_process(cluster):
@@ -70,16 +71,7 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
     assert (gone.reward, gone.failure) == (None, "reward server refused")
 
 
-KILLS = """
-import os, signal, time
-
-def reward_func(queries, prompts, labels):
-    if queries[0].endswith("kill"):
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
-    time.sleep(0.05)
-    return {"rewards": float(queries[0])}
-"""
+KILLS = table("distributed", "KILLS")
 
 
 def test_a_rollout_that_kills_the_pool_fails_alone(cluster, tmp_path):

@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from cases import table
 
 from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit import CreditRule
@@ -20,9 +21,6 @@ from openrlhf_shear.credit.rule import RolloutGroup
 
 from .conftest import advantages_by_rollout, reaching_the_loss
 
-EXAMPLE = "examples.rules.surprise_rule:SurpriseRule"  # found from the working directory
-SHEAR = ("--shear.window", "16", "--shear.stride", "4")
-ABLATION = ("--shear.distance", "chamfer", "--shear.normalize", "per_rollout", "--shear.pool", "mean")
 # The policy is bf16, and each pass rounds differently: see test_experience.py.
 NOISE = 0.02
 
@@ -161,24 +159,7 @@ def test_the_process_reward_model_on_two_ranks_gives_the_scores_of_one(prm, tiny
         assert max(flat(got)) - min(flat(got)) > 0.01, "the scores must differ, or comparing shows nothing"
 
 
-METHODS = {
-    "uniform": ("uniform",),
-    "shear": ("shear", *SHEAR),
-    "an ablation of shear": ("shear", *SHEAR, *ABLATION),
-    "surprise": (EXAMPLE,),
-    "error_odds": ("error_odds", "--error_odds.rise", "3"),
-    "entropy_adv": ("entropy_adv",),
-    "text": ("text", "--text.window", "16", "--text.stride", "4"),
-    "entropy_mask": ("entropy_mask",),
-    "gtpo": ("gtpo",),
-    "ktae": ("ktae",),
-    "prm_reshape": ("prm_reshape",),
-    "pure": ("pure", "--pure.width", "100"),
-    "otb": ("otb",),
-    "delta": ("delta",),
-    "nthr": ("nthr", "--nthr.eta", "0.25"),
-    "spro": ("spro", "--algo.kl.init_coef", "1e-9", "--algo.kl.use_loss", "--algo.kl.estimator", "k3"),
-}
+METHODS = table("distributed", "METHODS")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -7,34 +7,11 @@ import re
 
 import psutil
 import pytest
+from cases import table
 
 from .processes import wait_until
 
-# A rollout's text decides its fate, so that every step has all kinds. Held-out problems are graded.
-REWARD = """
-import json, os, time, zlib
-from pathlib import Path
-from openrlhf_shear.tasks.arithmetic.arithmetic import reward_func as graded
-
-HELDOUT = {json.loads(line)["prompt"] for line in Path(__file__).with_name("heldout.jsonl").open()}
-
-def reward_func(queries, prompts, labels):
-    if prompts[0] in HELDOUT:
-        return graded(queries, prompts, labels)
-    Path(__file__).with_name("asked").touch()
-    kind = zlib.crc32(queries[0].encode()) % 12
-    if queries[0].endswith("I do not know."):  # the try before training
-        kind = 4
-    if kind == 0:
-        raise KeyError("no such rollout")
-    if kind == 1:
-        time.sleep(3600)
-    if kind == 2:
-        return {"rewards": float("nan")}
-    if kind == 3:
-        os._exit(0)
-    return {"rewards": float(kind % 2), "extra_logs": {"kind": float(kind)}}
-"""
+REWARD = table("distributed", "WHOLE_RUN")
 ENGINE_CORE = re.compile("VLLM::EngineCore|spawn_main")  # the second where its environment is too small for a title
 REASONS = {0: "raised_KeyError", 1: "timeout", 2: "not_finite", 3: "worker_died"}
 
