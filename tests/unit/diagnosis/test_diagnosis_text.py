@@ -106,39 +106,21 @@ def found(prefixes, text, resamples=60):
     return find(prefixes, spans_of(prefixes), SETTINGS, resamples, text=text_of(text))
 
 
-def test_the_verdict_says_which_of_the_two_tells_more(tables):
+@pytest.mark.parametrize(*cases("diagnosis", "test_the_verdict_says_which_of_the_two_tells_more"))
+def test_the_verdict_says_which_of_the_two_tells_more(tables, states, text, signs, words, total):
+    of = dict(zip(("telling", "blind"), tables, strict=True))
     telling, blind = tables
     wrong = ~telling["correct"].to_numpy()
-    halves = [
-        of.assign(distance=np.where(wrong, of["distance"], other["distance"]))
-        for of, other in ((telling, blind), (blind, telling))
-    ]
-    few = telling[telling["problem"] < "p005"]
-    for states, text, signs, words, total in (
-        (blind, telling, ["not shown"] * 2, ["text", "text"], "The text tells more: states more in 0 of 4 signs, "),
-        (telling, blind, ["yes"] * 2, ["states", "states"], "The states tell more: states more in "),
-        (
-            telling,
-            telling,
-            ["yes"] * 2,
-            ["as well"] * 2,
-            "The text does as well: states more in 0 of 4 signs, 3-grams in 0",
-        ),
-        (*halves, ["yes", "not shown"], ["states", "text"], "Mixed: "),
-        (
-            blind,
-            blind,
-            ["not shown"] * 2,
-            ["not shown"] * 2,
-            "Not shown: states more in 0 of 4 signs, 3-grams in 0, ali",
-        ),
-        (few, few, None, None, "Too few: "),
-    ):
-        lines = found(states, text).verdict
-        assert lines[7] == "States or text? Hidden states minus 3-grams of the text, paired over problems:"
-        assert lines[12].startswith(total) and max(map(len, lines)) <= 80
-        shown = [[line[45:54].strip() for line in part] for part in (lines[:2], lines[8:10])]
-        assert signs is None or shown == [signs, words], total
+    of["half"], of["other half"] = (
+        own.assign(distance=np.where(wrong, own["distance"], other["distance"]))
+        for own, other in ((telling, blind), (blind, telling))
+    )
+    of["few"] = telling[telling["problem"] < "p005"]
+    lines = found(of[states], of[text]).verdict
+    assert lines[7] == "States or text? Hidden states minus 3-grams of the text, paired over problems:"
+    assert lines[12].startswith(total) and max(map(len, lines)) <= 80
+    shown = [[line[45:54].strip() for line in part] for part in (lines[:2], lines[8:10])]
+    assert signs is None or shown == [signs, words]
 
 
 @pytest.mark.parametrize(*cases("diagnosis", "test_a_word_needs_the_sign_and_the_difference"))

@@ -16,19 +16,9 @@ from openrlhf_shear.rewards.responses import answer_of
 
 SECONDS, HONEST_SECONDS = 3.0, 20.0  # limits of a grade
 # Wrong responses to a question whose answer is x^2-1.
-OF_MATHS = {
-    "a call": r"\boxed{__import__('os')._exit(0)}",
-    "an attribute": r"\boxed{x.__class__}",
-    "a tower": r"\boxed{9^{9^{9^{9}}}x}",
-    "a power of a sum": r"\boxed{(x+1)^{9999999}}",
-    "a factorial": r"\boxed{99999999!x}",
-    "a sum of many": r"\boxed{\sum_{n=1}^{1000000000} x^n}",
+OF_MATHS = table("rewards", "OF_MATHS") | {
     "deep brackets": rf"\boxed{{{'(' * 900}x{')' * 900}}}",
     "deep fractions": r"\boxed{" + r"\frac{1}{" * 150 + "x" + "}" * 151,
-    "a division by zero": r"\boxed{\frac{x^2-1}{0}}",
-    "many answers": r"\boxed{x, x^2, x^2-1, x^3}",
-    "a box without an end": r"\boxed{x^2-1",
-    "an equation": r"\boxed{x^2-1=0}",
     "boxes in boxes": r"\boxed{" * 500 + "x" + "}" * 500,
 }
 

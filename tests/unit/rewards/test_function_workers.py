@@ -15,18 +15,7 @@ REWARD_FILE = table("rewards", "REWARD_FILE")
 FORKS = table("rewards", "FORKS")
 LATE = "threading.Timer(0.1, os.write, (PIPE, frame(99))).start()"
 LARGE = "#" + "x" * (8 << 20)  # more than the socket holds
-SPOILT = (  # too many answers, no answer, no number
-    "os.write(PIPE, b'noise')",
-    "os.write(PIPE, struct.pack('>I', 100))",
-    "os.write(PIPE, frame(99))",
-    "os.write(PIPE, frame(99) * 2)",
-    "output['extra_logs'] = {'x' * (2 << 20): 1.0}",
-    "os.close(PIPE)",
-    "time.sleep(3600)",
-    "sys.exit(3)",
-    "os.abort()",
-    *(f"output['rewards'] = {none}" for none in ("float('nan')", "10**400", "[1.0, 1.0]", "[]", "'1'")),
-)
+SPOILT = table("rewards", "SPOILT")
 
 
 def workers(tmp_path, source: str = REWARD_FILE, seconds: float = 60.0) -> FunctionWorkers:
@@ -102,20 +91,7 @@ def test_a_file_of_this_package_is_that_of_the_node(tmp_path):
         assert asked.grade("1 + 1 = 2", "1 + 1 = ", "2").reward == 1
 
 
-OWN = {  # what a file may do with its own names, in a folder that is not on the path
-    "dataclasses": "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Part:\n"
-    "    x: float\ndef work(x): return Part(x).x\n",
-    "pickles": "import pickle\nclass Part: x = 3.0\ndef work(x): return pickle.loads(pickle.dumps(Part())).x\n",
-    "neighbours": "from beside import same\ndef work(x): return same(x)\n",
-    "its own module": "import sys\ndef work(x): return sys.modules[__name__].same(x)\ndef same(x): return x\n",
-    **{
-        f"{kind} pools": "from concurrent.futures import ProcessPoolExecutor\nimport multiprocessing\n"
-        "def same(x): return x\ndef work(x):\n"
-        f"    with ProcessPoolExecutor(1, multiprocessing.get_context('{kind}')) as pool:\n"
-        "        return [*pool.map(same, [x])][0]\n"
-        for kind in ("fork", "spawn", "forkserver")
-    },
-}
+OWN = table("rewards", "OWN")
 
 
 OF_OTHER_NAMES = [(name, what) for name in ("a-reward.py", "json.py") for what in ("pickles", "fork pools")]
