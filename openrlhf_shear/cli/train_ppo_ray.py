@@ -9,7 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
 
 from openrlhf_shear.config.refusal import Findings
 from openrlhf_shear.line import frame, spelling
@@ -19,7 +22,7 @@ from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.checks import check
 from openrlhf_shear.preflight.layout import place, placement_words
 from openrlhf_shear.preflight.models import Models, read_models
-from openrlhf_shear.preflight.resources import run_folder
+from openrlhf_shear.preflight.resources import hold, run_folder
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.checkpoints import fingerprint, finished
 from openrlhf_shear.train.nodes import machine
@@ -127,14 +130,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     if run.dry_run:
         print("dry run: the line can be used as far as can be seen without starting anything")
         return
-    if first:
-        _supervise(verdict)
-    with ending():
-        with signals.stopping(run.train.grace_seconds):
-            from openrlhf_shear.train.start.launch import launch
+    with _locked(verdict) if first else nullcontext():
+        if first:
+            _supervise(verdict)
+        with ending():
+            with signals.stopping(run.train.grace_seconds):
+                from openrlhf_shear.train.start.launch import launch
 
-            launch(run, for_openrlhf(run, fingerprint=verdict.fingerprint))
-        finished.mark(run)
+                launch(run, for_openrlhf(run, fingerprint=verdict.fingerprint))
+            finished.mark(run)
+
+
+def _locked(verdict: Verdict) -> TextIO:
+    path = verdict.run.ckpt.path
+    try:
+        lock = hold(Path(path))
+    except OSError as error:
+        verdict.parser.error(f"--ckpt.path {path} cannot be written to: {error}")
+    if lock is None:
+        frame.refuse(verdict.parser, f"ckpt.path {path} is the folder of a run that has just started; use another one")
+    return lock
 
 
 def _supervise(verdict: Verdict) -> None:

@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+HALF_PAIR = "holds half of a surrogate pair, which is no character"
+
 
 def value_at(row: Mapping[str, Any], key: str) -> Any:
     """Return the value of a column, or of a field in it, which a key with dots names; None if there is none.
@@ -63,16 +65,21 @@ def no_label(value: object) -> str | None:
     """Say why a value of a label's column is no label: it is null, NaN, or cannot be sent to a reward unchanged."""
     if value is None or value != value:
         return "is null"
-    kind = _foreign(value)
-    return kind and f"holds a {kind}, which is no text, number, list or object: the column must hold texts"
+    return _unusable(value)
 
 
-def _foreign(value: object) -> str | None:
-    """Return the type of a value, or of a part of it, that JSON does not have (a date, bytes, a decimal number)."""
-    if value is None or isinstance(value, str | bool | int | float):
+def _unusable(value: object) -> str | None:
+    """Say what JSON and UTF-8 do not have of a value, or of a part of it (a date, bytes, a decimal number)."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return HALF_PAIR
+        return None
+    if value is None or isinstance(value, bool | int | float):
         return None
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        value = list(value.values())
+        value = [*value, *value.values()]
     if isinstance(value, list):
-        return next(filter(None, map(_foreign, value)), None)
-    return type(value).__name__
+        return next(filter(None, map(_unusable, value)), None)
+    return f"holds a {type(value).__name__}, which is no text, number, list or object: the column must hold texts"

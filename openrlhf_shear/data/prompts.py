@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf_shear.data.columns import HALF_PAIR
+
 Turns = Sequence[dict[str, Any]]  # chat messages
 
 
@@ -47,7 +49,7 @@ class PromptFormat:
         try:
             "".join(_texts(prompt)).encode()
         except UnicodeEncodeError:
-            return "holds half of a surrogate pair, which is no character"
+            return HALF_PAIR
         return None
 
     def filled(self, prompt: str | Turns) -> str:

@@ -4,6 +4,7 @@ Output folders must be writable and hold no other run's checkpoints or model. Ch
 if the run joins a Ray cluster (`RAY_ADDRESS`).
 """
 
+import contextlib
 import fcntl
 import math
 import os
@@ -24,6 +25,7 @@ from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.rewards.limits import address_limit, process_limit, tasks_of_user
 
 LOCK = ".lock"  # in --ckpt.path, locked by the trainer while it lives
+START = ".start"  # the same, locked by the process that the user started
 LOCK_SECONDS = 10.0  # the last processes of a killed run may hold its lock for a while
 _WEIGHTS = ("*.safetensors", "*.bin")
 _UNLIMITED = "unlimited before the run"
@@ -73,7 +75,8 @@ def checkpoints(run: Run) -> Iterator[Finding]:
     """Refuse to write into the folders of another run: of one that still writes, or one that has finished."""
     tags = sorted(path.name for path in Path(run.ckpt.path, "_actor").glob("*global_step*"))
     if _is_busy(Path(run.ckpt.path), 0.0 if run.dry_run else LOCK_SECONDS):
-        yield run.refusal("ckpt.path", "is the folder of a run that still writes", "another folder")
+        remedy = "another folder, or wait for that run, or stop it"
+        yield run.refusal("ckpt.path", "is the folder of a run that still writes", remedy)
     elif tags and run.ckpt.save_steps > 0 and not run.ckpt.load_enable:
         remedy = "--ckpt.load_enable to resume that run, or another folder"
         yield run.refusal("ckpt.path", f"has checkpoints of another run ({', '.join(tags[:3])})", remedy)
@@ -109,11 +112,22 @@ def locked(file: TextIO, patience: float) -> bool:
 
 def _is_busy(folder: Path, patience: float) -> bool:
     """Return whether a run holds the lock of its checkpoints' folder, still after `patience` seconds."""
+    for name in (START, LOCK):
+        # An error: there is none, or a file system without locks, of which the trainer tells.
+        with contextlib.suppress(OSError), (folder / name).open("r+") as file:
+            if not locked(file, patience):
+                return True
+    return False
+
+
+def hold(folder: Path) -> TextIO | None:
+    """Lock a run's --ckpt.path from before Ray starts, until the file is closed; None if another start has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / START).open("w")
     try:
-        with (folder / LOCK).open("r+") as file:
-            return not locked(file, patience)
-    except OSError:  # there is none, or a file system without locks: the trainer tells
-        return False
+        return file if locked(file, 0.0) else None
+    except OSError:  # a file system without locks, of which the trainer tells
+        return file
 
 
 def free_bytes(folder: Path) -> float:

@@ -7,6 +7,7 @@
 All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -45,7 +46,30 @@ def lock_own(ckpt: Namespace, patience: float = 60.0) -> TextIO:
     Raises:
         NotOursError: another run has the lock, or finished here since this run was checked; or there are no locks.
     """
-    folder = Path(ckpt.path)
+    file = _lock(Path(ckpt.path), patience)
+    there = names(Path(ckpt.path, ACTOR))
+    if there and ckpt.save_steps > 0 and not ckpt.load_enable:
+        why = f"--ckpt.path {ckpt.path} has checkpoints of another run ({', '.join(there[:3])})"
+        raise NotOursError(f"{why}; use --ckpt.load_enable to resume that run, or another folder")
+    return file
+
+
+def lock_again(folder: Path, file: TextIO) -> TextIO:
+    """Return the lock `file` of --ckpt.path; a new one if the folder was removed, which another run may have by now.
+
+    Raises:
+        NotOursError: another run has the lock, or has saved there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
+            return file
+        if there := names(folder / ACTOR):
+            why = f"--ckpt.path {folder} was removed, and has checkpoints of another run ({', '.join(there[:3])})"
+            raise NotOursError(f"{why}; resume from another folder")
+    return _lock(folder, patience=0.0)
+
+
+def _lock(folder: Path, patience: float) -> TextIO:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("w")
@@ -56,11 +80,7 @@ def lock_own(ckpt: Namespace, patience: float = 60.0) -> TextIO:
             raise NotOursError(f"{why}; mount it with them (Lustre: -o flock), or use another path") from error
         raise NotOursError(f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes") from error
     if not is_ours:
-        raise NotOursError(f"another run writes to --ckpt.path {folder}; use another folder")
-    there = names(folder / ACTOR)
-    if there and ckpt.save_steps > 0 and not ckpt.load_enable:
-        why = f"--ckpt.path {folder} has checkpoints of another run ({', '.join(there[:3])})"
-        raise NotOursError(f"{why}; use --ckpt.load_enable to resume that run, or another folder")
+        raise NotOursError(f"another run writes to --ckpt.path {folder}; wait for it, stop it, or use another folder")
     return file
 
 

@@ -9,7 +9,7 @@ Something must be trained first. Nothing but the best is saved of a step whose r
 """
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Self
@@ -109,8 +109,14 @@ class Best:
 class Saver:
     """Writer of checkpoints, on all actors of a run."""
 
-    def __init__(self, actors: RayActorGroup, critics: RayActorGroup | None):
-        self._actors, self._critics = actors, critics
+    def __init__(
+        self, actors: RayActorGroup, critics: RayActorGroup | None, check_folder: Callable[[], None] = lambda: None
+    ):
+        """
+        Args:
+            check_folder: raises if --ckpt.path is another run's by now.
+        """
+        self._actors, self._critics, self._check_folder = actors, critics, check_folder
 
     def save(self, what: Save, states: RunState, best: Best) -> str:
         """Save a checkpoint; return why the disk refuses it, or "".
@@ -119,6 +125,7 @@ class Saver:
             states: what a resumed run needs beside weights and optimizer.
             best: the best evaluation, whose metric decides which checkpoint is pruned first.
         """
+        self._check_folder()
         first = self._actors.actors[0]
         doing("saving a checkpoint")
         metric = {"metric_value": best.latest, "metric_key": best.key or None}

@@ -1,5 +1,7 @@
 """Ray actor in the place of OpenRLHF's trainer: makes the parts of a run, and lets `ShearTrainer` run it."""
 
+from pathlib import Path
+
 import ray
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController, FixedKLController
 from openrlhf.trainer.ray.launcher import RayActorGroup
@@ -102,6 +104,12 @@ class TrainerActor:
         """Return this process's events for the driver to show (`relay.fetch`), while `fit` runs."""
         return relay.fetch(seen, patience)
 
+    def _check_folder(self) -> None:
+        try:
+            self._lock = folders.lock_again(Path(self._args.ckpt.path), self._lock)
+        except folders.NotOursError as error:
+            raise RefusedError(str(error)) from None
+
     def _kl_control(self) -> AdaptiveKLController | FixedKLController:
         kl = self._args.algo.kl
         return (
@@ -141,7 +149,7 @@ class TrainerActor:
             args,
             Learner(maker, engines, batches),
             batches,
-            Saver(policy, self._critics),
+            Saver(policy, self._critics, self._check_folder),
             Evaluation(args, self._tracking, generator, prompts.evaluation, suite, generate_kwargs),
             self._tracking,
             args.fingerprint.with_data(prompts.training.dataset.fingerprint),

@@ -127,6 +127,8 @@ def test_a_label_that_no_text_file_could_hold_is_refused_in_a_line(job, capsys):
     ("value", "problem"),
     [
         ({"a": [{"b": 1.5}]}, None),
+        ({"a": [{"b": "\ud83d"}]}, "holds half of a surrogate pair"),
+        ({"\ud83d": 1}, "holds half of a surrogate pair"),
         ({1: "a"}, "holds a dict"),
         (("a",), "holds a tuple"),
         ({"a": {2}}, "holds a set"),

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import openrlhf_on_cpu  # noqa: F401
@@ -330,3 +331,21 @@ def test_a_folder_that_another_run_has_locked_is_not_ours(tmp_path, monkeypatch)
     monkeypatch.setattr(folders, "locked", lambda file, patience: False)
     with pytest.raises(folders.NotOursError, match=r"another run writes to --ckpt\.path"):
         folders.lock_own(ckpt_flags(tmp_path))
+
+
+def test_a_removed_folder_is_locked_again_unless_another_run_has_it(tmp_path):
+    ours = tmp_path / "ckpt"
+    lock = folders.lock_own(ckpt_flags(ours))
+    assert folders.lock_again(ours, lock) is lock
+    shutil.rmtree(ours)
+    lock = folders.lock_again(ours, lock)
+    write(ours / folders.ACTOR, "global_step2")
+    assert folders.lock_again(ours, lock) is lock
+    shutil.rmtree(ours)
+    others = folders.lock_own(ckpt_flags(ours))
+    with pytest.raises(folders.NotOursError, match=r"another run writes to --ckpt\.path"):
+        folders.lock_again(ours, lock)
+    write(ours / folders.ACTOR, "global_step4")
+    others.close()
+    with pytest.raises(folders.NotOursError, match=r"was removed, and has checkpoints of another run \(global_step4\)"):
+        folders.lock_again(ours, lock)

@@ -77,6 +77,13 @@ def test_a_folder_in_which_a_run_still_writes_is_refused(job, capsys, monkeypatc
     monkeypatch.setattr(resources, "LOCK_SECONDS", 0.0)
     assert "ckpt.path is the folder of a run that still writes: got 'run/ckpt'" in refusal(capsys, line)
     lock.close()
+    started = resources.hold(Path("run/ckpt"))
+    assert resources.hold(Path("run/ckpt")) is None
+    assert "ckpt.path is the folder of a run that still writes" in refusal(capsys, line), "before its Ray is up"
+    with pytest.raises(SystemExit) as ended:
+        train_ppo_ray.main(line)
+    assert ended.value.code == 2
+    started.close()
     train_ppo_ray.read(line)
 
 
