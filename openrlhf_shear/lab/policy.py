@@ -106,7 +106,7 @@ def start_policy(settings: LabSettings) -> Path:
     folder = Path(settings.start)
     if not (folder / WEIGHTS).is_file():
         raise ValueError(
-            f"lab.start: no policy in {folder}; use {SHIPPED}, or a folder from python -m {task.warm_up_command}"
+            f"lab.start: no policy in {folder}; use {SHIPPED}, or a folder from python -m openrlhf_shear.cli.warm_up"
         )
     return folder
 

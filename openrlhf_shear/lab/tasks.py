@@ -32,7 +32,6 @@ class Task(Protocol):
 
     place: str  # part of the name of its folder of runs
     about: str
-    warm_up_command: str  # a module
     budget: int  # most tokens of a response
     long_responses: bool  # whether fused attention is faster (`arithmetic.policy.fused_attention`)
 

@@ -16,7 +16,6 @@ class ArithmeticTask:
     """The lab's task of problems with `operations`."""
 
     operations: int = STEPS
-    warm_up_command = "openrlhf_shear.cli.warm_up arithmetic"
     long_responses = False
 
     @property
@@ -47,6 +46,6 @@ class ArithmeticTask:
         if self.operations != STEPS:
             raise ValueError(
                 f"lab.start: the shipped policy knows {STEPS} operations: got {self.operations}; use --start "
-                f"and a folder from python -m {self.warm_up_command}"
+                f"and a folder from python -m openrlhf_shear.cli.warm_up"
             )
         return POLICY_DIR

@@ -20,7 +20,6 @@ class BookkeepingTask:
     """The lab's task of stories with transfers, and entries of a form."""
 
     form: Form = PLAIN
-    warm_up_command = "openrlhf_shear.cli.warm_up bookkeeping"
     long_responses = True
 
     @property
