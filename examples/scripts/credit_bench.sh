@@ -2,7 +2,7 @@
 # The rows of docs/credit-bench.md, and the page itself. You can interrupt and restart it at any time; finished runs are kept
 # in runs/credit_bench, and those of docs/bookkeeping.md are rows of benchmarks/results/bookkeeping_runs.jsonl.xz.
 #
-#   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) SEEDS=5 WORKERS=2 CONTINUATIONS=32 (0 samples nothing)
+#   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) SEEDS=5 WORKERS=2 CONTINUATIONS=32
 #
 # The arms q2 and q1 are the two questions of docs/credit-questions.md, with 24 seeds: 9 and 26 hours on a core without
 # AVX-512, a third of that on one with it. Their runs are rows of benchmarks/results/credit_questions_runs.jsonl.xz,

@@ -34,10 +34,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--tasks", metavar="TASK,...", default=",".join(QUICK), help=about)
     about = "folder of the runs, to write or to resume in (default: %(default)s)"
     run.add_argument("--output", type=Path, metavar="DIR", default=Path("runs/credit_bench"), help=about)
-    about = (
-        "continuations for each value that the task does not settle (default: 32). 0 samples nothing. The rank "
-        "correlation and the placement are then those of the rule's earlier row, if there is one"
-    )
+    about = "continuations for each value that the task does not settle (default: 32)"
     run.add_argument("--continuations", type=int, default=32, metavar="N", help=about)
     run.add_argument(
         "--start", default=SHIPPED, metavar="POLICY", help="start policy, as for the lab (default: shipped)"
@@ -60,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    frame.at_least(args, continuations=0)
+    frame.at_least(args, continuations=1)
     trials = frame.knobs_of(args, QuickTrials)
     tasks = args.tasks.split(",")
     if unknown := [task for task in tasks if task not in TRACKS]:
@@ -89,17 +86,13 @@ def _run(args: argparse.Namespace) -> None:
         best = tuned(trials, settings, variants, start, identity, args.output)
         wanted = jobs(settings, variants, trials.judging, start, identity, args.output, best)
         runs = run_all(wanted, trials.workers) if trials.seeds else finished(wanted)
-        truth = None
-        if args.continuations:
-            truth = bench.kept_truth(settings, start, identity, args.continuations, args.output)
+        truth = bench.kept_truth(settings, start, identity, args.continuations, args.output)
         its = [run for run in runs if run.rule == BASELINE]
         about = {"version": version, "start": identity[:12], "baseline_learning_rate": best[BASELINE]}
         for variant in frame.progress(variants, task, unit="rule"):
             mine = [run for run in runs if run.rule == variant.name]
             at_rate = bench.at_rate(settings, best, variant)
-            row = bench.make_row(at_rate, variant, mine, its, truth, about, Bootstrap())
-            row |= bench.measured_before(row, args.rows) if truth is None else {}
-            bench.write_row(row, args.rows)
+            bench.write_row(bench.make_row(at_rate, variant, mine, its, truth, about, Bootstrap()), args.rows)
             print(f"{args.rows}: {variant.name}", file=sys.stderr)
 
 

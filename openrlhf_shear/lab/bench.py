@@ -31,9 +31,6 @@ from openrlhf_shear.tasks.arithmetic.policy import load_policy
 
 _EXAMPLES = 32  # problems of each split in a version
 _SEED = 7_000_000  # of these problems
-_SHARED = ("rule", "task", "version", "start", "setting")  # of rows of one rule, apart from its rate and its seeds
-_OF_ROLLOUTS = ("correlation", "correlation_correct", "correlation_incorrect", "ceiling", "continuations", "exact")
-_OF_ROLLOUTS += ("largest", "share", "measured")
 _VALUES = 2  # version of the computation of `Truth`; files of others are not read
 
 
@@ -85,7 +82,7 @@ def make_row(
     variant: Variant,
     runs: Sequence[LabRun],
     its: Sequence[LabRun],
-    truth: Truth | None,
+    truth: Truth,
     about: Mapping,
     bootstrap: Bootstrap,
 ) -> dict:
@@ -93,7 +90,6 @@ def make_row(
 
     Args:
         runs, its: the finished runs of the rule and of the baseline; seeds that both have are compared.
-        truth: None leaves out what needs rollouts: the rank correlation and the placement (see `measured_before`).
         about: further entries: `version`, `start` and `baseline_learning_rate`.
     """
     others = {run.seed: run for run in its}
@@ -103,6 +99,7 @@ def make_row(
     scores, baselines = [getattr(run, measure) for run, _ in pairs], [getattr(other, measure) for _, other in pairs]
     differences = [score - other for score, other in zip(scores, baselines, strict=True)]
     compared = variant.name != BASELINE and bool(pairs)
+    placed = placement(traces(settings, variant, truth.known), bootstrap)
     return plain(
         {
             "rule": variant.name,
@@ -118,41 +115,18 @@ def make_row(
             "final": paired([run.final - other.final for run, other in pairs]) if compared else None,
             "iqm": iqm(differences, bootstrap) if compared else None,
             "improvement": probability_of_improvement(scores, baselines, bootstrap) if compared else None,
-            **_of_rollouts(settings, variant, truth, bootstrap),
+            **rule_alignment(settings, variant, truth, bootstrap),
+            "ceiling": vine_alignment(truth, bootstrap)["correlation"],
+            "continuations": truth.values.continuations,
+            "exact": truth.values.exact,
+            "largest": placed.errors.hit,
+            "share": placed.share,
             "cost": _cost(run for run, _ in pairs),
             "differences": dict(zip((run.seed for run, _ in pairs), differences, strict=True)) if compared else {},
             "runs": distinct(run.made for run, _ in pairs),
             **provenance(),
         }
     )
-
-
-def _of_rollouts(settings: LabSettings, variant: Variant, truth: Truth | None, bootstrap: Bootstrap) -> dict:
-    """Return the entries of a row that need rollouts; each is None without them."""
-    if truth is None:
-        return dict.fromkeys(_OF_ROLLOUTS)
-    placed = placement(traces(settings, variant, truth.known), bootstrap)
-    return {
-        **rule_alignment(settings, variant, truth, bootstrap),
-        "ceiling": vine_alignment(truth, bootstrap)["correlation"],
-        "continuations": truth.values.continuations,
-        "exact": truth.values.exact,
-        "largest": placed.errors.hit,
-        "share": placed.share,
-        "measured": provenance(),
-    }
-
-
-def measured_before(row: Mapping, file: Path) -> dict:
-    """Return the entries that need rollouts from an earlier row of the same rule, which may have other seeds.
-
-    Returns {} without such a row.
-    """
-    for earlier in read_rows(file):
-        if earlier["correlation"] and all(earlier[name] == row[name] for name in (*_SHARED, "knobs")):
-            origin = {name: earlier[name] for name in ("commit", "command", "machine", "versions")}
-            return {"measured": origin} | {name: earlier[name] for name in _OF_ROLLOUTS if name in earlier}
-    return {}
 
 
 def _cost(runs: Iterable[LabRun]) -> float | None:

@@ -90,42 +90,6 @@ def test_the_same_rule_in_the_same_setting_has_one_row(made, tmp_path):
         bench.read_rows(file)
 
 
-def test_a_row_without_rollouts_has_its_gain_alone(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
-    line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
-    main([*line, "--output", str(made[1] / "runs"), "--rows", str(tmp_path / "rows.jsonl")])
-    rows = {row["rule"]: row for row in bench.read_rows(tmp_path / "rows.jsonl")}
-    assert rows.keys() == {"uniform", "oracle_first_wrong"}
-    for rule, row in rows.items():
-        whole = made[0][rule]
-        assert row.keys() == whole.keys() and row["difference"] == whole["difference"]
-        assert row["correlation"] is row["largest"] is row["ceiling"] is None
-    (board,) = board_of(rows.values())
-    assert board.notes == [] and [str(cell) for cell in board.cells[0][6:9]] == [""] * 3
-
-
-def test_a_row_made_without_rollouts_keeps_what_an_earlier_row_measured(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
-    earlier = made[0]["oracle_first_wrong"]
-    file = tmp_path / "rows.jsonl"
-    bench.write_row(earlier | {"commit": "c0ffee", "learning_rate": 2e-4, "measured": None}, file)
-    line = ["run", "--rules", "oracle_first_wrong", "--tasks", "arithmetic", "--seeds", "0", "--continuations", "0"]
-    main([*line, "--output", str(made[1] / "runs"), "--rows", str(file)])
-    rows = [row for row in bench.read_rows(file) if row["learning_rate"] == 1e-4]
-    row = next(row for row in rows if row["rule"] == "oracle_first_wrong")
-    assert {name: row[name] for name in ("correlation", "largest", "exact")} == {
-        name: earlier[name] for name in ("correlation", "largest", "exact")
-    }
-    assert row["seeds"] == [0, 1, 2]
-
-
-def test_a_row_of_an_edited_rule_keeps_nothing_of_the_rule_before(made):
-    earlier, file = made[0]["oracle_first_wrong"], made[1] / "edited.jsonl"
-    bench.write_row(earlier, file)
-    assert bench.measured_before(earlier, file)
-    assert not bench.measured_before(earlier | {"knobs": {"source": "another"}}, file)
-
-
 # ── Versions ──
 
 
@@ -249,7 +213,7 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
             "run --rules shear --tasks arithmetic,books",
             "no task is called 'books'; use arithmetic, bookkeeping",
         ),
-        ("run --rules shear --continuations -1", "--continuations must be at least 0: got -1"),
+        ("run --rules shear --continuations 0", "--continuations must be at least 1: got 0"),
         ("run --rules shaer", "did you mean shear"),
         ("run --rules shear/windw=3", "windw"),
         ("table --rows nowhere", "--rows: no rows in nowhere; make some with the action run"),
@@ -286,9 +250,10 @@ def test_the_docs_show_the_kept_rows():
     assert of["shear"] in said and of["text"] in said and first.prediction.text(".2f").removesuffix(")") in said
 
 
-def test_a_rule_without_runs_has_a_row_without_a_gain():
+def test_a_rule_without_runs_has_a_row_without_a_gain(made):
     (variant,) = parse_rules("shear")
+    truth = bench.kept_truth(TRACK, POLICY_DIR, fingerprint(POLICY_DIR), 3, made[1] / "runs")
     about = {"version": "v", "start": "s", "baseline_learning_rate": 1e-4}
-    row = bench.make_row(TRACK, variant, [], [], None, about, Bootstrap(10))
+    row = bench.make_row(TRACK, variant, [], [], truth, about, Bootstrap(10))
     assert (row["seeds"], row["measure"]) == ([], "mean")
     assert row["score"] is row["difference"] is row["cost"] is None
