@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmark_rows import DATA, FUNCTION, HUMANEVAL, MBPP, OLYMPIAD, ROWS, STDIN, load, needs_data, write
+from benchmark_rows import DATA, FUNCTION, ROWS, STDIN, load, needs_data, write
+from cases import cases
 
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.rewards.code import tests_of as read_tests
@@ -22,6 +23,12 @@ PROMPTS = Path(__file__).parents[2] / "data" / "prompts"
 
 def without(row: dict, *names: str) -> dict:
     return {name: value for name, value in row.items() if name not in names}
+
+
+def changed(name: str, changes: dict) -> dict:
+    """A benchmark's row with these columns, without those of `without`; `only` is another row."""
+    row = {**ROWS, "livecodebench_function": FUNCTION}[name] | changes
+    return changes.get("only") or without(row, "without", *changes.get("without", ()))
 
 
 def test_the_suites_are_the_papers():
@@ -54,35 +61,16 @@ def test_prompts_are_the_protocols_text(tmp_path, name, row, text):
     assert question.benchmark == name
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "label"),
-    [
-        ("aime24", ROWS["aime24"], "023"),
-        ("aime24", without(ROWS["aime24"], "answer") | {"solution": r"\boxed{204}"}, "204"),  # the hub's layout
-        ("amc23", ROWS["amc23"], "27.0"),
-        ("gsm8k", ROWS["gsm8k"], "1002"),
-        ("olympiadbench", OLYMPIAD, "$1$,$2$"),
-        ("olympiadbench", OLYMPIAD | {"final_answer": ["1", "2"]}, "1, 2"),
-        ("olympiadbench", OLYMPIAD | {"final_answer": ["1", "2"], "is_multiple_answer": False}, "1"),
-        ("olympiadbench", OLYMPIAD | {"final_answer": ["[1,2]"], "is_multiple_answer": False}, "[1,2]"),
-    ],
-)
-def test_golds(tmp_path, name, row, label):
-    (question,) = load(tmp_path, name, row)
+@pytest.mark.parametrize(*cases("sampling", "test_golds"))
+def test_golds(tmp_path, name, changes, label):
+    (question,) = load(tmp_path, name, changed(name, changes))
     assert (question.label, question.tolerance) == (label, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "right", "wrong"),
-    [
-        ("olympiadbench", OLYMPIAD, "2, 1", "2"),  # all of several answers are needed, in any order
-        ("olympiadbench", OLYMPIAD | {"final_answer": ["4.2"], "error": "1e-1"}, "4.25", "4.31"),
-        ("amc23", ROWS["amc23"], "27", "2.7"),  # a float is the whole number
-    ],
-)
-def test_labels_are_graded_with_the_rows_tolerance(tmp_path, name, row, right, wrong):
-    (question,) = load(tmp_path, name, row)
-    assert question.tolerance == (0.1 if row.get("error") else None)
+@pytest.mark.parametrize(*cases("sampling", "test_labels_are_graded_with_the_rows_tolerance"))
+def test_labels_are_graded_with_the_rows_tolerance(tmp_path, name, changes, right, wrong):
+    (question,) = load(tmp_path, name, changed(name, changes))
+    assert question.tolerance == (0.1 if "error" in changes else None)
     for answer, correct in ((right, True), (wrong, False)):
         gold = golds_of(question.label)
         assert grade_math(rf"\boxed{{{answer}}}", gold, tolerance=question.tolerance, timeout=30).correct == correct
@@ -100,7 +88,7 @@ def test_ids_are_the_data_sets_own_or_the_rows_numbers(tmp_path):
     maths = {"aime24": "3", "aime25": "3", "amc23": "0", "math500": "test/a/1.json", "olympiadbench": "7", "gsm8k": "1"}
     programs = {"humaneval": "HumanEval/0", "humaneval+": "HumanEval/0", "mbpp": "2", "mbpp+": "2"}
     assert ids == maths | programs | {"livecodebench": "abc_a"}
-    later = load(tmp_path, "math500", without(MATH500, "unique_id"), MATH500)
+    later = load(tmp_path, "math500", without(ROWS["math500"], "unique_id"), ROWS["math500"])
     assert [question.id for question in later] == ["1", "2"], "the first row has no id"
 
 
@@ -111,41 +99,10 @@ def test_a_limit_takes_the_first(tmp_path):
         load(tmp_path, "gsm8k", *rows, limit=0)
 
 
-LIVECODEBENCH_CASES = [
-    (STDIN | {"contest_date": "soon"}, "contest_date must be a date: got 'soon'"),
-    (STDIN | {"contest_date": "2025-06-01T00:00:00"}, "no row that LiveCodeBench v6 asks: The pr"),
-    (STDIN | {"metadata": "{"}, "metadata must be JSON"),
-    (STDIN | {"private_test_cases": None}, "private_test_cases must be a JSON list"),
-    (STDIN | {"metadata": FUNCTION["metadata"]}, "must be a functional one"),
-    (STDIN | {"public_test_cases": "[]", "private_test_cases": "[]"}, "at least one test"),
-    (FUNCTION | {"public_test_cases": FUNCTION["public_test_cases"].replace("[1, 2]", "1 2")}, "a test must be JSON"),
-]
-MATH500 = ROWS["math500"]
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "message"),
-    [
-        ("math500", [{"question": "?", "answer": "1"}], "no column problem, .* columns are question, answer"),
-        ("aime24", [{"id": 1, "text": "?"}], "no column problem or question and no answer or solution"),
-        ("math500", [MATH500, {"unique_id": "b", "problem": "?"}], "row 2 of .* has no column answer"),
-        ("math500", [MATH500, without(MATH500, "unique_id")], "row 2 of .* has no unique_id"),
-        ("math500", [MATH500, MATH500], "row 2 of .*: unique_id 'test/a/1.json' is there twice"),
-        ("math500", [MATH500 | {"problem": " "}], "row 1 of .* cannot be used: empty_prompt"),
-        ("math500", [MATH500 | {"answer": ""}], "row 1 of .* cannot be used: no_answer"),
-        ("math500", [MATH500 | {"answer": without(MBPP, "test")}], "label is tests, and the task math needs an a"),
-        ("olympiadbench", [OLYMPIAD | {"final_answer": "1"}], "final_answer must be a list of texts: got '1'"),
-        ("olympiadbench", [OLYMPIAD | {"error": "some"}], "cannot be used: could not convert"),
-        ("olympiadbench", [OLYMPIAD | {"error": "-1"}], "error must be a distance of at least 0: got '-1'"),
-        ("humaneval+", [HUMANEVAL | {"test": "def check(candidate): ..."}], "no list of inputs: use HumanEvalPlus-Ori"),
-        ("mbpp+", [MBPP | {"test": ""}], "bad_tests: the test is empty"),
-        ("mbpp+", [without(MBPP, "test")], "no column test, which MBPP. needs; its columns are task_id, prompt"),
-        *(("livecodebench", [row], message) for row, message in LIVECODEBENCH_CASES),
-    ],
-)
+@pytest.mark.parametrize(*cases("sampling", "test_a_row_that_does_not_fit_is_an_error"))
 def test_a_row_that_does_not_fit_is_an_error(tmp_path, name, rows, message):
     with pytest.raises(DataError, match=message):
-        load(tmp_path, name, *rows)
+        load(tmp_path, name.partition("_")[0], *(changed(name, changes) for changes in rows))
 
 
 def test_a_missing_file_names_the_tried_paths(tmp_path):
