@@ -16,30 +16,11 @@ from pathlib import Path
 import pytest
 
 from .conftest import ARITHMETIC_REWARD, COMMON
-from .processes import BIN, PATIENCE, WAIT_SECONDS, Jobs, environment, free_ports, wait_until
+from .processes import BIN, PATIENCE, ROOT, WAIT_SECONDS, Jobs, environment, free_ports, wait_until
 
 SLURM = ("slurmctld", "slurmd", "sbatch", "munged")
 PATHS = f"{BIN}:{os.environ['PATH']}:/usr/sbin"
-CONFIGURATION = """\
-ClusterName=test
-SlurmctldHost={host}
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldPort={ports[0]}
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-ReturnToService=2
-NodeName=one NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[1]}
-NodeName=two NodeHostname={host} NodeAddr=127.0.0.3 Port={ports[2]}
-PartitionName=main Nodes=one,two Default=YES State=UP
-"""
+CONFIGURATION = (ROOT / "tests" / "data" / "slurm.conf").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, table
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.credit.registry import load_rule
@@ -16,19 +16,7 @@ from openrlhf_shear.lab.variants import parse_rules
 
 SETTINGS = LabSettings()
 SURPRISE = "examples.rules.surprise_rule:SurpriseRule"
-RULE = """
-from openrlhf_shear.credit import Credit, CreditRule
-
-
-class Mine(CreditRule):
-    needs = frozenset({needs})
-
-    def __init__(self, power=1, label="a"):
-        self.power, self.label = power, label
-
-    def credit(self, group):
-        return Credit([])
-"""
+RULE = table("lab", "RULE")
 
 
 def variant_of(text):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cases import cases
+from cases import cases, table
 from lab_cases import write_run
 
 from openrlhf_shear.lab import runs
@@ -22,14 +22,7 @@ from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 SETTINGS = LabSettings(prompts=1, samples_per_prompt=2, steps=2, eval_problems=2, precision="float32")
-FAILING = """
-from openrlhf_shear.credit import CreditRule
-
-
-class Fails(CreditRule):
-    def credit(self, group):
-        raise ValueError("no credit today")
-"""
+FAILING = table("lab", "FAILING")
 
 
 def wanted(rules, seeds, output, settings=SETTINGS, identity="a policy"):

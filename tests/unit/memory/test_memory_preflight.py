@@ -22,32 +22,8 @@ from openrlhf_shear.preflight.memory import memory, plan
 NAMES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 NAMES = (*NAMES, "intermediate_size", "vocab_size")
 CONFIGS = table("memory", "CONFIGS")  # of the hub, and their numbers of parameters there
-HYBRID = (
-    "--train.colocate_all --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --ds.zero_stage 3 "
-    "--actor.gradient_checkpointing_enable --ds.packing_samples"
-)
 SLEEP = "--vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization"
-OF_8B = f"{HYBRID} --vllm.num_engines 4 --vllm.tensor_parallel_size 2 --data.max_len 2048 --rollout.max_new_tokens 1024"
-PPO_8B = (  # OpenRLHF's README, "Hybrid Engine", and its train_ppo_ray_hybrid_engine.sh
-    f"{OF_8B} --reward.num_gpus_per_node 8 --critic.num_gpus_per_node 8 --train.batch_size 128 "
-    "--rollout.batch_size 1024 --train.dynamic_batch_enable --train.max_tokens_per_gpu 16384"
-)
-DAPO_8B = (  # its train_dapo_ray_hybrid_engine.sh
-    f"{OF_8B} --algo.advantage.estimator group_norm --algo.kl.init_coef 1e-3 --algo.kl.use_loss --algo.kl.estimator k3 "
-    "--train.batch_size 128 --rollout.batch_size 128 --rollout.n_samples_per_prompt 8 --train.micro_batch_size 8 "
-    "--rollout.micro_batch_size 16"
-)
-PRORL = (  # its train_prorlv2_math_hybrid_engine.sh, on 1.5B
-    f"{HYBRID} --vllm.num_engines 8 --algo.advantage.estimator reinforce_baseline --algo.kl.init_coef 1e-4 "
-    "--train.batch_size 1024 --rollout.batch_size 512 --rollout.n_samples_per_prompt 16 --data.max_len 9216 "
-    "--rollout.max_new_tokens 8192 --train.dynamic_batch_enable --train.max_tokens_per_gpu 32768"
-)
-LONG_7B = (  # OpenRLHF issue 908, on GPUs of 96 GB: with micro-batches of 2 out of memory, with 1 not
-    "--algo.advantage.estimator group_norm --algo.kl.init_coef 0.05 --actor.num_gpus_per_node 8 "
-    "--ref.num_gpus_per_node 4 --vllm.num_engines 1 --vllm.tensor_parallel_size 4 --ds.zero_stage 3 "
-    "--actor.gradient_checkpointing_enable --data.max_len 26048 --rollout.max_new_tokens 13024 --train.batch_size 16 "
-    "--rollout.batch_size 8 --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 2"
-)
+HYBRID, OF_8B, PPO_8B, DAPO_8B, PRORL, LONG_7B = table("memory", "FLAGS").values()
 
 
 def write_model(folder: Path, values: tuple, others: dict) -> Path:

@@ -3,23 +3,13 @@
 import math
 
 import pytest
+from cases import table
 
 from openrlhf_shear.cli.train_ppo_ray import build_parser
 from openrlhf_shear.line.run import KNOBS
 from openrlhf_shear.preflight.checks import RANGES, Range
 
-OTHER_FILES = {  # of preflight, where a number is looked at beside others
-    **dict.fromkeys((f"{model}.{size}" for model in ("ref", "reward", "critic") for size in ("num_nodes",)), "layout"),
-    **dict.fromkeys((f"{model}.num_gpus_per_node" for model in ("ref", "reward", "critic")), "layout"),
-    **dict.fromkeys(("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout"), "adapters"),
-    **dict.fromkeys(("data.max_len", "rollout.max_new_tokens"), "prompts"),
-    "data.max_samples": "rows",
-    **dict.fromkeys(("eval.steps", "ckpt.save_steps"), "ranges"),
-    **dict.fromkeys(("algo.advantage.is_correction_threshold", "actor.dual_clip", "critic.freezing_steps"), "checks"),
-    **dict.fromkeys(("reward.clip_range", "algo.dynamic_filtering_range"), "rewards"),
-    "device_memory": "memory_check",
-    "dump_rollouts_every": "rules",
-}
+OTHER_FILES = table("preflight", "OTHER_FILES")  # of preflight, where a number is looked at beside others
 ANY = ("local_rank", "actor.entropy_coef", "actor.muon.ns_steps", "critic.muon.ns_steps")  # or DeepSpeed ignores it
 
 

@@ -18,12 +18,7 @@ from openrlhf_shear.preflight.rows import Prompts
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "scripts"
 SWEEPS = ("main", "groups", "distance", "normalize", "pool", "span", "tail", "epsilon")
-MODELS = {
-    "qwen2.5-math-7b": "Qwen/Qwen2.5-Math-7B",
-    "qwen2.5-coder-7b": "Qwen/Qwen2.5-Coder-7B",
-    "llama3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
-    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
-}
+MODELS = table("preflight", "MODELS")
 # Appendix "Implementation Details" of the paper, and its section 5.1.
 SETTINGS = table("preflight", "SETTINGS")
 

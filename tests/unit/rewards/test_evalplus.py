@@ -4,6 +4,7 @@ import json
 
 import pytest
 from benchmark_rows import DATA
+from cases import table
 
 from openrlhf_shear.data.files import open_rows
 from openrlhf_shear.rewards import grade_code
@@ -12,25 +13,7 @@ from openrlhf_shear.rewards.code import tests as label_tests
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
 # EvalPlus's comparison, as in both of its files
-TEST = """import numpy as np
-
-def is_floats(x) -> bool:
-    if isinstance(x, float):
-        return True
-    if isinstance(x, (list, tuple)):
-        return all(isinstance(i, float) for i in x)
-    return False
-
-def assertion(out, exp, atol):
-    if atol == 0 and is_floats(exp):
-        atol = 1e-6
-    if out != exp and atol != 0:
-        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
-    else:
-        assert out == exp, f"out: {out}, exp: {exp}"
-
-assertion(f(1), %r, 0)
-"""
+TEST = table("rewards", "EVALPLUS_TEST")
 FLOATS = [0.1, 0.25]
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, table
 from command_lines import refusal
 
 from openrlhf_shear.cli.train_ppo_ray import main, parse
@@ -16,13 +16,7 @@ from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
 
 ROWS = [{"question": f"{number} + 1?", "answer": str(number + 1)} for number in range(6)]
-ALLOWED = [
-    *("--actor.adam.lr 1e-7", "--train.num_episodes 5", "--logger.tensorboard_dir curves"),
-    "--ckpt.output_dir elsewhere",
-    *("--vllm.num_engines 2", "--train.micro_batch_size 2", "--algo.kl.init_coef 0.5", "--rollout.temperature 0.8"),
-    *("--credit.backend torch", "--ckpt.save_steps 3", "--reward.timeout 9", "--actor.model_name_or_path moved/model"),
-    "--data.prompt_dataset copied.jsonl",
-]
+ALLOWED = table("train", "test_what_may_change_changes")
 
 
 def checkpoint_of(line: list[str], data: dict | None = None, tag: str = "global_step4") -> Path:

@@ -9,19 +9,9 @@ from pathlib import Path
 
 import gradients
 import pytest
+from cases import table
 
-NAMES = {
-    *("fixed, ZeRO-2", "dynamic, ZeRO-1", "dynamic, offload", "dynamic, ZeRO-3, offload", "one rollout a micro-batch"),
-    *("dynamic, packed", "partial batch, dynamic", "partial batch of one, dynamic, packed", "LoRA, dynamic"),
-    *("one optimizer step, dynamic", "two epochs, dynamic", "KL and entropy in the loss, dynamic"),
-    *("mean over sequences, dynamic", "GSPO-token, fixed", "an update rule, dynamic", "critic, dynamic"),
-    *("dynamic, bfloat16", "dynamic, gradients in float32, bfloat16"),
-    *("2 ranks, dynamic, ZeRO-1", "2 ranks, dynamic, ZeRO-3", "2 ranks, partial batch and fillers, fixed"),
-    *("2 ranks, partial batch and fillers, dynamic", "2 ranks, LoRA, dynamic, ZeRO-3", "2 ranks, critic, dynamic"),
-    *("ring, dynamic", "tensor parallel, dynamic, bfloat16", "2 ranks, images, partial batch and fillers, ZeRO-3"),
-    *("OpenRLHF 0.11.2: dynamic, ZeRO-2", "OpenRLHF 0.11.2: GSPO with an advantage for each token"),
-    *("OpenRLHF 0.11.2, with the probe: dynamic, offload", "OpenRLHF 0.11.2, with the probe: 2 ranks, LoRA"),
-}
+NAMES = table("train", "GRADIENTS")
 TRIED = [row for row in (*gradients.ROWS, *gradients.UPSTREAM) if row.name in NAMES]
 
 
