@@ -17,7 +17,7 @@ from typing import TextIO
 from openrlhf_shear.config.refusal import Findings
 from openrlhf_shear.line import frame, spelling
 from openrlhf_shear.line.flags import PROG, add_flags
-from openrlhf_shear.line.run import Run, describe, for_openrlhf, idle, twice
+from openrlhf_shear.line.run import INSTALL, Run, describe, for_openrlhf, idle, twice
 from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.checks import check
 from openrlhf_shear.preflight.layout import place, placement_words
@@ -76,7 +76,7 @@ def examine(argv: Sequence[str]) -> Verdict:
         SystemExit: help was printed (0), or OpenRLHF is missing or differs (1).
     """
     try:
-        upstream.check_version()
+        upstream.require("OpenRLHF", upstream.OPENRLHF_VERSION, "cluster", INSTALL)
         parser = build_parser()
     except (ModuleNotFoundError, RuntimeError) as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
@@ -88,7 +88,7 @@ def examine(argv: Sequence[str]) -> Verdict:
         findings.notes += notes
         args, refused = frame.parse(parser, words)
         findings.refusals += refused
-        set_flags = spelling.flags_of(words)
+        set_flags = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
         placed = place(vars(args), set_flags, machine.cluster_gpus, findings)
         run = describe(vars(args) | placed, set_flags, findings)
         models = read_models(run)
@@ -107,20 +107,15 @@ def _show(verdict: Verdict) -> None:
         frame.refuse(verdict.parser, verdict.findings.shown())
 
 
-def _print_json(verdict: Verdict) -> int:
-    """Print the findings as JSON; return the exit code."""
-    refusals = [asdict(each) for each in verdict.findings.ordered()]
-    notes = [asdict(each) for each in verdict.findings.notes]
-    print(json.dumps({"ok": verdict.run is not None, "refusals": refusals, "told": notes}, indent=1))
-    return 0 if verdict.run else 2
-
-
 @frame.until_the_reader_leaves()
 def main(argv: Sequence[str] | None = None) -> None:
     verdict = examine(sys.argv[1:] if argv is None else argv)
     run, first = verdict.run, verdict.first
     if run.json if run else "--json" in verdict.words:
-        raise SystemExit(_print_json(verdict))
+        refusals = [asdict(each) for each in verdict.findings.ordered()]
+        notes = [asdict(each) for each in verdict.findings.notes]
+        print(json.dumps({"ok": run is not None, "refusals": refusals, "told": notes}, indent=1))
+        raise SystemExit(0 if run else 2)
     _show(verdict)
     if first and (nothing := finished.nothing_left(run)):
         print(nothing)

@@ -254,8 +254,3 @@ def write(folder: Path, run: Run, parser: argparse.ArgumentParser) -> Path:
     lines += [f"# Secret, to be given again: {name}" for name in left_out]
     file.write_text("\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     return file
-
-
-def flags_of(words: Sequence[str]) -> set[str]:
-    """Return the dotted names of the flags among `words`."""
-    return {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}

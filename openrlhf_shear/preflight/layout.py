@@ -173,20 +173,16 @@ def batches(run: Run) -> Iterator[Finding]:
     if run.train.dynamic_batch_enable:
         yield from _whole_dynamic_steps(run, rollouts, updated)
         return
+    batch, micro = run.train.batch_size, run.train.micro_batch_size
     for model, count in updated.items():
-        yield from _whole_steps(run, model, count)
+        if batch % (whole := micro * count):
+            problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {count} {model} ranks"
+            yield run.refusal("train.batch_size", problem, f"e.g. {math.ceil(batch / whole) * whole}")
     if rollouts < run.train.batch_size:
         yield Note(
             f"train.batch_size ({run.train.batch_size}) exceeds the {rollouts} rollouts of a step: its single "
             f"optimizer step uses {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)"
         )
-
-
-def _whole_steps(run: Run, model: str, ranks: int) -> Iterator[Finding]:
-    batch, micro = run.train.batch_size, run.train.micro_batch_size
-    if batch % (micro * ranks):
-        problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
-        yield run.refusal("train.batch_size", problem, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
 
 
 def _whole_dynamic_steps(run: Run, rollouts: int, ranks: dict[str, int]) -> Iterator[Finding]:

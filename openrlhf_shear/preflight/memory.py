@@ -8,7 +8,7 @@ from openrlhf_shear.config.refusal import Finding, Note
 from openrlhf_shear.doctor.gpu import smallest
 from openrlhf_shear.doctor.machine import free_memory
 from openrlhf_shear.line.run import Run
-from openrlhf_shear.memory.estimate import ENGINES, GIB, MemoryEstimate, Phase, estimate
+from openrlhf_shear.memory.estimate import ENGINES, GIB, MemoryEstimate, estimate
 from openrlhf_shear.memory.model_shape import ModelShape
 from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.report.tables import Cell, Table, print_tables
@@ -67,7 +67,9 @@ def memory(run: Run, files: Models) -> Iterator[Finding]:
     share = run.vllm.gpu_memory_utilization * planned.memory
     lacking = planned.estimate().engine - share
     size = f"{planned.memory / GIB:.0f} GiB"
-    message = f"{worst.name} takes {_largest_parts(worst)} of {size}"
+    largest = sorted(worst.parts.items(), key=lambda part: -part[1])[:4]
+    parts = ", ".join(f"{part} {taken / GIB:.1f}" for part, taken in largest)
+    message = f"{worst.name} takes {worst.total / GIB:.1f} ({parts}) of {size}"
     if lacking > 0:
         message = f"an engine needs {(share + lacking) / GIB:.1f} GiB, for its weights and one sequence"
     changes = _remedy(planned)
@@ -118,11 +120,6 @@ def _possible(run: Run) -> Iterator[tuple[str, object]]:
 
 def _line(changes: dict[str, object]) -> str:
     return " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in changes.items())
-
-
-def _largest_parts(phase: Phase) -> str:
-    largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
-    return f"{phase.total / GIB:.1f} ({', '.join(f'{part} {size / GIB:.1f}' for part, size in largest)})"
 
 
 def show(run: Run, files: Models) -> None:

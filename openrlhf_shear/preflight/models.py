@@ -14,7 +14,7 @@ from openrlhf_shear.memory.model_shape import ModelShape, model_shape
 
 PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 _ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+_TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"}
 _SAVED = "the folder of a saved model"
 _MERGED = "whose adapters are not merged for vLLM"
 _EMBEDDINGS, _HEADS = {"embed_tokens", "embed_in", "wte", "word_embeddings"}, {"lm_head", "embed_out"}
@@ -144,16 +144,12 @@ def models(run: Run, files: Models) -> Iterator[Finding]:
         if model in files:
             yield from usable(files[model], run.trust_remote_code)
     actor = files["actor"]
-    if actor.name and os.path.isdir(actor.name) and not _has_any(actor.name, _TOKENIZERS):
+    if actor.name and os.path.isdir(actor.name) and _TOKENIZERS.isdisjoint(os.listdir(actor.name)):
         remedy = "AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER) to put the base model's there"
         yield refusal(actor.flag, "names a folder without a tokenizer", actor.name, remedy)
     yield from _positions("data.max_len", run.data.max_len, actor)
     if "prm" in files:
         yield from _prm(run, files["prm"])
-
-
-def _has_any(folder: str, names: tuple[str, ...]) -> bool:
-    return any(os.path.isfile(os.path.join(folder, name)) for name in names)
 
 
 def _prm(run: Run, prm: ModelFiles) -> Iterator[Refusal]:

@@ -15,20 +15,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from openrlhf_shear.line.run import INSTALL
-
 OPENRLHF_VERSION = "0.11.2"
 ANY_VERSION = "OPENRLHF_SHEAR_ANY_VERSION"  # environment variable: accept versions that were not tried
 MAIN = "openrlhf.cli.train_ppo_ray"
-
-
-def check_version() -> None:
-    """Check the installed OpenRLHF.
-
-    Raises:
-        ModuleNotFoundError, RuntimeError: as `require`.
-    """
-    require("OpenRLHF", OPENRLHF_VERSION, "cluster", INSTALL)
 
 
 def require(package: str, newest: str, extra: str, install: str, oldest: str = "") -> None:

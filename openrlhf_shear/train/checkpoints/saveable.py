@@ -86,10 +86,6 @@ def _refusal(part) -> str:
         try:
             part.save_pretrained(folder)
         except Exception as error:  # a faulty file can raise anything
-            return f"{type(error).__name__}: {_sentence(error)}"
+            lines = str(error).splitlines()[:2]  # transformers puts the cause into the second
+            return f"{type(error).__name__}: {' '.join(line.strip('- ') for line in lines)}"
     return ""
-
-
-def _sentence(error: Exception) -> str:
-    """Join the first two lines of a message, because transformers puts the cause into the second."""
-    return " ".join(line.strip("- ") for line in str(error).splitlines()[:2])

@@ -124,7 +124,7 @@ class ShearTrainer:
                 status["timing/generation"] = batch.seconds
                 if self._args.algo.dynamic_filtering_enable:
                     status["dynamic_filtering_pass_rate"] = batch.pass_rate
-                self._set_states(step)
+                self.states, self.stop.step = self.states_after(step), step
                 self._log(step, status)
                 self._save(Moment.STEP)
                 if self._evaluation.is_due(step):
@@ -168,11 +168,8 @@ class ShearTrainer:
         if self._evaluation.is_due(step) and self._tracking.evaluated < step:  # the checkpoint precedes the evaluation
             self._evaluate(step, go_on=True)
 
-    def _set_states(self, step: int) -> None:
-        """Set a checkpoint's states beside weights and optimizer; (seed, place) determines everything else."""
-        self.states, self.stop.step = self.states_after(step), step
-
     def states_after(self, step: int) -> RunState:
+        """Return a checkpoint's states beside weights and optimizer; (seed, place) determines everything else."""
         here = {"global_step": step, "kl": self._policy.kl_ctl.value, fingerprint.STATE: self._identity.topics}
         return self._batches.state() | here
 

@@ -71,7 +71,10 @@ class TrainerActor:
             self._refused = str(error)
             return
         self._tracking.start()
-        maker = self._experience_maker(policy, critics, reward_models, references, self._kl_control(), strategy)
+        kl = self._args.algo.kl
+        adaptive = AdaptiveKLController(kl.init_coef, kl.target, kl.horizon) if kl.target else None
+        control = adaptive or FixedKLController(kl.init_coef)
+        maker = self._experience_maker(policy, critics, reward_models, references, control, strategy)
         self._trainer = self._build(maker, engines, generate_kwargs)
 
     def get_max_steps(self) -> int:
@@ -109,12 +112,6 @@ class TrainerActor:
             self._lock = folders.lock_again(Path(self._args.ckpt.path), self._lock)
         except folders.NotOursError as error:
             raise RefusedError(str(error)) from None
-
-    def _kl_control(self) -> AdaptiveKLController | FixedKLController:
-        kl = self._args.algo.kl
-        return (
-            AdaptiveKLController(kl.init_coef, kl.target, kl.horizon) if kl.target else FixedKLController(kl.init_coef)
-        )
 
     def _experience_maker(self, policy, critics, reward_models, references, kl, strategy) -> GradedExperienceMaker:
         """Make the experience maker by the run's credit rule; a process reward model of the rule begins to load."""

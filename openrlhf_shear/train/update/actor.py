@@ -1,6 +1,6 @@
 """Policy actor: weighs tokens where the hidden states are, and watches its updates."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import ray
 import torch
@@ -139,19 +139,16 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
             GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
             NotFiniteError: a weight is not finite afterwards.
         """
-        steps = ActorSteps(self.trainer, self.actor.model)
-        with steps.watching(), self._shaped(steps.rule_metrics):
+        steps, shaped = ActorSteps(self.trainer, self.actor.model), nullcontext()
+        if isinstance(self._rule, UpdateRule):  # it acts in the update
+            parts = (self._rule, self.trainer.actor, self.trainer.actor_loss_fn)
+            shaped = shaped_advantages(*parts, steps.rule_metrics)
+        with steps.watching(), shaped:
             super().fit(*args, **kwargs)
         self._refuse_broken_weights("after an update")
         self._trained = steps.trained // self.trainer.max_epochs
         counts = {"optimizer_steps": steps.applied_steps, "skipped_steps": steps.skipped_steps, "moved": steps.moved}
         return steps.status() | {f"update/{name}": float(value) for name, value in counts.items()}
-
-    def _shaped(self, metrics: list[dict[str, float]]) -> AbstractContextManager:
-        """Let a rule that acts in the update do so inside the context; `metrics` gets its metrics per micro-batch."""
-        if not isinstance(self._rule, UpdateRule):
-            return nullcontext()
-        return shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn, metrics)
 
     def take_trained(self) -> int:
         """Return the number of rated rollouts in the last update's applied steps, on this rank, and reset it."""
