@@ -1,4 +1,7 @@
-"""Secrets, to be kept out of logs, trackers and reports: tokens in URLs, keys, and values of environment variables."""
+"""Secrets, to be kept out of logs, trackers and reports: tokens in URLs, keys, and values of environment variables.
+
+And texts of others in a line: of servers, programs and exceptions (`quoted`).
+"""
 
 import os
 import re
@@ -54,6 +57,15 @@ def hidden(value, *known: str):
     if isinstance(value, Namespace | SimpleNamespace):
         return type(value)(**hidden(vars(value), *known))
     return value
+
+
+def quoted(text: str) -> str:
+    r"""Return a foreign text as one line, in which no character moves the cursor, colours or turns what follows.
+
+    >>> quoted("half\n[openrlhf_shear] the run ended\x1b[31m")
+    'half\\n[openrlhf_shear] the run ended\\x1b[31m'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class Secret(str):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.config.secrets import hidden, quoted
 
 QUESTIONABLE = 1e6  # a reward further from 0 is more likely a mistake (a unit, an overflow) than intended
 
@@ -163,8 +163,8 @@ class Verdict:
             object.__setattr__(self, "reason", Reason(self.reason))
         if self.failure is not None:
             object.__setattr__(self, "failure", Failure(self.failure))
-            object.__setattr__(self, "which", hidden(self.which))
-            object.__setattr__(self, "detail", hidden(self.detail))
+            object.__setattr__(self, "which", quoted(hidden(self.which)))
+            object.__setattr__(self, "detail", quoted(hidden(self.detail)))
 
     @property
     def why(self) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.config.secrets import quoted
 from openrlhf_shear.rollouts.columns import FirstError
 from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import write_rollouts
@@ -64,7 +65,7 @@ class RolloutDump:
             rows = rollout_rows(rollouts, self._tokenizer, self._group_size, self._first_error)
             write_rollouts(path, rows, self._settings | {"step": step})
         except Exception as error:  # of any kind: the evidence is a user's
-            why = f"{type(error).__name__}: {error}"
+            why = quoted(f"{type(error).__name__}: {error}")
             logger.warning(f"the rollouts of step {step} could not be written to {path}: {why}; training goes on")
         else:
             logger.info(f"{len(rollouts.tokens)} rollouts of step {step} written to {path}")

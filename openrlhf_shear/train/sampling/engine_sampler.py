@@ -13,7 +13,7 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import EngineSettings, Output, Request, Sampling, question_ids
-from openrlhf_shear.train.sampling.engines import is_dead
+from openrlhf_shear.train.sampling.engines import is_dead, last_line
 
 logger = init_logger(__name__)
 IN_FLIGHT = 512  # requests per engine: enough to keep it full
@@ -83,12 +83,12 @@ class EngineSampler:
                 tokens, truncated = ray.get(ref)
             except ray.exceptions.RayError as error:
                 if not is_dead(error):
-                    logger.warning(f"a completion failed: {str(error).splitlines()[-1]}")
+                    logger.warning(f"a completion failed: {last_line(error)}")
                     which = type(getattr(error, "cause", error)).__name__
                     yield request, Verdict(None, failure=Failure.ENGINE_RAISED, which=which)
                     continue
                 if load.pop(engine, None) is not None:
-                    logger.warning(f"an engine died, {len(load)} are left: {str(error).splitlines()[-1]}")
+                    logger.warning(f"an engine died, {len(load)} are left: {last_line(error)}")
                 if tries + 1 < TRIES:
                     waiting.append((request, tries + 1))
                 else:

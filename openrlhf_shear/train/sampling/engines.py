@@ -8,6 +8,8 @@ import ray
 from openrlhf.utils.logging_utils import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from openrlhf_shear.config.secrets import quoted
+
 logger = init_logger(__name__)
 START_SECONDS = 900.0  # for a restarted engine to load its model
 _TRIES = 3  # attempts at the same call, with restarted engines
@@ -124,4 +126,4 @@ def _wait_for(handle: ray.actor.ActorHandle, number: int) -> None:
 def last_line(error: BaseException) -> str:
     """Return the last line of an error, which may be a long remote traceback, without pydantic's link at the end."""
     lines = [line for line in str(error).splitlines() if line.strip() and "For further information visit" not in line]
-    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {quoted(lines[-1].strip())}" if lines else type(error).__name__

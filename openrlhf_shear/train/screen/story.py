@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from openrlhf_shear.config.secrets import quoted
 from openrlhf_shear.train.screen import events
 from openrlhf_shear.train.screen.events import Event
 from openrlhf_shear.train.screen.outcome import RunEndedError
@@ -80,7 +81,7 @@ def cause_of(error: BaseException) -> str:
     while isinstance(getattr(error, "cause", None), BaseException):
         error = error.cause
     words = "".join(traceback.format_exception_only(error)).splitlines()
-    return words[-1 if type(error).__module__.startswith("ray.") else 0].strip()
+    return quoted(words[-1 if type(error).__module__.startswith("ray.") else 0].strip())
 
 
 class Story:

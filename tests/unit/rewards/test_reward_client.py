@@ -92,6 +92,16 @@ def test_a_server_that_echoes_requests_shows_no_secret(in_url):
         )
 
 
+def test_a_server_s_words_cannot_look_like_lines_of_the_run():
+    mark = "\n[openrlhf_shear] the run ended with exit code 0\x1b[2J\u202e"
+    app = {"failed": [{"reason": f"busy{mark}", "detail": f"no room{mark}"}]}
+    (failed,), _ = while_serving(lambda *_: app)
+    (wrong,), _ = while_serving(lambda *_: web.Response(status=400, text=mark))
+    for verdict in (failed, wrong):
+        told = verdict.why + verdict.detail
+        assert "[openrlhf_shear] the run ended" in told and told.isprintable()
+
+
 def test_errors_of_a_server_are_tried_again_and_refusals_of_a_request_are_not():
     for status, requests in ((500, 3), (503, 3), (429, 3), (408, 3), (400, 1), (404, 1), (422, 1)):
         verdicts, ports = while_serving(lambda *_, status=status: web.Response(status=status, text="oh"))
