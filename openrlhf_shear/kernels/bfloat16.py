@@ -1,7 +1,7 @@
 """Products of bfloat16 matrices on CPUs without instructions for them.
 
 On x86 CPUs without AVX-512 (AMD's before Zen 4, most of Intel's in desktops and laptops), torch takes some ten times as
-long for them as for float32: `benchmarks/bfloat16.py`.
+long for them as for float32.
 """
 
 import warnings
