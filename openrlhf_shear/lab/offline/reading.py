@@ -3,7 +3,6 @@
 Legend: T response tokens, K steps, d hidden size, B responses of a pass, S positions of a pass.
 """
 
-import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from openrlhf_shear.data.prompts import PromptFormat, prompt_ids
 from openrlhf_shear.data.writing import beside
 from openrlhf_shear.lab.offline.responses import Response
 
-VERSION = 1  # of a reading's computation; readings of other versions are not used
+VERSION = 2  # of a reading's computation; readings of other versions are not used
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Reader:
     """Reads the responses to a problem in passes of a fixed size, and keeps the results in a folder.
 
     A pass has responses to one problem only, so that its numbers depend on nothing else: a resumed reading is equal to
-    an uninterrupted one. All passes of a problem share the keys and values of its prompt.
+    an uninterrupted one.
     """
 
     def __init__(self, model, tokenizer, prompt_format: PromptFormat, identity: str, folder: Path, batch_size: int = 4):
@@ -79,7 +78,6 @@ class Reader:
         self.tokenizer = tokenizer
         self._model, self._format, self._folder, self._batch = model, prompt_format, folder, batch_size
         self._identity = repr((VERSION, identity, prompt_format, batch_size))
-        self._last: tuple[list[int], Any] = [], None  # the prompt that was read last, and its keys and values
 
     @classmethod
     def load(
@@ -122,21 +120,17 @@ class Reader:
     @torch.no_grad()
     def _pass(self, responses: Sequence[Response]) -> Iterator[ResponseReading]:
         prompt = prompt_ids(self.tokenizer, self._format.text(self.tokenizer, responses[0].problem))
-        # The last token of the prompt is read again, since it predicts the first token of a response. The state of a
-        # recurrent model cannot be shared.
-        shared = 0 if getattr(self._model, "_is_stateful", False) else len(prompt) - 1
         encoded = [
             self.tokenizer(each.text, add_special_tokens=False, return_offsets_mapping=True) for each in responses
         ]
         self._check(len(prompt), [len(each["input_ids"]) for each in encoded])
-        rows = [torch.tensor(prompt[shared:] + each["input_ids"]) for each in encoded]
+        rows = [torch.tensor(prompt + each["input_ids"]) for each in encoded]
         ids = pad_sequence(rows, batch_first=True).to(self._model.device)  # padding comes last: nothing attends to it
-        attended = pad_sequence([torch.ones(shared + len(row), dtype=torch.int64) for row in rows], batch_first=True)
-        inputs = {"attention_mask": attended.to(ids.device), "past_key_values": self._past(prompt[:shared], len(rows))}
+        attended = pad_sequence([torch.ones(len(row), dtype=torch.int64) for row in rows], batch_first=True)
         with captured_lm_head_input(self._model) as captured:
-            logits = self._model(input_ids=ids, use_cache=shared > 0, **inputs).logits
+            logits = self._model(input_ids=ids, attention_mask=attended.to(ids.device), use_cache=False).logits
         for i, (row, each, response) in enumerate(zip(rows, encoded, responses, strict=True)):
-            own = slice(len(prompt) - shared, len(row))
+            own = slice(len(prompt), len(row))
             predicted = logits[i, own.start - 1 : own.stop - 1].float().log_softmax(-1)
             starts = step_tokens(each["offset_mapping"], response.step_starts)
             yield ResponseReading(
@@ -146,17 +140,6 @@ class Reader:
                 entropies=torch.special.entr(predicted.exp()).sum(1).cpu(),
                 step_starts=torch.tensor(starts, dtype=torch.int64),
             )
-
-    def _past(self, prompt: list[int], copies: int) -> Any:
-        """Return the keys and values of the first tokens of a prompt, for passes of `copies` responses."""
-        if not prompt:
-            return None
-        if self._last[0] != prompt:
-            ids = torch.tensor([prompt], device=self._model.device)
-            self._last = prompt, self._model(input_ids=ids, use_cache=True).past_key_values
-        past = copy.deepcopy(self._last[1])
-        past.batch_repeat_interleave(copies)
-        return past
 
     def _check(self, prompt: int, lengths: Sequence[int]) -> None:
         longest, most = prompt + max(lengths), getattr(self._model.config, "max_position_embeddings", None)
