@@ -135,6 +135,7 @@ class RunState(TypedDict):
     global_step: int
     total_consumed_prompts: int
     ledger: NotRequired[dict]  # `Accounts.state`
+    learned: NotRequired[list[int]]  # `books.Advantages.counts`
     waiting: NotRequired[list[dict]]  # fields of the `Experience` of each rollout for a later step
     kl: NotRequired[float]  # the coefficient
     fingerprint: NotRequired[dict[str, dict[str, object]]]  # `checkpoints.fingerprint.Fingerprint.topics`

@@ -13,7 +13,7 @@ from openrlhf_shear.train.screen.story import say
 logger = init_logger(__name__)
 FRESH = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
 """States of a run that has not begun; a checkpoint has the same names, and more."""
-_OTHERS = ("ledger", "waiting", "kl")
+_OTHERS = ("ledger", "learned", "waiting", "kl")
 
 
 def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> dict:

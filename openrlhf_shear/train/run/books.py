@@ -149,7 +149,7 @@ class Advantages:
             size: rollouts of a group.
         """
         self._size = size
-        self.rollouts = self.with_advantage = 0
+        self.counts = [0, 0]  # rollouts with an advantage, and all, since the start of the run
         self._quiet = 0  # steps in a row in which no rollout had one
 
     def note(self, rewards: Sequence[float | None]) -> str:
@@ -161,8 +161,7 @@ class Advantages:
         starts = range(0, len(rewards), self._size)
         groups = [[each for each in rewards[at : at + self._size] if each is not None] for at in starts]
         taught, graded = sum(len(group) for group in groups if len(set(group)) > 1), {*itertools.chain(*groups)}
-        self.with_advantage += taught
-        self.rollouts += len(rewards)
+        self.counts = [self.counts[0] + taught, self.counts[1] + len(rewards)]
         self._quiet = 0 if taught or not graded else self._quiet + 1
         if not self._quiet or self._quiet % QUIET_STEPS:
             return ""
@@ -170,9 +169,10 @@ class Advantages:
         count = self._quiet * len(rewards)
         return f"{alike}: nothing is learned; 0 of the last {count} rollouts had an advantage"
 
-    def shown(self) -> str:
-        """Return a line for the end of a run; "" if no step was counted."""
-        if not self.rollouts:
+    @staticmethod
+    def shown(counts: Sequence[int]) -> str:
+        """Return a line for the end of a run with these counts; "" if no step was counted."""
+        if not counts[1]:
             return ""
-        message = f"{self.with_advantage} of {self.rollouts} rollouts had an advantage"
-        return message if self.with_advantage else f"{message}: NOTHING WAS LEARNED; look at the reward and its labels"
+        message = f"{counts[0]} of {counts[1]} rollouts had an advantage"
+        return message if counts[0] else f"{message}: NOTHING WAS LEARNED; look at the reward and its labels"

@@ -142,7 +142,7 @@ class ShearTrainer:
             self._batches.close()
             self._finish_dump()
             self._tracking.close()
-            learned = self._advantages.shown() if self._advantages else ""
+            learned = Advantages.shown(self.states.get("learned", (0, 0)))
             credit = self._maker.outcomes.shown() if self._maker.outcomes else ""
             self.story.ended(self.states, self.books.moved, whole, learned, credit)
 
@@ -155,6 +155,8 @@ class ShearTrainer:
             return
         self.states = states = states_of(saved, self._identity, self._args, self._prompts)
         step = self.stop.step = self.books.saved = states["global_step"]
+        if self._advantages:
+            self._advantages.counts = states.get("learned", self._advantages.counts)
         self.best = self.best.resumed(saved)
         self._batches.restore(states)
         if self._args.algo.kl.target:  # else the flag sets the coefficient
@@ -171,6 +173,8 @@ class ShearTrainer:
     def states_after(self, step: int) -> RunState:
         """Return a checkpoint's states beside weights and optimizer; (seed, place) determines everything else."""
         here = {"global_step": step, "kl": self._policy.kl_ctl.value, fingerprint.STATE: self._identity.topics}
+        if self._advantages:
+            here["learned"] = self._advantages.counts
         return self._batches.state() | here
 
     # ── A step ──

@@ -352,6 +352,21 @@ def test_a_step_of_equal_rewards_is_warned_of(monkeypatch):
     assert len(text) == 1 and text[0].startswith("step 2: all 4 rewards are 1: nothing is learned")
 
 
+def test_the_rollouts_that_taught_are_those_of_the_accounts_also_after_a_kill_and_a_resume():
+    """A kill in a step counts neither; a resume goes on from the checkpoint's counts."""
+    first = run([batch(4)] * 2)
+    first.trainer._advantages = Advantages(2)
+    first.trainer.fit()
+    assert first.trainer.states["learned"] == [0, first.trainer.states["ledger"]["trained"]] == [0, 8]
+    first.trainer._advantages.note([1.0, 0.0, 1.0, 1.0])  # of a step that is killed
+    assert first.trainer.states["learned"] == [0, 8]
+    again = run([batch(4)])
+    again.trainer._advantages = Advantages(2)
+    again.policy.checkpoint_states = lambda: first.trainer.states
+    again.trainer._resume()
+    assert again.trainer._advantages.counts == [0, 8]
+
+
 # ── Evaluations ──
 
 
