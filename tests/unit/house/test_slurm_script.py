@@ -59,15 +59,38 @@ IMAGE = "--container-image=/shared/shear.sqsh --container-name=shear"
 
 
 @pytest.fixture
-def slurm(tmp_path):
-    """A function that runs slurm.sbatch with variables, and returns what it did and what the stand-ins saw."""
-    shutil.copytree(ROOT / "examples" / "scripts", tmp_path / "examples" / "scripts")
-    programs = {"srun": SRUN, "scontrol": SCONTROL}
-    programs |= {name: TOLD.format(python=sys.executable, name=name) for name in ("ray", "python")}
+def program(tmp_path):
+    """A function that writes a program before those of the machine; the stand-ins are written."""
     (tmp_path / "bin").mkdir()
-    for name, text in programs.items():
+
+    def write(name: str, text: str) -> None:
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
+
+    for name in ("ray", "python"):
+        write(name, TOLD.format(python=sys.executable, name=name))
+    write("srun", SRUN)
+    write("scontrol", SCONTROL)
+    shutil.copytree(ROOT / "examples" / "scripts", tmp_path / "examples" / "scripts")
+    return write
+
+
+@pytest.fixture
+def submit(tmp_path, program):
+    """A function that starts submit.sh for a job with words and variables."""
+
+    def start(*words: str, **variables: str) -> subprocess.Popen:
+        environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
+        line = ["bash", "examples/scripts/submit.sh", "./job.sh", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(line, cwd=tmp_path, env=environ | variables, **pipes)
+
+    return start
+
+
+@pytest.fixture
+def slurm(tmp_path, program):
+    """A function that runs slurm.sbatch with variables, and returns what it did and what the stand-ins saw."""
     seen = tmp_path / "seen"
 
     def run(files: int = 0, locked: int = 0, **variables: str) -> tuple[subprocess.CompletedProcess, list]:
@@ -172,13 +195,11 @@ def test_limits_with_which_ray_or_nccl_fails_are_refused(slurm, tmp_path, variab
 
 
 @pytest.mark.parametrize(*cases("house", "test_words_that_ray_s_shell_would_change_are_refused"))
-def test_words_that_ray_s_shell_would_change_are_refused(slurm, tmp_path, word, passes):
-    slurm()  # makes the stand-ins
-    environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
-    line = ["bash", "examples/scripts/submit.sh", "./job.sh", word]
-    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == (0 if passes else 2), done.stderr
-    assert passes or f"Ray does not pass on: {word}; put the flag into a YAML file" in done.stderr
+def test_words_that_ray_s_shell_would_change_are_refused(submit, word, passes):
+    with submit(word) as running:
+        said = running.communicate()[1]
+    assert running.returncode == (0 if passes else 2), said
+    assert passes or f"Ray does not pass on: {word}; put the flag into a YAML file" in said
 
 
 # The log of `ray job submit` goes on for a minute, or until `ray job stop`.
@@ -194,32 +215,27 @@ while sys.argv[2] == "submit" and not stopped.exists() and time.monotonic() < be
 
 
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 1)])
-def test_a_job_whose_log_was_cut_off_is_waited_for(slurm, tmp_path, status, code):
+def test_a_job_whose_log_was_cut_off_is_waited_for(program, submit, tmp_path, status, code):
     """The log ends, the dashboard does not answer once, and the job runs on for a while."""
-    slurm()
-    (tmp_path / "bin/ray").write_text(
+    program(
+        "ray",
         f"#!{sys.executable}\nimport os, pathlib, sys\n"
         "asked = pathlib.Path(__file__).with_name('asked')\n"
         "if sys.argv[2] == 'status':\n"
         "    asked.open('a').write('x')\n"
         "    times = asked.stat().st_size\n"
         f"    print('Status for job: RUNNING' if times < 4 else {status!r})\n"
-        "    sys.exit(times == 2)\n"
+        "    sys.exit(times == 2)\n",
     )
-    environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "POLL_SECONDS": "0"}
-    done = subprocess.run(["bash", "examples/scripts/submit.sh", "./job.sh"], cwd=tmp_path, env=environ)
-    assert done.returncode == code and (tmp_path / "bin/asked").stat().st_size == 4
+    with submit(POLL_SECONDS="0") as running:
+        running.communicate()
+    assert running.returncode == code and (tmp_path / "bin/asked").stat().st_size == 4
 
 
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("stopped", 75)])
-def test_a_job_that_has_just_finished_is_not_queued_again(slurm, tmp_path, status, code):
-    slurm()
-    (tmp_path / "bin/ray").write_text(
-        f"#!{sys.executable}\nimport sys\nprint(sys.argv[2], {status!r}, flush=True)\n{UNTIL_STOPPED}"
-    )
-    environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    line = ["bash", "examples/scripts/submit.sh", "./job.sh"]
-    with subprocess.Popen(line, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as running:
+def test_a_job_that_has_just_finished_is_not_queued_again(program, submit, status, code):
+    program("ray", f"#!{sys.executable}\nimport sys\nprint(sys.argv[2], {status!r}, flush=True)\n{UNTIL_STOPPED}")
+    with submit() as running:
         assert running.stdout.readline().startswith("submit")
         time.sleep(0.2)
         running.send_signal(signal.SIGUSR1)
@@ -234,37 +250,26 @@ def test_the_allocation_says_how_many_gpus_and_no_proxy_is_asked_for_this_machin
     assert submitted["no_proxy"].split(",")[0] == "127.0.0.1" and submitted["no_proxy"].endswith(",intra")
 
 
-def test_a_head_without_an_address_is_told(slurm, tmp_path):
-    slurm()
-    (tmp_path / "bin/getent").write_text("#!/bin/sh\nexit 2\n")
-    (tmp_path / "bin/getent").chmod(0o755)
+def test_a_head_without_an_address_is_told(slurm, program):
+    program("getent", "#!/bin/sh\nexit 2\n")
     done, _ = slurm()
     assert done.returncode != 0 and "no IPv4 address is known of one (NodeAddr=127.0.0.2); set INTERFACE" in done.stderr
 
 
-def test_nodes_get_an_address_of_the_head_that_they_reach(slurm, tmp_path):
+def test_nodes_get_an_address_of_the_head_that_they_reach(slurm, program):
     """Debian's /etc/hosts has 127.0.1.1 for a machine's own name: another node is asked for the address."""
-    slurm()
-    getent = "#!/bin/sh\n[ -f asked ] && echo 127.0.0.3 || echo 127.0.1.1\ntouch asked\n"
-    (tmp_path / "bin/getent").write_text(getent)
-    (tmp_path / "bin/getent").chmod(0o755)
-    (tmp_path / "seen").unlink()
+    program("getent", "#!/bin/sh\n[ -f asked ] && echo 127.0.0.3 || echo 127.0.1.1\ntouch asked\n")
     _, seen = slurm()
     (head, _), (other, _) = started(seen)
     assert head[head.index("--node-ip-address") + 1] == "127.0.0.3"
     assert other[other.index("--address") + 1].startswith("127.0.0.3:")
 
 
-def test_the_log_goes_on_while_a_training_saves(slurm, tmp_path):
+def test_the_log_goes_on_while_a_training_saves(program, submit):
     """USR1 to all processes of the step leaves `ray job submit` alone, and ends in the job's stop."""
-    slurm()  # makes the stand-ins
-    (tmp_path / "bin/ray").write_text(
-        f"#!{sys.executable}\nimport signal, sys\n"
-        f"print(sys.argv[2], signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, flush=True)\n{UNTIL_STOPPED}"
-    )
-    environ = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    line = ["bash", "examples/scripts/submit.sh", "./job.sh"]
-    with subprocess.Popen(line, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as running:
+    told = "print(sys.argv[2], signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, flush=True)"
+    program("ray", f"#!{sys.executable}\nimport signal, sys\n{told}\n{UNTIL_STOPPED}")
+    with submit() as running:
         assert running.stdout.readline() == "submit True\n"
         time.sleep(0.2)
         running.send_signal(signal.SIGUSR1)
