@@ -6,12 +6,16 @@ of these completions with the span distance.
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from openrlhf_shear.cli import sampling_flags as flags
 from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.config.knobs import NOT_NEGATIVE, knob
 from openrlhf_shear.line import frame
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
+from openrlhf_shear.sampling.sampler import EngineSettings, Sampling
 
 EPILOG = """\
 what it does:
@@ -39,6 +43,13 @@ USAGE = "{prog} --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help
 KNOBS = (ShearConfig, SearchConfig)
 
 
+@dataclass(frozen=True)
+class RolloutSampling(Sampling):
+    """Settings of drawing rollouts, and the continuations of their prefixes, as in training."""
+
+    temperature: float = knob(1.0, "Sampling temperature.", NOT_NEGATIVE)
+
+
 def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--model", metavar="PATH_OR_ID", help="model to diagnose: a Hugging Face folder or hub id")
@@ -49,7 +60,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("sampling")
     how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
     how.add_argument("--completions", type=int, default=16, metavar="N", help="completions a prefix (default: 16)")
-    flags.add_sampling(how, temperature=1.0, budget="tokens of a rollout, and of each continuation of a prefix")
+    flags.add_sampling(how, RolloutSampling)
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
     for kind in KNOBS:
         frame.add_knobs(distance, kind)
@@ -84,7 +95,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     """Sample and measure; errors in the flags, the data or the model show before an engine starts."""
     flags.need(args, "model", "dataset", "output", again="analyse")
     frame.at_least(args, samples_per_prompt=2, resamples=1, completions=1, actor_ranks=1, micro_batch_size=1)
-    engines = flags.engines(args)
+    engines = frame.knobs_of(args, EngineSettings)
     config, search = (frame.knobs_of(args, kind) for kind in KNOBS)
     search.require_fits(config.window)
     chosen = flags.benchmarks(args, args.dataset, args.samples_per_prompt)
@@ -107,7 +118,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     request = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=args.trust_remote_code)
     with quiet(args.output / "logs" / "diagnose.log", args.verbose):
-        written = list(diagnose(request, args.output, cluster, tokenizer, flags.grading(args)))
+        written = list(diagnose(request, args.output, cluster, tokenizer, frame.knobs_of(args, GradingConfig)))
     for path in written:
         print(path)
     for store in (Store(args.output / SAMPLED), Store(args.output / COMPLETED)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from openrlhf_shear.cli import sampling_flags as flags
 from openrlhf_shear.evaluation.run import evaluate, print_table, regrade
 from openrlhf_shear.line import frame
+from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import EngineSettings, Sampler
@@ -49,7 +50,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     flags.add_own_file(parser)
     how = parser.add_argument_group("sampling")
     how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's k, listed below)")
-    flags.add_sampling(how, temperature=0.1)
+    flags.add_sampling(how)
     flags.add_engines(parser)
     flags.add_grading(parser)
 
@@ -57,17 +58,19 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @frame.command(_flags, __doc__, EPILOG, None, flags.REFUSED, flags.GOES_ON)
 def main(args: argparse.Namespace) -> None:
     if args.regrade:
-        print_table(regrade(Store(args.regrade), flags.grading(args)))
+        print_table(regrade(Store(args.regrade), frame.knobs_of(args, GradingConfig)))
         return
     # Errors in the flags and the data show here, before an engine starts.
-    engines = flags.engines(args)
+    engines = frame.knobs_of(args, EngineSettings)
     flags.need(args, "model", "output", again="regrade")
     if args.k is not None and args.k < 1:
         raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
     if bool(args.benchmarks) == bool(args.suite):
         raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
     plan = flags.plan(args, flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1), args.k)
-    scores = evaluate(plan, Store(args.output), lambda: _started(plan, engines, args), flags.grading(args))
+    scores = evaluate(
+        plan, Store(args.output), lambda: _started(plan, engines, args), frame.knobs_of(args, GradingConfig)
+    )
     print_table(scores)
     print(args.output / "results.json")
     failed = sum(sum(row["failed"].values()) for row in scores["benchmarks"].values())

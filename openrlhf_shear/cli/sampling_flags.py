@@ -67,7 +67,7 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
         questions=[question for each in chosen for question in load_questions(each, args.data_dir, args.limit)],
         tasks={benchmark.name: benchmark.task for benchmark in chosen},
         ks={benchmark.name: k or benchmark.k for benchmark in chosen},
-        sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
+        sampling=frame.knobs_of(args, Sampling),
         prompt_format=PromptFormat(args.prompt_format == "chat", args.input_template),
         max_model_len=args.max_model_len,
         token_ids=token_ids,
@@ -117,12 +117,8 @@ def add_own_file(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--label-key", default="label", help=about)
 
 
-def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str = "tokens of a completion") -> None:
-    about = f"sampling temperature (default: {temperature})"
-    group.add_argument("--temperature", type=float, default=temperature, help=about)
-    group.add_argument("--top-p", type=float, default=1.0, help="nucleus probability, in (0, 1] (default: 1.0)")
-    group.add_argument("--max-new-tokens", type=int, default=3072, help=f"most {budget} (default: 3072)")
-    group.add_argument("--seed", type=int, default=0, help="sampling seed (default: 0)")
+def add_sampling(group: argparse._ArgumentGroup, kind: type[Sampling] = Sampling) -> None:
+    frame.add_knobs(group, kind)
     about = "chat: the model's chat template; plain: the turns' texts with a blank line between them (default: chat)"
     group.add_argument("--prompt-format", choices=("chat", "plain"), default="chat", help=about)
     about = "with --prompt-format plain: put the text into this template, in place of {} (default: the text alone); the"
@@ -131,35 +127,12 @@ def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engines")
-    group.add_argument("--engines", type=int, default=1, metavar="N", help="number of vLLM engines (default: 1)")
-    group.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs an engine (default: 1)")
-    about = "share of each GPU's memory for its engine (default: 0.9)"
-    group.add_argument("--gpu-memory-utilization", type=float, default=0.9, help=about)
+    frame.add_knobs(group, EngineSettings)
     about = "most tokens of prompt and answer together (default: the model's limit)"
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help=about)
-    group.add_argument(
-        "--enforce-eager", action="store_true", help="no CUDA graphs: starts sooner, samples slower; always so on a CPU"
-    )
-    group.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
     about = "show all output of Ray and vLLM; without it this output goes only to OUTPUT/logs"
     group.add_argument("--verbose", action="store_true", help=about)
-    about = "hardware of the engines; auto: cuda if there is a GPU, else cpu (default: auto)"
-    group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=about)
-
-
-def engines(args: argparse.Namespace) -> EngineSettings:
-    """Return the engines that the flags describe. Raises ValueError: a number is out of its range."""
-    if not 0 < args.gpu_memory_utilization <= 1:
-        raise ValueError(
-            f"--gpu-memory-utilization must be in (0, 1]: got {args.gpu_memory_utilization:g}; use e.g. 0.9"
-        )
-    placed = (args.engines, args.tensor_parallel_size, args.gpu_memory_utilization)
-    return EngineSettings(args.device, *placed, args.enforce_eager, args.trust_remote_code)
 
 
 def add_grading(parser: argparse.ArgumentParser) -> None:
     frame.add_knobs(parser.add_argument_group("grading"), GradingConfig)
-
-
-def grading(args: argparse.Namespace) -> GradingConfig:
-    return frame.knobs_of(args, GradingConfig)

@@ -7,49 +7,38 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from openrlhf_shear.config.knobs import COUNT, NOT_NEGATIVE, Knobs, Range, knob
 from openrlhf_shear.data.prompts import PromptFormat, prompt_ids
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Settings of drawing completions; the paper's values for evaluation. ValueError for a value out of its range."""
+class Sampling(Knobs, section="sampling"):
+    """Settings of drawing completions; the paper's values for evaluation."""
 
-    temperature: float = 0.1
-    top_p: float = 1.0
-    max_new_tokens: int = 3072
-    seed: int = 0
-
-    def __post_init__(self):
-        for flag, value, holds, needed in (
-            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
-            ("top-p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
-            ("max-new-tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1"),
-        ):
-            if not holds:
-                raise ValueError(f"--{flag} must be {needed}: got {value}; use the default")
+    temperature: float = knob(0.1, "Sampling temperature.", NOT_NEGATIVE)
+    top_p: float = knob(1.0, "Nucleus probability.", Range(0, 1, open_least=True))
+    max_new_tokens: int = knob(3072, "Most tokens of a completion.", COUNT)
+    seed: int = knob(0, "Sampling seed.")
 
 
 @dataclass(frozen=True)
-class EngineSettings:
+class EngineSettings(Knobs, section="vllm"):
     """vLLM engines to start."""
 
-    device: str = "auto"  # auto, cuda or cpu
-    count: int = 1
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9  # of each GPU, in (0, 1]
-    enforce_eager: bool = False  # without CUDA graphs
-    trust_remote_code: bool = False  # run Python code that comes with the model
-
-    def __post_init__(self):
-        for flag, value in (("engines", self.count), ("tensor-parallel-size", self.tensor_parallel_size)):
-            if value < 1:
-                raise ValueError(f"--{flag} must be at least 1: got {value}; use e.g. 1")
+    device: str = knob("auto", "Hardware of the engines. auto: cuda if there is a GPU.", ("auto", "cuda", "cpu"))
+    engines: int = knob(1, "Number of vLLM engines.", COUNT)
+    tensor_parallel_size: int = knob(1, "GPUs an engine.", COUNT)
+    gpu_memory_utilization: float = knob(
+        0.9, "Share of each GPU's memory for its engine.", Range(0, 1, open_least=True)
+    )
+    enforce_eager: bool = knob(False, "No CUDA graphs: starts sooner, samples slower; always so on a CPU.")
+    trust_remote_code: bool = knob(False, "Run Python code that comes with the model.")
 
     @property
     def gpus(self) -> int:
-        return self.count * self.tensor_parallel_size
+        return self.engines * self.tensor_parallel_size
 
 
 @dataclass(frozen=True)

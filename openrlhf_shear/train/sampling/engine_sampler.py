@@ -131,7 +131,7 @@ def started_engines(
     import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
     handles = vllm_engine.create_vllm_engines(
-        num_engines=engines.count,
+        num_engines=engines.engines,
         tensor_parallel_size=engines.tensor_parallel_size,
         pretrain=plan.model,
         seed=plan.sampling.seed,
