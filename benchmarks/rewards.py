@@ -1,20 +1,22 @@
-"""Grades a second. Maths: the cheap match, the workers, math-verify without them. Code: each kind of tests.
+"""Grades a second. Maths: the cheap match, and the workers beside math-verify. Code: each kind of tests.
 
     python benchmarks/rewards.py --output rewards.json
 
-The workers' jails and timeouts should cost nothing against math-verify in one process per core, on answers that no
-cache knows. Code is graded in waiting jails, and in a fresh jail for each grade; the programs do next to nothing.
+The workers and math-verify take turns on the same pairs, which no cache knows, in this process: one grade at a time,
+and eight at a time in threads. Other load slows both. Rounds end after some processor time, so that a busy machine
+makes fewer of them. Code is graded in waiting jails, and in a fresh jail for each grade; the programs do next to
+nothing.
 """
 
 import argparse
+import itertools
 import logging
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from itertools import chain
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 
+from math_verify import parse, verify
 from measure import environment, print_table, script_parser, write_json
 
 from openrlhf_shear.rewards import Verdict, grade_code, grade_math
@@ -68,8 +70,8 @@ OPEN = (
         r"\begin{pmatrix} <k> & \sqrt{2} \\ 0 & -1 \end{pmatrix}",
     ),
 )
-ROUNDS = 10
-WARM_UP = range(1000, 1000 + 4 * len(OPEN))  # values of <k>; the measured ones are smaller
+THREADS = (1, 8)  # grades at a time
+WARM_UP = 8  # rounds: each child of a worker fills its own caches
 WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # makes a response of about 3,000 characters
 # kind of tests -> (program, label)
 CODE = {
@@ -88,16 +90,15 @@ CODE = {
 
 def main() -> None:
     args = _arguments()
+    logging.disable()  # math-verify warns that its timeouts are off
     results = {"environment": environment(), "processes": args.processes}
-    cheap = [CHEAP[k % len(CHEAP)] for k in range(40 * args.grades)]
     with MathWorkers(args.processes) as workers:
-        rows = [_rates("cheap match, one thread", *_rate(lambda pair: _grade(pair, workers), cheap, 1))]
-    rows += _open_rows(args)
-    for row in rows:
-        row["times library"] = row["per second"] / rows[2]["per second"]
-    results["maths"] = rows
+        grade = lambda pair: _grade(pair, workers)  # noqa: E731
+        cheap = _rates("cheap match", *_rate(grade, [*CHEAP] * (10 * args.grades), 1))
+        results["maths"] = [cheap, *_beside(grade, args.seconds)]
     columns = {"path": "path", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
-    print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times library": "times math-verify"})
+    columns |= {"math-verify per second": "math-verify: grades/s", "times": "times math-verify"}
+    print_table(f"maths grades on {args.processes} cores", results["maths"], columns)
     results["code"] = [_code_row(kind, args) for kind in CODE]
     columns = {"tests": "tests", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
     columns |= {"fresh per second": "fresh jails: grades/s", "times fresh": "times fresh"}
@@ -105,50 +106,37 @@ def main() -> None:
     write_json(args.output, results)
 
 
-def _open(numbers: range) -> list[tuple[str, str]]:
-    """Return a pair of `OPEN` for each number, in turn."""
-    fill = lambda text, k: text.replace("<k>", str(k)).replace("<9k>", str(9 * k))  # noqa: E731
-    return [tuple(fill(text, k) for text in OPEN[k % len(OPEN)]) for k in numbers]
+def _beside(grade: Callable, seconds: float) -> list[dict]:
+    """Return rows of our grades beside math-verify's. Each number of threads gets as much processor time."""
+    fresh = itertools.count(2)  # values of <k>
+
+    def pairs() -> list[tuple[str, ...]]:
+        every = zip(OPEN, fresh, strict=False)
+        return [tuple(t.replace("<k>", str(k)).replace("<9k>", str(9 * k)) for t in pair) for pair, k in every]
+
+    for _ in range(WARM_UP):
+        _rate(grade, pairs(), max(THREADS))
+        _rate(_library, pairs(), 1)
+    rows = []
+    for threads in THREADS:
+        until, took = time.process_time() + seconds, {grade: 0.0, _library: 0.0}
+        times: dict[Callable, list[float]] = {grade: [], _library: []}
+        while time.process_time() < until:
+            batch = pairs()
+            for grader in times:
+                elapsed, each = _rate(grader, batch, threads)
+                took[grader] += elapsed
+                times[grader] += each
+        ours, theirs = (_rates(f"workers, {threads} at a time", took[grader], times[grader]) for grader in times)
+        theirs = theirs["per second"]
+        rows.append(ours | {"math-verify per second": theirs, "times": ours["per second"] / theirs})
+    return rows
 
 
-def _open_rows(args: argparse.Namespace) -> list[dict]:
-    """Compare responses in the workers with their bare answers in warm processes that parse and verify.
-
-    Both take turns on the same pairs, so that other load on this machine slows both.
-    """
-    count, size = args.processes, -(-args.grades // ROUNDS)
-    rounds = [range(k, k + size) for k in range(2, 2 + ROUNDS * size, size)]
-    spans: list[tuple[float, list[float], float, list[float]]] = []
-    with MathWorkers(count) as workers, ProcessPoolExecutor(count, get_context("spawn"), initializer=_warm) as pool:
-        grade = lambda pair: _grade(pair, workers)  # noqa: E731
-        _rate(grade, count * _open(WARM_UP), count)
-        list(pool.map(time.sleep, [1.0] * count))  # makes all of them start
-        for numbers in rounds:
-            ours = _rate(grade, _open(numbers), count)
-            start = time.perf_counter()
-            theirs = list(pool.map(_library, _open(numbers), chunksize=4))
-            spans.append((*ours, time.perf_counter() - start, theirs))
-    seconds, times, library_seconds, library_times = zip(*spans, strict=True)
-    return [
-        _rates("workers", sum(seconds), [*chain(*times)]),
-        _rates("math-verify in one process per core", sum(library_seconds), [*chain(*library_times)]),
-    ]
-
-
-def _warm() -> None:
-    logging.disable()  # math-verify warns that its timeouts are off
-    for pair in _open(WARM_UP):
-        _library(pair)
-
-
-def _library(pair: tuple[str, str]) -> float:
-    """Return math-verify's seconds, without timeouts, and with relations as sets, as the workers read them."""
-    from math_verify import parse, verify
-
-    start = time.perf_counter()
+def _library(pair: tuple[str, str]) -> None:
+    """Parse and verify without timeouts, and with relations as sets, as the workers read them."""
     gold, answer = (parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in pair)
     verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
-    return time.perf_counter() - start
 
 
 def _rates(path: str, seconds: float, times: list[float]) -> dict:
@@ -199,7 +187,8 @@ def _grade(pair: tuple[str, str], workers: MathWorkers) -> Verdict:
 def _arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--processes", type=int, default=2, help="worker hosts at a time")
-    parser.add_argument("--grades", type=int, default=720, help="grades in the workers (default 720)")
+    parser.add_argument("--grades", type=int, default=720, help="grades of each kind of tests, times 5 (default 720)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="processor time beside math-verify, by threads [s]")
     return parser.parse_args()
 
 

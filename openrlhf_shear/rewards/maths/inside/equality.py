@@ -28,6 +28,7 @@ _CAPITAL = re.compile(
 )
 
 _BINOMIAL = re.compile(r"([0-9])\s*\\binom(?![A-Za-z])")  # else 2\binom{8}{3} is 2 + 56
+_INDEX = re.compile(r"_\{\\([A-Za-z]+)\s*\}")  # the grammar knows no sign as an index
 _MIXED = re.compile(r"(?<![0-9.}^_{])([0-9]+)\s*\\frac\s*\{([0-9]+)\}\s*\{([0-9]+)\}")
 
 
@@ -77,6 +78,7 @@ def _parse(text: str) -> list:
 def _tree(text: str, letters: dict[str, sympy.Basic]) -> sympy.Basic:
     """Return the tree of a text, in which letters stand for the trees of functions. Raises ValueError: it has none."""
     # Only LaTeX is read: math-verify's plain expressions go through sympy's parse_expr, which is eval.
+    text = _INDEX.sub(r"_{\1}", text)
     text = _in_brackets(_MIXED.sub(_improper, _BINOMIAL.sub(r"\1\\cdot \\binom", text)))
     trees = parse(
         rf"\boxed{{{_CAPITAL.sub(_marked, text)}}}",
