@@ -1,6 +1,7 @@
 """Flags that `evaluate` and `diagnose` share for sampling and grading, and the objects made from these flags."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.line import frame
 from openrlhf_shear.preflight.models import check_model
 from openrlhf_shear.preflight.resources import nearest, not_writable
-from openrlhf_shear.preflight.rewards import ask_file
+from openrlhf_shear.preflight.rewards import ask_file, label_warning
 from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import find_jail
@@ -86,7 +87,9 @@ def _try_graders(args: argparse.Namespace, tasks: set[str], first: Question) -> 
     (file,) = tasks
     prompt = "\n\n".join(message["content"] for message in first.messages)
     try:
-        ask_file("--task", file, args.timeout, f"question {first.id}", prompt, first.label)
+        _, of_label = ask_file("--task", file, args.timeout, f"question {first.id}", prompt, first.label)
+        if warning := label_warning(file, first.label, of_label):
+            print(f"[Warning] {warning}; such responses will have no grade", file=sys.stderr)
     except LineError as error:
         raise ValueError(str(error).replace("--data.label_key", "--label-key")) from error
 

@@ -235,9 +235,8 @@ def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Ver
     if label == "":
         return
     kind, name, shown = type(label).__name__, Path(file).name, repr(label)[:40]
-    if of_label.failure is not None:
-        why = _short(f"{of_label.why} ({of_label.detail})")
-        yield Note(f"{name} gives no score to the label {shown} as response: {why}; rollouts with such responses fail")
+    if warning := label_warning(file, label, of_label):
+        yield Note(f"{warning}; rollouts with such responses fail")
         return
     got = of_label.score
     scores = f"{name} gives {score:g} to {_RESPONSE!r} and {got:g} to the label {shown} as response; labels are {kind}"
@@ -245,6 +244,14 @@ def _tell_scores(run: Run, file: str, score: float, label: object, of_label: Ver
         yield Note(f"{scores}, and response == label is never true; use str(label), or a column of texts")
     elif run.dry_run:
         yield Note(scores, "Info")
+
+
+def label_warning(file: str, label: object, of_label: Verdict) -> str | None:
+    """Return a warning of a reward file that gives no score to the label as response; None if it gives one."""
+    if label == "" or of_label.failure is None:
+        return None
+    why = _short(f"{of_label.why} ({of_label.detail})")
+    return f"{Path(file).name} gives no score to the label {repr(label)[:40]} as response: {why}"
 
 
 def _question_threshold(run: Run, file: str, verdict: Verdict, of_label: Verdict) -> Iterator[Finding]:

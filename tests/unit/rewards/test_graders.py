@@ -1,5 +1,6 @@
 """The table of graders, and multiple choice: a grader that is its file and an entry, and that every room knows."""
 
+import argparse
 import json
 from contextlib import closing
 
@@ -15,7 +16,7 @@ from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.settings import GradingConfig, RewardSettings
 from openrlhf_shear.sampling.benchmarks import custom, load_questions
 from openrlhf_shear.sampling.grading import grade
-from openrlhf_shear.sampling.records import Completion
+from openrlhf_shear.sampling.records import Completion, Question
 
 RESPONSES = table("rewards", "RESPONSES") | {"\\boxed{" * 50_000: None, "A " * 200_000: None}
 
@@ -73,3 +74,13 @@ def test_every_command_names_every_grader(capsys):
     parser = sampling_flags.argparse.ArgumentParser()
     sampling_flags.add_own_file(parser)
     assert "choice" in parser.format_help()
+
+
+def test_an_evaluation_warns_of_a_reward_file_that_fails_on_the_label(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def reward_func(queries, prompts, labels): return {'rewards': 1 / (queries[0] != prompts[0] + '7')}"
+    )
+    question = Question("mine", "1", [{"role": "user", "content": "3 + 4?"}], "7")
+    sampling_flags._try_graders(argparse.Namespace(timeout=20, allow_unsandboxed=False), {str(file)}, question)
+    assert "[Warning] mine.py gives no score to the label '7' as response: raised ZeroDiv" in capsys.readouterr().err
