@@ -2,8 +2,10 @@
 
     python benchmarks/check_rewards.py gold --data-dir DATA
     python benchmarks/check_rewards.py copied --data-dir DATA
+    python benchmarks/check_rewards.py near --data-dir DATA
 
 - gold: gold answers and canonical solutions of downloaded benchmarks are graded correct, those of others wrong
+- near: no answer is paid that differs from a gold in a single place, and golds are paid in every style of a response
 - copied: a boxed formula of the question is not paid, and few honest answers are lost for that
 """
 
@@ -16,11 +18,13 @@ from copied_questions import copied
 from gold_answers import gold_answers
 from gold_programs import canonical, empty_lists
 from measure import print_table, script_parser, write_json
+from near_mutants import near
 
 from openrlhf_shear.rewards.jail import JailError, find_jail
 
 # Another problem's answer or program can be right (0.5 for 1/2), so these are listed for a person to check.
 _LEAST = {"its golds": 1.0, "its own": 1.0, "return [], as mended": 1.0, "return [], as published": 0.0}
+_MOST_NEAR = 5  # mistaken grades of all: a few mutants equal their golds
 _MOST_PAID = {"a formula of the question": 0.005, "of these, golds with variables": 0.03}  # share of copies
 
 
@@ -57,7 +61,12 @@ def _copied(args: argparse.Namespace) -> tuple[list[dict], bool]:
     return rows, all(paid[graded] < share for graded, share in _MOST_PAID.items())
 
 
-_CHECKS = {"gold": _gold, "copied": _copied}
+def _near(args: argparse.Namespace) -> tuple[list[dict], bool]:
+    rows = near(args.data_dir, args.cores, args.limit)
+    return rows, sum(len(row["others"]) for row in rows) <= _MOST_NEAR
+
+
+_CHECKS = {"gold": _gold, "copied": _copied, "near": _near}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def gold_answers(data_dir: Path) -> list[dict]:
         ValueError: the folder has none of the benchmarks.
     """
     rows = []
-    for name, gold_of in _LOADERS.items():
+    for name, gold_of in LOADERS.items():
         if (path := data_dir / name / "test.jsonl").is_file():
             rows += _rows(name, [gold_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()])
     if not rows:
@@ -67,7 +67,7 @@ def _plain(row: dict) -> Gold:
     return row["answer"], None
 
 
-_LOADERS = {
+LOADERS = {
     "math500": _plain,
     "aime24": _plain,
     "olympiadbench": lambda row: (row["final_answer"][0], float(row["error"]) if row["error"] else None),
