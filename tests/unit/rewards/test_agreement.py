@@ -11,6 +11,9 @@ from peer_pairs import pairs_in
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
 
+ROOT = Path(__file__).parents[3]
+
+
 def write(path: Path, *rows: dict) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -62,6 +65,24 @@ def test_golds_are_found_by_the_text_of_the_problem_and_disagreements_counted(re
     assert read_again == ["b", "c", "some-3"]
     labels = [case.right for case in cases]
     assert [case.id for case in agreement.disagreements(cases, ours, labels)] == ["b", "c"]
+
+
+def test_the_page_says_what_the_results_say():
+    results, page = ROOT / "benchmarks/results", " ".join((ROOT / "docs/rewards.md").read_text().split())
+    peers = json.loads((results / "agreement_peers.json").read_text())
+    for row in [*peers["pairs"], *peers["programs"]]:
+        cells = [str(row.get(name, "")) for name in ("source", "n", "agree", "ours wrong", "theirs wrong")]
+        choice = f" {row['documented choice']} |" if "documented choice" in row else " |"
+        assert row["source"] == "all" or f"| {' | '.join(cells)} |{choice}" in page
+    rows = json.loads((results / "rewards_near.json").read_text())["rows"]
+    for styles, words in ((False, "golds with one change {wrong} are paid"), (True, "golds in a style, {wrong} are")):
+        chosen = [row for row in rows if row["graded"].startswith("style") == styles]
+        wrong = sum(len(row["others"]) for row in chosen)
+        assert f"{sum(row['count'] for row in chosen):,} {words.format(wrong=wrong)}" in page
+    speed = json.loads((results / "rewards_cpu.json").read_text())
+    times = [f"{row['times']:.2f} times" for row in speed["maths"][1:]]
+    fresh = [f"{row['times fresh']:.1f} (" for row in speed["code"]]
+    assert [text for text in (*times, *fresh) if text not in page] == []
 
 
 TESTS = r"""

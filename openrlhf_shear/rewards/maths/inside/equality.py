@@ -120,7 +120,7 @@ def _exact(tree, letters: dict[str, sympy.Basic]):
     if isinstance(tree, sympy.Symbol) and tree.name == "i":
         return sympy.I
     if not isinstance(tree, sympy.Basic) or not tree.args:
-        return letters.get(str(tree), tree)
+        return letters.get(getattr(tree, "name", None), tree)
     parts = [_exact(part, letters) for part in tree.args]
     if all(new is old for new, old in zip(parts, tree.args, strict=True)):
         return tree
