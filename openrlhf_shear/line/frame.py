@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn, get_args, get_type_hints
@@ -223,8 +223,15 @@ def add_knobs(group: argparse._ArgumentGroup, config: type) -> None:
 
 
 def knobs_of(args: argparse.Namespace, config: type):
-    """Return the dataclass `config` with the flags of `add_knobs`; raises what its checks raise."""
-    return config(**{each.name: getattr(args, each.name) for each in fields(config)})
+    """Return the dataclass `config` with the flags of `add_knobs`.
+
+    Raises LineError: a value is out of its range, or two values do not go together; it names the flags.
+    """
+    try:
+        return config(**{each.name: getattr(args, each.name) for each in fields(config)})
+    except LineError as error:
+        flags = ("--" + each.flag.rpartition(".")[2].replace("_", "-") for each in error.refusals)
+        raise LineError(*map(lambda each, flag: replace(each, flag=flag), error.refusals, flags)) from None
 
 
 def progress(items: Iterable, doing: str, total: int | None = None, unit: str = "it") -> Iterable:
