@@ -17,6 +17,7 @@ from typing import TextIO
 from openrlhf_shear.config.refusal import Findings
 from openrlhf_shear.line import frame, spelling
 from openrlhf_shear.line.flags import PROG, add_flags
+from openrlhf_shear.line.home import ensure_home
 from openrlhf_shear.line.run import INSTALL, Run, describe, for_openrlhf, idle, twice
 from openrlhf_shear.preflight import memory as memory_check
 from openrlhf_shear.preflight.checks import check
@@ -109,6 +110,7 @@ def _show(verdict: Verdict) -> None:
 
 @frame.until_the_reader_leaves()
 def main(argv: Sequence[str] | None = None) -> None:
+    ensure_home()
     verdict = examine(sys.argv[1:] if argv is None else argv)
     run, first = verdict.run, verdict.first
     if run.json if run else "--json" in verdict.words:

@@ -25,6 +25,7 @@ from typing import NoReturn, get_args, get_type_hints
 from openrlhf_shear.config.refusal import LineError, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.line import foreign, prog
+from openrlhf_shear.line.home import ensure_home
 from openrlhf_shear.rewards.jail import JailError
 
 _DASHED = re.compile("--|[-–—][^-\\d.]")  # a flag, or what was meant as one; not a negative number
@@ -91,6 +92,7 @@ def command(
         def main(argv: Sequence[str] | None = None) -> None:
             parser = new_parser()
             args = parser.parse_args(argv)
+            ensure_home()
             try:
                 work(args)
             except KeyboardInterrupt:

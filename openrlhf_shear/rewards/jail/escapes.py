@@ -25,7 +25,7 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
     Attempts that the jail cannot refuse on this machine are left out; `mechanisms` names them.
     """
     names = {
-        "HOME": os.path.expanduser("~"),
+        "HOME": os.path.realpath(os.path.expanduser("~")),  # of a container it may be /, and a jail has its own
         "PROJECT": str(Path(__file__).parents[3]),
         "PREFIX": Path(sys.base_prefix).parts,
         "PARENT": os.getpid(),
