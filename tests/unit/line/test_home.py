@@ -1,4 +1,4 @@
-"""A home folder and a name, for users of containers who have neither."""
+"""A home folder and a name for users without one, as in containers."""
 
 import os
 from types import SimpleNamespace
