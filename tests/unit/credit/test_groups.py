@@ -13,13 +13,7 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
 from openrlhf_shear.credit import groups as groups_module
 from openrlhf_shear.credit.apply import token_advantages, weighed
-from openrlhf_shear.credit.groups import (
-    CreditRequest,
-    GroupCollector,
-    WaitingGroup,
-    step_metrics,
-    waiting_bytes,
-)
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, WaitingGroup, step_metrics, waiting_bytes
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule

@@ -262,13 +262,7 @@ def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_pat
     assert node == socket.gethostname() and written["cluster"] == []
     failed = [result for result in results if result["status"] == "fail"]
     assert run.returncode == bool(failed) and written["ok"] is (not failed), run.stdout + run.stderr
-    assert {result["name"] for result in results} >= {
-        "python",
-        "openrlhf",
-        "GPU driver",
-        "jail, escapes",
-        "hub",
-    }
+    assert {result["name"] for result in results} >= {"python", "openrlhf", "GPU driver", "jail, escapes", "hub"}
     assert loaded == [] and f"{len(results)} checks on {node}" in run.stdout
 
 

@@ -209,10 +209,7 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (
-            "run --rules shear --tasks arithmetic,books",
-            "no task is called 'books'; use arithmetic, bookkeeping",
-        ),
+        ("run --rules shear --tasks arithmetic,books", "no task is called 'books'; use arithmetic, bookkeeping"),
         ("run --rules shear --continuations 0", "--continuations must be at least 1: got 0"),
         ("run --rules shaer", "did you mean shear"),
         ("run --rules shear/windw=3", "windw"),

@@ -62,8 +62,7 @@ def test_other_names_are_logged_as_they_are(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [("kl", "extra_kl"), ("shear/omega", "extra_shear_omega"), ("ledger/x", "extra_ledger_x")],
+    ("name", "told"), [("kl", "extra_kl"), ("shear/omega", "extra_shear_omega"), ("ledger/x", "extra_ledger_x")]
 )
 def test_a_name_that_is_taken_gets_another(name, told):
     assert renamed(name) == told and renamed(told) == told

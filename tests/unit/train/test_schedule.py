@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf_shear.train.experience.schedule import (
-    Slot,
-    plan_micro_batches,
-    share_credit,
-    update_shares,
-)
+from openrlhf_shear.train.experience.schedule import Slot, plan_micro_batches, share_credit, update_shares
 
 
 def passes_by_rank(schedule, ranks):
