@@ -11,7 +11,6 @@ from openrlhf_shear.doctor.result import GIB, Result, fail, ok, warn
 
 _LIBRARY = "libnvidia-ml.so.1"
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first set
-_DRIVERS = {12: " (525 or later)", 13: " (580 or later)"}  # NVIDIA's least for each major version of CUDA
 _FREE = 0.9  # share of a GPU's memory; with less free, another process must be using the GPU
 
 
@@ -77,18 +76,9 @@ def driver(gpus: Gpus) -> Result:
         return fail(name, f"{seen}, so --device auto trains on the CPU", "install torch's build for CUDA", same)
     # Within a major version every minor version runs; across major versions only with CUDA's compatibility libraries.
     if gpus.cuda[0] < int(gpus.torch_cuda.split(".")[0]) and not gpus.torch_sees:
-        problem = f"{seen}: too old, so torch sees no GPU"
-        return fail(name, problem, _newer_driver(gpus), same)
+        remedy = f"update the driver, or add cuda-compat (docs/install.md), or install torch for CUDA {gpus.cuda[0]}"
+        return fail(name, f"{seen}: too old, so torch sees no GPU", remedy, same)
     return ok(name, seen, same)
-
-
-def _newer_driver(gpus: Gpus) -> str:
-    """Return the remedies for a driver of an older CUDA; the last two leave the driver as it is."""
-    major, minor = gpus.torch_cuda.split(".")[:2]
-    package, folder = f"cuda-compat-{major}-{minor}", f"/usr/local/cuda-{major}.{minor}/compat"
-    update = f"update the driver{_DRIVERS.get(int(major), '')}"
-    compatible = f"or, with data center GPUs, install {package} and set LD_LIBRARY_PATH={folder} before ray start"
-    return f"{update}; {compatible}; or install torch for CUDA {gpus.cuda[0]}"
 
 
 def devices(gpus: Gpus) -> Result:

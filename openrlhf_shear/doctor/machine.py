@@ -74,7 +74,9 @@ def free_memory(root: Path = Path("/")) -> tuple[int, int]:
             except OSError:
                 continue
             if most.isdecimal():
-                used = max(0, int(now) - _counter(here / "memory.stat", cache))
+                stat = here / "memory.stat"
+                lines = stat.read_text().splitlines() if stat.is_file() else []
+                used = max(0, int(now) - int(dict(line.split() for line in lines).get(cache, 0)))
                 free, total = min(free, int(most) - used), min(total, int(most))
     return free, total
 
@@ -88,15 +90,6 @@ def _own_groups(root: Path, controller: str) -> list[Path]:
         return [top]
     own = next((path for _, names, path in lines if controller in names.split(",")), "/").strip("/")
     return [top.joinpath(*Path(own).parts[:depth]) for depth in range(len(Path(own).parts), -1, -1)]
-
-
-def _counter(file: Path, name: str) -> int:
-    """Return the number of a name in a file of lines "NAME NUMBER"; 0 if the file or the name is missing."""
-    try:
-        lines = [line.split() for line in file.read_text().splitlines()]
-    except OSError:
-        return 0
-    return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
 
 
 def memory(free: int, total: int) -> Result:

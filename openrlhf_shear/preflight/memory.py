@@ -17,10 +17,6 @@ _ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offloa
 _ROOM = 0.95  # share of a GPU that advised flags may fill
 
 
-class UnknownError(Exception):
-    """Memory cannot be estimated; the message says why."""
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
     """A run's demand on a GPU."""
@@ -41,10 +37,13 @@ class MemoryPlan:
         return beyond + max(0.0, estimated.engine - share)
 
 
+def unknown(files: Models) -> str:
+    """Return why memory cannot be estimated, or ""."""
+    return next((model.unknown for model in files.values() if model.unknown), "")
+
+
 def plan(run: Run, files: Models) -> MemoryPlan:
-    """Return the plan of a run. Raises UnknownError: a model's sizes are not known."""
-    if unknown := next((model.unknown for model in files.values() if model.unknown), ""):
-        raise UnknownError(unknown)
+    """Return the plan of a run, the sizes of whose models are known."""
     shapes = {name: model.shape for name, model in files.items()}
     on_cpu = run.device == "cpu"
     memory = int(run.device_memory * GIB) or (None if on_cpu else smallest())
@@ -56,10 +55,9 @@ def memory(run: Run, files: Models) -> Iterator[Finding]:
     if run.device_memory < 0:
         yield run.refusal("device_memory", "must be at least 0", "a GPU's GiB, e.g. 80")
         return
-    try:
-        planned = plan(run, files)
-    except UnknownError:
-        return  # `show` prints the reason
+    if unknown(files):  # `show` prints it
+        return
+    planned = plan(run, files)
     if planned.memory is None or not planned.excess():
         return
     certain = bool(planned.excess(certain=True))
@@ -124,10 +122,10 @@ def _line(changes: dict[str, object]) -> str:
 
 def show(run: Run, files: Models) -> None:
     """Print the estimate, or why there is none."""
-    try:
+    if why := unknown(files):
+        print(f"memory was not estimated: {why}")
+    else:
         print_tables([_table(plan(run, files))])
-    except UnknownError as error:
-        print(f"memory was not estimated: {error}")
 
 
 def _table(planned: MemoryPlan) -> Table:

@@ -227,7 +227,8 @@ def _data_set(
             prompt = value_at(row, run.data.input_key)
             if problem := prompts.format.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
-            if all_must_see and not any(_pictures(row.get(run.flags["data.image_key"]))):
+            pictures = row.get(run.flags["data.image_key"])
+            if all_must_see and not any(pictures if isinstance(pictures, list) else [pictures]):
                 blind.append(where)
             if "data.label_key" in keys:
                 value = label_at(row, keys["data.label_key"])
@@ -269,10 +270,6 @@ def _data_set(
     first = prompts.text(*rows[0])
     yield from prompts.check_lengths(name, rows, first)
     return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
-
-
-def _pictures(value: object) -> list:
-    return value if isinstance(value, list) else [value]
 
 
 def _ranks_see_together(run: Run) -> bool:
