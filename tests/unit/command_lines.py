@@ -10,6 +10,7 @@ import pytest
 
 from openrlhf_shear.cli.train_ppo_ray import main as train
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
+from openrlhf_shear.train.checkpoints import contents, folders
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
@@ -20,6 +21,14 @@ def write_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(POLICY_DIR / name, folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['content'] }}>{% endfor %}")
+
+
+def write_checkpoint(folder: Path, tag: str) -> None:
+    """Write a complete checkpoint, without a fingerprint."""
+    file = folder / f"{tag}{folders.PARTIAL}" / "metric.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    folders.commit(folder, tag, contents.digests([file]))
 
 
 def files_here() -> set[Path]:

@@ -9,7 +9,7 @@ from runpy import run_path
 
 import pytest
 from cases import cases
-from command_lines import HEAVY, refusal, run_fresh
+from command_lines import HEAVY, refusal, run_fresh, write_checkpoint
 from conftest import TRIED
 
 from openrlhf_shear.cli.train_ppo_ray import parse
@@ -185,9 +185,7 @@ def test_rows_are_read_once_and_all_of_them(job, monkeypatch):
     parse(job("--eval.dataset prompts.jsonl --eval.before_train"))
     assert read == ["prompts.jsonl"]
     read.clear()
-    checkpoint = Path("ckpt/_actor/global_step1")
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "mp_rank_00_model_states.pt").write_bytes(b"1")
+    write_checkpoint(Path("ckpt/_actor"), "global_step1")
     parse(job("--ckpt.path ckpt --ckpt.load_enable"))
     assert read == ["prompts.jsonl"], "also by a run that compares its rows with a checkpoint's"
 
@@ -234,7 +232,7 @@ def test_a_policy_without_a_tokenizer(job, capsys):
 
 
 def test_a_fresh_start_among_the_checkpoints_of_another_run(job, capsys):
-    Path("ckpt/_actor/global_step8").mkdir(parents=True)
+    write_checkpoint(Path("ckpt/_actor"), "global_step8")
     line = "--ckpt.path ckpt --ckpt.save_steps 4"
     told = refusal(capsys, job(line))
     assert "ckpt.path has checkpoints of another run (global_step8)" in told and "--ckpt.load_enable" in told

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, refusal
+from command_lines import ROOT, refusal, write_checkpoint
 
 from openrlhf_shear.cli.train_ppo_ray import read
 from openrlhf_shear.doctor import machine
@@ -69,8 +69,7 @@ def test_a_disk_without_room_for_model_and_checkpoint_is_refused(job, sized, cap
 
 def test_a_resume_needs_no_room_for_what_is_there(job, sized, capsys):
     sized(0.065)
-    Path("run/ckpt/_actor/global_step1").mkdir(parents=True)
-    Path("run/ckpt/_actor/global_step1/metric.json").write_text("{}")
+    write_checkpoint(Path("run/ckpt/_actor"), "global_step1")
     read(job(f"{SAVES} --ckpt.load_enable"))
     sized(0.7)
     assert "GB for the model; its disk" in refusal(capsys, job(f"{SAVES} --ckpt.load_enable"))
