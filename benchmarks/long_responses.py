@@ -5,12 +5,12 @@
 
 Each row is a separate process that searches one group of G rollouts of T tokens. The states come from the tests' sample
 of real rollouts. Each rollout's tokens are in another order of passages of 20, and each state is moved by a tenth of
-its norm. A random projection to --hidden dimensions keeps distances. So the states are long, and neither all alike nor
+its norm. A random projection to 64 dimensions keeps distances. So the states are long, and neither all alike nor
 all far apart. A 7B model's hidden size changes only the products, whose operations are counted for it.
 
 - time: of the search, states in memory to distances, once
 - memory: the peak of the process's resident memory above that with the states and their copy for each side
-- GPU: operations over the rates of an H200 (see `LIMITS`), of the products at --model-hidden and of the iterations
+- GPU: operations over the rates of an H200 (see `LIMITS`), of the products (a 7B model) and of the iterations
 
 Legend: T tokens of a rollout, P pairs of spans.
 """
@@ -36,6 +36,8 @@ from openrlhf_shear.transport import Spans, make_distance, search_spans
 
 SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_states.safetensors"
 PASSAGE, MOVED = 20, 0.1
+ROLLOUTS, HIDDEN, MODEL_HIDDEN = 16, 64, 3584  # half of the rollouts are correct
+MOST_SPANS = 256  # of a second run of the last two lengths
 LIMITS = {"bf16 products [FLOP/s]": 800e12, "iterations of 100 x 100, bound by shared memory [1/s]": 50e6 / 0.09}
 COLUMNS = {
     "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "us_per_pair": "us a pair",
@@ -44,25 +46,25 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def rollouts(tokens: int, count: int, hidden: int) -> list[torch.Tensor]:
-    """Return `count` rollouts, (T, hidden) float32 each."""
+def rollouts(tokens: int) -> list[torch.Tensor]:
+    """Return the rollouts, (T, `HIDDEN`) float32 each."""
     sample = [states.float() for states in load_file(SAMPLE).values()]
     generator = torch.Generator().manual_seed(0)
-    projection = torch.randn(sample[0].shape[1], hidden, generator=generator) / hidden**0.5
+    projection = torch.randn(sample[0].shape[1], HIDDEN, generator=generator) / HIDDEN**0.5
     found = []
-    for i in range(count):
+    for i in range(ROLLOUTS):
         real = sample[i % len(sample)] @ projection
         begins = torch.randint(len(real) - PASSAGE, (-(-tokens // PASSAGE),), generator=generator)
         states = real[(begins[:, None] + torch.arange(PASSAGE)).flatten()[:tokens]]
-        noise = torch.randn(states.shape, generator=generator) / hidden**0.5
+        noise = torch.randn(states.shape, generator=generator) / HIDDEN**0.5
         found.append(states + MOVED * states.norm(dim=1, keepdim=True) * noise)
     return found
 
 
-def measured(tokens: int, args) -> dict:
-    """Measure a row in this process."""
-    config = ShearConfig(max_spans=args.max_spans)
-    states = rollouts(tokens, args.rollouts, args.hidden)
+def measured(tokens: int, most: int) -> dict:
+    """Measure a row in this process, with at most so many spans a rollout; 0 for all."""
+    config = ShearConfig(max_spans=most)
+    states = rollouts(tokens)
     norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
     sides = [Spans.pack(states[i::2], config, norm) for i in range(2)]
     backend = choose_backend("auto", "cpu", config.window)
@@ -85,32 +87,32 @@ def measured(tokens: int, args) -> dict:
         found = search(*sides)
         seconds = time.perf_counter() - begin
     pairs = len(sides[0]) * len(sides[1])
-    products = 2 * len(sides[0].tokens) * len(sides[1].tokens) * args.model_hidden
+    products = 2 * len(sides[0].tokens) * len(sides[1].tokens) * MODEL_HIDDEN
     of_products, of_iterations = LIMITS.values()
     return {
-        "tokens": tokens, "spans": args.max_spans, "pairs": pairs, "seconds": seconds,
+        "tokens": tokens, "spans": most, "pairs": pairs, "seconds": seconds,
         "us_per_pair": 1e6 * seconds / pairs, "solved": found.solved_fraction, "iterations": sum(iterations) / pairs,
         "memory_gib": (peak.bytes - before) / 2**30, "gpu_products_s": products / of_products,
         "gpu_iterations_s": sum(iterations) / of_iterations,
     }  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+def main() -> None:
+    parser = script_parser(__doc__)
+    lengths = [1000, 2000, 4000, 8000, 10000, 16000, 32768]
+    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, metavar="T")
+    parser.add_argument("--one", type=int, nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.one:
-        print(json.dumps(measured(args.lengths[0], args)))
+        print(json.dumps(measured(*args.one)))
         return
     rows = []
-    runs = [(length, 0) for length in args.lengths] + [(length, args.max_spans) for length in args.lengths[-2:]]
-    for length, most in tqdm(runs, desc="groups"):
-        flags = {"lengths": length, "max-spans": most, "rollouts": args.rollouts, "hidden": args.hidden,
-                 "model-hidden": args.model_hidden}  # fmt: skip
-        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        done = subprocess.run(
-            [sys.executable, __file__, "--one", *words], check=True, stdout=subprocess.PIPE, text=True
-        )
+    runs = [(length, 0) for length in args.lengths] + [(length, MOST_SPANS) for length in args.lengths[-2:]]
+    for run in tqdm(runs, desc="groups"):
+        line = [sys.executable, __file__, "--one", *map(str, run)]
+        done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
-        print_table(f"G = {args.rollouts}, one search in {SEARCH_BYTES / 2**30:g} GiB", rows, COLUMNS)
+        print_table(f"G = {ROLLOUTS}, one search in {SEARCH_BYTES / 2**30:g} GiB", rows, COLUMNS)
         fits = exponents(rows)
         if args.output:  # written after each row: the next may take half an hour
             write_json(args.output, {"environment": environment(), "rows": rows, "exponents": fits, "limits": LIMITS})
@@ -127,18 +129,6 @@ def exponents(rows: list[dict]) -> dict[str, float]:
             logs = (np.log([row[what] for row in chosen]) for what in ("pairs", "seconds"))
             fits[name] = float(np.polyfit(*logs, 1)[0])
     return fits
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = script_parser(__doc__)
-    add = parser.add_argument
-    add("--lengths", type=int, nargs="+", default=[1000, 2000, 4000, 8000, 10000, 16000, 32768], metavar="T")
-    add("--rollouts", type=int, default=16, metavar="G", help="half of them correct (default 16)")
-    add("--hidden", type=int, default=64, help="dimensions of the states (default 64)")
-    add("--model-hidden", type=int, default=3584, help="hidden size to count operations for (default 3584)")
-    add("--max-spans", type=int, default=256, help="for a second run of the last two lengths (default 256)")
-    add("--one", action="store_true", help=argparse.SUPPRESS)
-    return parser
 
 
 if __name__ == "__main__":

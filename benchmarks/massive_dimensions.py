@@ -2,7 +2,6 @@
 
     python benchmarks/massive_dimensions.py
     python benchmarks/massive_dimensions.py --output benchmarks/results/massive_dimensions.json
-    python benchmarks/massive_dimensions.py --dimensions 1 --sizes 0 100 --jitter 0
 
 Some language models have a few hidden dimensions that are huge in every token. This script adds such dimensions to
 real states: the six rollouts of SmolLM2-135M-Instruct in tests/data, with alternating outcomes. The mean norm then
@@ -15,7 +14,6 @@ grows, and the costs between tokens hardly do. So an epsilon relative to the nor
 A second table compares the metric's costs, of at most 256 tokens a side, with all costs, and times it on one thread.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -29,25 +27,25 @@ from openrlhf_shear.transport import cost_spread
 from openrlhf_shear.transport.geometry import token_costs
 
 SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_states.safetensors"
+DIMENSIONS, SIZES, JITTER = 3, (0, 100, 500, 2000), 0.01  # the last: deviation between tokens, relative to the size
 
 
 def main() -> None:
-    args = _arguments()
+    args = script_parser(__doc__).parse_args()
     torch.set_num_threads(1)  # on a shared machine, threads that wait for each other hide the metric's time
     states = [h.float() for _, h in sorted(load_file(SAMPLE).items())]
-    rows = [row for size in args.sizes for row in rows_of(states, size, args)]
+    rows = [row for size in SIZES for row in rows_of(states, size)]
     columns = {"size": "size", "knob": "knob", "mean norm": "mean norm", "spread": "std(C)/eps", "rank": "rank"}
-    print_table(f"{args.dimensions} massive dimensions", rows, columns | {"omega": "omega", "varies": "varies"})
+    print_table(f"{DIMENSIONS} massive dimensions", rows, columns | {"omega": "omega", "varies": "varies"})
     checks = [check("SmolLM2, 6 x 180", states), *(check(f"clusters, 8 x {n}", clusters(n)) for n in (250, 500, 1000))]
     names = {"states": "states", "all": "std of all costs", "sampled": "of the metric", "off": "difference"}
     print_table("at most 256 tokens a side", checks, names | {"seconds": "seconds", "share": "share of the rule"})
-    if args.output:
-        write_json(args.output, {"environment": environment(), "rows": rows, "checks": checks})
+    write_json(args.output, {"environment": environment(), "rows": rows, "checks": checks})
 
 
-def rows_of(states: list[torch.Tensor], size: float, args: argparse.Namespace) -> list[dict]:
+def rows_of(states: list[torch.Tensor], size: float) -> list[dict]:
     """Measure the states with massive dimensions of a size, for each knob."""
-    huge, rows = massive(states, args.dimensions, size, args.jitter), []
+    huge, rows = massive(states, size), []
     for knob in ({"epsilon_rel": 0.015}, {"epsilon_spread": 0.1}):
         plain, result = (shear_weights(h, outcomes(h), ShearConfig(**knob)) for h in (states, huge))
         rank = spearmanr(*(torch.cat(each.span_distances).numpy() for each in (plain, result))).statistic
@@ -61,12 +59,12 @@ def _facts(result: ShearResult, rank: float) -> dict:
     return facts | {"omega": float(omega.mean()), "varies": float(omega.std() / omega.mean())}
 
 
-def massive(states: list[torch.Tensor], dimensions: int, size: float, jitter: float) -> list[torch.Tensor]:
-    """Add `size`, with a relative deviation of `jitter` between tokens, to the first dimensions of all states."""
+def massive(states: list[torch.Tensor], size: float) -> list[torch.Tensor]:
+    """Add `size`, with a relative deviation of `JITTER` between tokens, to the first dimensions of all states."""
     generator = torch.Generator().manual_seed(0)
     made = [h.clone() for h in states]
     for h in made:
-        h[:, :dimensions] += size * (1 + jitter * torch.randn(len(h), dimensions, generator=generator))
+        h[:, :DIMENSIONS] += size * (1 + JITTER * torch.randn(len(h), DIMENSIONS, generator=generator))
     return made
 
 
@@ -102,15 +100,6 @@ def check(name: str, states: list[torch.Tensor]) -> dict:
         "seconds": best["metric"],
         "share": best["metric"] / best["rule"],
     }
-
-
-def _arguments() -> argparse.Namespace:
-    parser = script_parser(__doc__)
-    add = parser.add_argument
-    add("--dimensions", type=int, default=3, help="massive dimensions (default 3)")
-    add("--sizes", type=float, nargs="+", default=[0, 100, 500, 2000], help="their sizes (default 0 100 500 2000)")
-    add("--jitter", type=float, default=0.01, help="deviation between tokens, relative to the size (default 0.01)")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
