@@ -13,7 +13,6 @@ from openrlhf_shear.line.run import Run
 from openrlhf_shear.rewards.function_workers import LateError, try_file
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import JailError, find_jail
-from openrlhf_shear.rewards.limits import named_limit
 from openrlhf_shear.rewards.maths.answers import check_formats
 from openrlhf_shear.rewards.tokens import read_token
 from openrlhf_shear.rewards.verdict import Failure, Verdict
@@ -129,7 +128,7 @@ def _jailed(run: Run, flag: str) -> Iterator[Refusal]:
     try:
         find_jail(run.reward.allow_unsandboxed)
     except JailError as error:
-        yield Refusal(f"{flag} {run.flags[flag]}", f"{error}{named_limit()}")
+        yield Refusal(f"{flag} {run.flags[flag]}", str(error))
 
 
 def _servers(urls: str) -> Iterator[Finding]:

@@ -23,10 +23,9 @@ from multiprocessing.connection import Connection, Pipe
 from types import ModuleType
 
 from openrlhf_shear.rewards.breaker import Breaker
-from openrlhf_shear.rewards.crew import ClosedError, Crew
+from openrlhf_shear.rewards.crew import CalledOffError, ClosedError, Crew, called_off
 from openrlhf_shear.rewards.files import here
 from openrlhf_shear.rewards.jail.inside import wire
-from openrlhf_shear.rewards.jobs import CalledOffError, called_off
 from openrlhf_shear.rewards.signature import reward_function
 from openrlhf_shear.rewards.verdict import Failure, Verdict, as_answer, read_reward
 

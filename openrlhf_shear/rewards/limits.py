@@ -1,15 +1,10 @@
-"""Limits of this shell's processes: address space (`ulimit -v`), and how many there are (`ulimit -u`).
-
-Errors that they cause do not name them.
-"""
+"""Limits of this shell's processes: address space (`ulimit -v`), and how many there are (`ulimit -u`)."""
 
 import os
 import resource
 from pathlib import Path
 
 _EXEMPT = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
-_OF_THREADS = ("can't start new thread", "Resource temporarily unavailable", "pthread_create failed")
-_OF_ADDRESSES = ("Cannot allocate memory", "MemoryError", "std::bad_alloc", "failed to map segment")
 
 
 def address_limit() -> int | None:
@@ -42,18 +37,3 @@ def tasks_of_user() -> int:
         if lines["Uid"].split()[0] == user:
             count += int(lines.get("Threads", 1))
     return count
-
-
-def named_limit() -> str:
-    """Return an addition to an error that the limit of addresses may have caused; "" without a limit."""
-    limit = address_limit()
-    return (
-        "" if limit is None else f"; ulimit -v is {limit >> 10} here, which may be too little: use ulimit -v unlimited"
-    )
-
-
-def likely_limit(error: str) -> str:
-    """Return an addition to an error's text that names the limit which it looks like; "" if there is none."""
-    if any(text in error for text in _OF_THREADS) and (limit := process_limit()) is not None:
-        return f"; ulimit -u is {limit} here, which may be too little: use ulimit -u unlimited"
-    return named_limit() if any(text in error for text in _OF_ADDRESSES) else ""

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from openrlhf_shear.rewards.crew import Job
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.grader import Grader, Sample
 from openrlhf_shear.rewards.graders import GRADERS
-from openrlhf_shear.rewards.jail import JailError, find_jail
-from openrlhf_shear.rewards.jobs import Job
-from openrlhf_shear.rewards.limits import named_limit
+from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.verdict import Failure, Reason, Verdict
@@ -53,12 +52,9 @@ class RewardPool:
             return self._crew.check()
         response, label = self._grader.example
         limits = replace(self._limits, seconds=max(CHECK_SECONDS, self._limits.seconds))
-        try:
-            verdict = self._grader.grade(Sample(response, "", label), limits, self._crew)
-        except JailError as error:
-            raise JailError(f"{error}{named_limit()}") from error
+        verdict = self._grader.grade(Sample(response, "", label), limits, self._crew)
         if not verdict.correct:
-            about = f"{verdict.why} {verdict.detail}".strip() + named_limit()
+            about = f"{verdict.why} {verdict.detail}".strip()
             remedy = "see python -m openrlhf_shear.cli.doctor for what this machine lacks"
             raise RuntimeError(f"the {self._grader.name} grader does not work on this machine: {about}; {remedy}")
 

@@ -4,31 +4,15 @@ import ast
 import contextlib
 import json
 import re
+import tomllib
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 
 from openrlhf_shear.rewards.code.text import defines, reads_input, top_level_names
 
-# In evalplus/humanevalplus, HumanEval/32 calls `_poly(*candidate(...), inp)`. No solution passes that, as the candidate
-# returns a single number. The test should ask whether the polynomial is (nearly) 0 there.
-_BROKEN_32 = "assert _poly(*candidate(*inp), inp) <= 0.0001"
-_MENDED_32 = "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001"
-
-# Five inputs of MBPP+/255 make lists of 6 to 128 million items, gigabytes in places; they are left out.
-_HUGE_255 = "    assertion(combinations_colors(*inp), ref_func(*inp), 0)"
-_MENDED_255 = "    if inp[1] < 20:\n    " + _HUGE_255
-
-# The hub layout of MBPP+/737, 787 and 794 compares the results and asserts nothing: all programs pass.
-_VACUOUS = "        exact_match = exp == (out is not None)\n"
-_ASSERTED = f"{_VACUOUS}    assert exact_match\n"
-
-# `np.allclose([], [x])` and `np.allclose(5, [])` are true: `return []` passes the tests of 27 of EvalPlus's tasks.
-_CLOSE = "assert np.allclose(out, exp, rtol=1e-07, atol=atol)"
-_ALIKE = (
-    "assert (isinstance(out, (int, float)) and isinstance(exp, (int, float)))"
-    " or (type(out) is type(exp) and len(out) == len(exp))"
-)
-CLOSE = (_CLOSE, f"{_ALIKE}; {_CLOSE}")  # EvalPlus's line, and the line that replaces it
+_MENDS = tomllib.loads(Path(__file__).with_name("mended.toml").read_text(encoding="utf-8"))["mend"]
+*_, CLOSE = ((mend["line"], mend["mended"]) for mend in _MENDS)  # EvalPlus's comparison of floats, and what replaces it
 
 
 @dataclass(frozen=True)
@@ -143,9 +127,8 @@ def _recognised(label: str | dict) -> Tests:
 
 def _mended(test: str) -> str:
     """Return a test of EvalPlus with its faults mended."""
-    faults = ((_BROKEN_32, _MENDED_32), (_HUGE_255, _MENDED_255), (_VACUOUS, _ASSERTED), CLOSE)
-    for broken, mended in faults:
-        test = test.replace(broken, mended)
+    for mend in _MENDS:
+        test = test.replace(mend["line"], mend["mended"])
     return test
 
 

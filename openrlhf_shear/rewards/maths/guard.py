@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import regex as re
 
-from openrlhf_shear.rewards.maths.text import COMMAND
+from openrlhf_shear.rewards.maths.text import COMMAND, WORDS
 from openrlhf_shear.rewards.verdict import Reason
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9 +\-*/^_=<>!|.,:;()\[\]{}\\&%]*+")
@@ -13,15 +13,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*+\{([^{}]*+)\}")
 _BASE = re.compile(r"\\l[ng]\s*+_")  # \ln has no other base
 _SET = re.compile(r"\\mathbb\s*+\{?[RZNQC]\b\}?")
 
-_FUNCTION_NAMES = """
-log ln lg sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh binom
-lfloor rfloor lceil rceil max min sgn gcd lcm cases"""
-_PLAIN_NAMES = r"""
-frac sqrt exp cdot times div pm mp approx pi infty le ge ne in notin cup cap setminus emptyset mathbb begin end ldots
-cdots lt gt leq geq neq eq else
-overline bar vec hat angle alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu
-xi rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell \ { } %"""
-_FUNCTIONS, _PLAIN = set(_FUNCTION_NAMES.split()), set(_PLAIN_NAMES.split())
+_FUNCTIONS, _PLAIN = (set(WORDS["names"][kind].split()) for kind in ("functions", "plain"))
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "vmatrix", "smallmatrix", "array", "cases"}
 
 _LONGEST_DIGITS = 40

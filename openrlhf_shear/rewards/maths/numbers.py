@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import regex as re
 
-from openrlhf_shear.rewards.maths.text import squeeze
+from openrlhf_shear.rewards.maths.text import WORDS, meant, squeeze
 
 _LONGEST_NUMBER = 300
 _PLAIN = r"(?:[0-9]{1,3}(?:[, ][0-9]{3}){1,99}+(?![0-9])|[0-9]++)(?:\.[0-9]*+)?+|\.[0-9]++"
@@ -20,34 +20,13 @@ _NUMBER = re.compile(
     rf"(?P<ten>{_POWER.replace('power', 'power2').replace('digit', 'digit2')})|"
     rf"(?P<plain>{_PLAIN}))"
 )
-_UNIT_PATTERNS = r"""
-units? degrees? cm mm km ft feet foot inch(?:es)? miles? yards? met(?:er|re)s? centimet(?:er|re)s? kilomet(?:er|re)s?
-seconds? minutes? min hours? days? weeks? months? years? dollars? cents? grams? kg pounds? lit(?:er|re)s? people
-per\x20?cent(?:age)? pct hundreds? thousands? millions? billions? trillions? dozens? mph oz ounces? ml gal gallons?"""
 _EACH = r"(?: ?(?:/|per(?![A-Za-z])) ?(?:s|sec|seconds?|h|hr|hours?|min|minutes?|days?|weeks?|months?|years?))?"
 _KNOWN_UNIT = re.compile(
-    rf"(?:(?:sq(?:uare)?|cubic) )?(?:{'|'.join(_UNIT_PATTERNS.split())}){_EACH}(?:\^(?:[23]|\{{[23]\}}))?$"
+    rf"(?:(?:sq(?:uare)?|cubic) )?(?:{'|'.join(WORDS['names']['units'].split())}){_EACH}(?:\^(?:[23]|\{{[23]\}}))?$"
 )
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-_NUMERALS = """
-or and not minus plus times over point pi root factorial negative less more than between if mod base half halves
-third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
-tenth tenths hundredth hundredths thousandth pair pairs
-score squared cubed power to by divided one two three four five six seven eight nine ten zero eleven twelve thirteen
-fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety once twice
-double doubled doubles triple tripled triples factorials sqrt sin sine cos cosine tan tangent log logs exp
-theta alpha beta lambda infinity infinite"""
-_NOT_UNITS = set(_NUMERALS.split())
-_UNITS = {
-    **dict.fromkeys(("per", "of", "the", "a", "an", "unit", "degree"), ""),
-    **dict.fromkeys(("usd", "buck"), "dollar"),
-    **dict.fromkeys(("pct", "percentage"), "percent"),
-    **{"centimeter": "cm", "meter": "m", "kilometer": "km", "millimeter": "mm", "foot": "ft", "feet": "ft"},
-    **{"inch": "in", "inche": "in", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "gram": "g"},
-    **{"kilogram": "kg", "liter": "l", "mile": "mi", "pound": "lb", "yard": "yd", "square": "^2", "sq": "^2"},
-    **{"cubic": "^3", "metre": "m", "centimetre": "cm", "kilometre": "km", "litre": "l"},
-    **{"ounce": "oz", "milliliter": "ml", "millilitre": "ml", "gallon": "gal"},
-}
+_NOT_UNITS = set(WORDS["names"]["numerals"].split())
+_UNITS = meant(WORDS["units"])
 _IN_BRACKETS = r"(?|\(([+-]?[0-9.]++)\)|([+-]?[0-9.]++))"
 _QUOTIENT = re.compile(  # 5/(-7), \frac{5}{(-7)}, -(\frac{5}{7})
     rf"(?|(?<=^[+-]?){_IN_BRACKETS}/{_IN_BRACKETS}$|\\frac\{{{_IN_BRACKETS}\}}\{{{_IN_BRACKETS}\}}"

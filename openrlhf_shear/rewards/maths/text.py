@@ -1,6 +1,8 @@
 """From an answer to tidy text: LaTeX with its words quoted, in one notation. Nothing is evaluated."""
 
+import tomllib
 import unicodedata
+from pathlib import Path
 
 import regex as re
 
@@ -8,19 +10,16 @@ MAX_ANSWER = 2000
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$(.+?)(?<!\\)\$", re.DOTALL)
 ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 
+
+def meant(table: dict[str, list[str]]) -> dict[str, str]:
+    """Return what stands for each word of a table of `words.toml`."""
+    return {word: meaning for meaning, words in table.items() for word in words}
+
+
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
-_UNICODE = str.maketrans(
-    {
-        **dict.fromkeys("\u2212\u2013\uff0d", "-"),
-        **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
-        **dict.fromkeys("\u00a0\u2009\u202f", "~"),
-        **dict.fromkeys('\u200b"`\u20ac\u00a3\u00a5', ""),
-        **{"\u00d7": r"\times ", "\u00f7": r"\div ", "\u00b1": r"\pm ", "\u00b0": r"^\circ "},
-        **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in "},
-        **{"\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u2248": r"\approx "},
-    }
-)
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+_UNICODE = str.maketrans(meant(WORDS["characters"]))
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207e\u207f]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _COLOR = re.compile(r"\\(?:text)?color\s*+\{[^{}]*+\}")
@@ -40,25 +39,7 @@ _FONT = re.compile(r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*+\{([
 _THIN_COMMA = re.compile(r",\s*+\\!\s*+")
 _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
 COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
-_WORDS_FOR = {**dict.fromkeys(("lor", "vee"), ' "or" '), **dict.fromkeys(("land", "wedge"), ' "and" ')}
-_SPACES = (",", ";", ":", ">", " ", "\n", "\t", "quad", "qquad", "thinspace", "displaystyle", "textstyle", "limits")
-_SILENT = ("!", "(", ")", "[", "]", "$", "left", "right", "rm", "bf", "nolimits", "hfill")
-_SIZES = tuple(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r", "m"))
-_RENAMED = {
-    **dict.fromkeys(_SPACES, " "),
-    **dict.fromkeys((*_SILENT, *_SIZES), ""),
-    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac "),
-    **dict.fromkeys(("dbinom", "tbinom"), r"\binom "),
-    **_WORDS_FOR,
-    **dict.fromkeys(("leq", "leqslant"), r"\le "),
-    **dict.fromkeys(("geq", "geqslant"), r"\ge "),
-    **dict.fromkeys(("simeq", "thickapprox", "approxeq"), r"\approx "),
-    **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
-    **dict.fromkeys(("Rightarrow", "implies", "Longrightarrow", "therefore"), ' "so" '),
-    **{"degree": r"^\circ ", "neq": r"\ne ", "lt": "<", "gt": ">", "%": "%", "varnothing": r"\emptyset "},
-    **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "bmod": r"\mod ", "pmod": r"\mod "},
-    **{digit: digit for digit in "0123456789"},  # \\15: a dollar sign got lost
-}
+_RENAMED = meant(WORDS["commands"]) | {digit: digit for digit in "0123456789"}  # \\15: a dollar sign got lost
 _LETTER_UNITS = "msghlLNJWVKCF"  # another letter in \\text{} or \\mathrm{} is a variable, a choice, e or i
 _DEGREES = re.compile(r"\^\s*+(?:\\circ(?![A-Za-z])|\{\s*+\\circ\s*+\})")
 _SCALE = re.compile(rf"{_DEGREES.pattern}\s*+(?:\\,)?([CFK])(?![A-Za-z])")

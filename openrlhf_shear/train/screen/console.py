@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TextIO
 
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.rewards.limits import likely_limit
 from openrlhf_shear.train.screen.events import Activity, Checkpoint, End, Event, Record, Step, split
 
 # Formats of libraries, whose output has no events: of Ray, of OpenRLHF's loggers in workers, and of tqdm.
@@ -76,7 +75,7 @@ class Console:
         if self._live:
             self._live.stop()
         if code and (self._end is None or self._end.code is None):
-            cause = f": {self._end.why}{likely_limit(self._end.why)}" if self._end else ""
+            cause = f": {self._end.why}" if self._end else ""
             self._print(f"the run ended with exit code {code}{cause}", "red")
         self._print(f"log       {self.log}")
 

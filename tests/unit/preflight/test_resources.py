@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -145,11 +144,3 @@ def test_the_doctor_names_the_limit_of_processes(monkeypatch):
     for more, status in ((100, "fail"), (1000, "warn"), (10_000, "ok")):
         monkeypatch.setattr(machine, "process_limit", lambda more=more: limits.tasks_of_user() + more)
         assert machine.processes().status == status
-
-
-def test_an_error_is_told_with_the_limit_that_it_looks_like(monkeypatch):
-    monkeypatch.setattr(limits, "process_limit", lambda: 400)
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (1 << 34, resource.RLIM_INFINITY))
-    assert "; ulimit -u is 400 here" in limits.likely_limit("RuntimeError: can't start new thread")
-    assert "; ulimit -v is 16777216 here" in limits.likely_limit("OSError: [Errno 12] Cannot allocate memory")
-    assert limits.likely_limit("ValueError: no") == ""

@@ -11,20 +11,6 @@ from command_lines import refusal
 from openrlhf_shear.doctor import machine
 from openrlhf_shear.rewards import limits
 
-CHECK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from openrlhf_shear.rewards.pool import RewardPool
-from openrlhf_shear.rewards.settings import RewardSettings
-pool = RewardPool(RewardSettings("code", cores=1))
-try:
-    pool.check()
-except Exception as error:
-    print(type(error).__name__, error)
-finally:
-    pool.close()
-"""
-
 GRADED = r"""
 import json
 from openrlhf_shear.rewards.code import grade_code
@@ -39,12 +25,6 @@ def limit(monkeypatch):
         monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (size, resource.RLIM_INFINITY))
 
     return set_limit
-
-
-@pytest.mark.usefixtures("needs_jail")
-def test_a_grader_that_does_not_start_names_the_limit():
-    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=100, check=True)
-    assert not done.stdout or "ulimit -v is 2097152 here" in done.stdout, "it works, or says what may be in the way"
 
 
 @pytest.mark.usefixtures("needs_jail")

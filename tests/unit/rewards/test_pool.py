@@ -13,10 +13,10 @@ from cases import table
 from processes import children, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.breaker import Breaker
+from openrlhf_shear.rewards.crew import Job
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.rewards.jobs import Job
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 from openrlhf_shear.rewards.responses import answer_of
