@@ -53,7 +53,7 @@ _TIME = re.compile(r'(?<![0-9.:])([0-9]{1,2}(?::[0-9]{2})?)\s*+"?\s*+([ap])\.?\s
 _JOINED = re.compile(r"(?<=[0-9)])(and|or)(?=[A-Z0-9(])")
 _BREAK = re.compile(  # between two equations
     r"(?<==[^=]*)(?:\\(?:q?quad|newline)(?![A-Za-z])|\\(?:hspace\s*\{[^{}]*|text\s*\{\s*)\}|\\[\\ ;:]|[~\n])"
-    r"[\s$\\;,:~]*+(?=(?:\\[A-Za-z]+|[A-Za-z])[A-Za-z0-9_'{}()]*+\s*+=)"
+    r"(?:[\s$;,:~]|\\[\\,;: ])*+(?=(?:\\[A-Za-z]+|[A-Za-z])[A-Za-z0-9_'{}()]*+\s*+=)"
 )
 _UNIT_FRACTION = re.compile(
     r'\\frac\s*\{\s*"([A-Za-z ]+)"\s*\}\s*\{\s*"([A-Za-z ]+)"\s*(?:\^\s*\{?([23])\}?\s*)?\}'
