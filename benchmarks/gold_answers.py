@@ -1,4 +1,4 @@
-r"""Does `grade_math` grade gold answers as right in every notation, and other problems' golds as wrong?
+r"""Does `grade_math` grade gold answers as right, and other problems' golds as wrong?
 
 The benchmarks are local files below one folder: `math500/test.jsonl`, `aime24/test.jsonl`, `olympiadbench/test.jsonl`
 and `gsm8k/test.jsonl`.
@@ -36,11 +36,9 @@ def gold_answers(data_dir: Path) -> list[dict]:
 def _rows(name: str, golds: list[Gold]) -> Iterator[dict]:
     methods, refused, accepted = Counter(), [], []
     for at, gold in enumerate(tqdm(golds, name)):
-        written, *variants = (
-            _graded(text, gold) for text in (rf"So it is $\boxed{{{gold[0]}}}$.", *_variants(gold[0]))
-        )
-        methods[written.method] += written.correct
-        refused += [(gold[0], verdict.why) for verdict in (written, *variants) if not verdict.correct][:1]
+        verdict = _graded(rf"So it is $\boxed{{{gold[0]}}}$.", gold)
+        methods[verdict.method] += verdict.correct
+        refused += [] if verdict.correct else [(gold[0], verdict.why)]
         other = next(other for other, _ in (*golds[at + 1 :], *golds[:at]) if other != gold[0])
         accepted += [(gold[0], other)] if _graded(rf"\boxed{{{other}}}", gold).correct else []
     note = ", ".join(f"{count} {method}" for method, count in methods.most_common())
@@ -50,17 +48,6 @@ def _rows(name: str, golds: list[Gold]) -> Iterator[dict]:
 
 def _graded(response: str, gold: Gold) -> Verdict:
     return grade_math(response, gold[0], tolerance=gold[1])
-
-
-def _variants(gold: str) -> list[str]:
-    bare, brackets = gold.strip().strip("$"), gold.replace("(", r"\left(").replace(")", r"\right)")
-    if r"\left" in gold:
-        brackets = gold.replace(r"\left", "").replace(r"\right", "")
-    return [
-        rf"First I thought \boxed{{0}}, but it is \boxed{{$ {bare} $}}",
-        rf"\[\boxed{{ {gold.replace('frac', 'dfrac').replace('ddfrac', 'dfrac')} .}}\]",
-        rf"\boxed{{\displaystyle {brackets} \,}}",
-    ]
 
 
 def _plain(row: dict) -> Gold:

@@ -4,58 +4,16 @@ import errno
 import logging
 import struct
 import tempfile
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
-# Refused to everything in a jail, by kind.
-REFUSED = " ".join(
-    (
-        # A jail has no network to reach. A message can hold descriptors, beyond the limit of open ones. Options make
-        # the buffers of pairs larger, beyond the limit of memory.
-        "socket bind connect listen accept accept4 sendmsg sendmmsg setsockopt",
-        # They set the mode, owner, times or attributes of files, and files and devices can be this machine's.
-        "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat",
-        "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat file_setattr",
-        # Locks and watches on files that others use. A user can have few, so others would wait for them.
-        "flock inotify_init inotify_init1 inotify_add_watch fanotify_init fanotify_mark",
-        # Memory beyond the address-space limit, and resources counted once for the whole machine.
-        "memfd_create memfd_secret shmget shmat shmctl msgget msgctl semget semctl mq_open",
-        "io_setup io_submit io_pgetevents io_uring_setup io_uring_enter io_uring_register",
-        "mlock mlock2 mlockall membarrier sched_setattr migrate_pages move_pages mbind set_mempolicy",
-        "set_mempolicy_home_node",
-        # Other processes.
-        "ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp",
-        "pidfd_open pidfd_getfd pidfd_send_signal",
-        # Namespaces, mounts, files by number.
-        "mount umount2 mount_setattr move_mount open_tree open_tree_attr fsopen fsconfig fsmount fspick statmount",
-        "listmount listns pivot_root chroot unshare setns name_to_handle_at open_by_handle_at",
-        "quotactl quotactl_fd swapon swapoff acct",
-        # Other users.
-        "setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset",
-        # The kernel, and the machine's clock and name.
-        "keyctl add_key request_key bpf perf_event_open userfaultfd lookup_dcookie modify_ldt lsm_set_self_attr",
-        "init_module finit_module delete_module kexec_load kexec_file_load reboot syslog iopl ioperm personality",
-        "settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup",
-    )
-)
-# Succeed without effect. A jail writes to memory only, and others would wait while a disk is written or read again.
-IDLE = "sync syncfs fsync fdatasync sync_file_range msync fadvise64"
+_CALLS = tomllib.loads(Path(__file__).with_name("seccomp.toml").read_text(encoding="utf-8"))
+REFUSED, IDLE, ALLOWED = " ".join(_CALLS["refused"].values()), _CALLS["idle"], _CALLS["allowed"]
 NEWEST = 462  # mseal; later calls, of Linux 6.13 or newer, do not exist here
-# All requests that untrusted code may make of a descriptor: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN,
-# F_GETSIG, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Refused are leases,
-# locks, larger pipes, signals to others and a file's flags.
-ALLOWED = {
-    "fcntl": (0, 1, 2, 3, 4, 9, 11, 1030, 1032),
-    "ioctl": (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
-}
-# (call, place): each refused argument. It merges memory with that of others or pages it out (MERGEABLE, COLD,
-# PAGEOUT, PR_SET_MEMORY_MERGE), or reserves a core (PR_SCHED_CORE). CLOSE_RANGE_UNSHARE gives a thread a second table
-# of descriptors, beyond the limit of open ones.
-_VALUES = {("madvise", 2): (12, 20, 21), ("prctl", 0): (62, 67), ("close_range", 2): (2, 6)}
-# Refused to untrusted code too: starting a program, and timers with any signal (it could end as if killed).
-REFUSED_TO_CHILDREN = "fork vfork execve execveat timer_create ioprio_set"
 OWN_PID = 0x5EA2F00D  # in the filter, the process that installs it; no process has so large a number
 _SIGNALS = {"kill": 1, "tkill": 1, "tgkill": 2, "rt_sigqueueinfo": 1, "rt_tgsigqueueinfo": 2}  # place of the signal
 _SIGKILL, _RLIMIT_CPU = 9, 0
@@ -97,7 +55,7 @@ def _none_above(number: int) -> bytes:
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
 
 
-def _all_but(allowed: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def _all_but(allowed: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield masks and values such that each 32-bit number not allowed matches one: blocks of powers of two.
 
     >>> [*_all_but((0, 1, 2))][:2]  # 3, and 4 to 7
@@ -119,8 +77,8 @@ def _whole(pyseccomp: ModuleType):
     base = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     masked = pyseccomp.MASKED_EQ
     rules = [(refuse, name) for name in REFUSED.split()] + [(pyseccomp.ERRNO(0), name) for name in IDLE.split()]
-    for (name, place), values in _VALUES.items():
-        rules += [(refuse, name, pyseccomp.Arg(place, masked, _INT, value)) for value in values]
+    for name, refused in _CALLS["values"].items():
+        rules += [(refuse, name, pyseccomp.Arg(refused["place"], masked, _INT, value)) for value in refused["values"]]
     for rule in rules:
         try:
             base.add_rule(*rule)
@@ -140,7 +98,7 @@ def _child(pyseccomp: ModuleType):
     """
     refuse, other, masked = pyseccomp.ERRNO(errno.EPERM), pyseccomp.NE, pyseccomp.MASKED_EQ
     child = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-    for name in REFUSED_TO_CHILDREN.split():
+    for name in _CALLS["children"].split():
         child.add_rule(refuse, name)
     for flag in (_CLONE_FILES, _CLONE_THREAD):
         child.add_rule(refuse, "clone", pyseccomp.Arg(0, masked, flag, 0))

@@ -6,6 +6,7 @@ from pathlib import Path
 import agreement
 import peer_programs
 import pytest
+from near_mutants import mutant, near
 from peer_pairs import pairs_in
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
@@ -132,3 +133,13 @@ def test_programs_run_beside_another_grader(tmp_path, monkeypatch):
     assert peer_programs.rows_of_programs(tmp_path) == [
         {"source": "LiveCodeBench", "n": 2, "agree": 1, "ours wrong": 0, "theirs wrong": 1}
     ]
+
+
+def test_near_mutants_are_not_paid_and_styles_are(tmp_path):
+    assert mutant("(1,2)", "a tuple in another order", 0) == "(2,1)"
+    assert mutant(r"\frac{1}{2}", "a denominator", 0) == r"\frac{1}{3}" and mutant("7", "no root", 0) is None
+    (tmp_path / "math500").mkdir()
+    write(tmp_path / "math500/test.jsonl", {"answer": "(1,2)"}, {"answer": r"\frac{1}{2}"}, {"answer": "-0"})
+    rows = {row["graded"]: row for row in near(tmp_path, 1, None)}
+    assert (rows["no minus"]["count"], rows["no minus"]["others"]) == (1, [("-0", r"\boxed{0}")])
+    assert sum(len(row["others"]) for row in rows.values()) == 1 and rows["style: tags"]["count"] == 3

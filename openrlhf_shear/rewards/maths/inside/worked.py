@@ -166,14 +166,15 @@ def _left_of_product(node: sympy.Mul) -> int:
         numerators = [number.p for number in shared if number.is_Rational]
         left += root.base.is_Integer and any(gcd(int(root.base), numerator) > 1 for numerator in numerators)
     repeats = (factor for factor in above if not (factor.is_Rational or is_root(factor) or factor.has(sympy.factorial)))
-    bases = Counter(map(_base, repeats))
+    bases = Counter(evaluated(factor.base if isinstance(factor, sympy.Pow) else factor) for factor in repeats)
     left += sum(bases.values()) - len(bases)
     return left + _common_factor(above, below)
 
 
 def _common_factor(above: list[sympy.Expr], below: list[sympy.Expr]) -> int:
     top, bottom = (sympy.Mul(*(evaluated(factor) for factor in half)) for half in (above, below))
-    if not (top.free_symbols & bottom.free_symbols) or _leaves(top) + _leaves(bottom) > _LARGEST_GCD:
+    leaves = sum(not node.args for half in (top, bottom) for node in sympy.preorder_traversal(half))
+    if not (top.free_symbols & bottom.free_symbols) or leaves > _LARGEST_GCD:
         return 0
     try:
         return int(bool(sympy.gcd(top, bottom).free_symbols))
@@ -188,7 +189,9 @@ def _left_of_power(base: sympy.Expr, exponent: sympy.Expr) -> int:
     if exponent.is_Integer:
         return int(base.is_Rational or isinstance(base, (sympy.Pow, sympy.Mul, sympy.exp)) or base == sympy.I)
     factors = [factor for factor in base.args if factor != 1] if isinstance(base, sympy.Mul) else [base]
-    return sum(_leaves_root(factor, exponent.q) for factor in factors) + _nested_roots(base)
+    sums = (node for node in sympy.preorder_traversal(base) if isinstance(node, sympy.Add))
+    nested = sum(any(map(_has_root, node.args)) for node in sums)
+    return sum(_leaves_root(factor, exponent.q) for factor in factors) + nested
 
 
 def _leaves_root(factor: sympy.Expr, degree: int) -> bool:
@@ -198,12 +201,6 @@ def _leaves_root(factor: sympy.Expr, degree: int) -> bool:
         return factor == 1 or any(power >= degree for power in parts)
     inner = evaluated(factor)
     return bool(inner.is_Pow and inner.exp.is_Integer and abs(inner.exp) >= degree)
-
-
-def _nested_roots(base: sympy.Expr) -> int:
-    return sum(
-        isinstance(node, sympy.Add) and any(map(_has_root, node.args)) for node in sympy.preorder_traversal(base)
-    )
 
 
 def _count_form(node: sympy.Basic, work: Work, within_sum: bool) -> None:
@@ -295,13 +292,5 @@ def _multiplicity(factor: sympy.Expr) -> int:
     return abs(int(factor.exp)) if power else 0
 
 
-def _base(factor: sympy.Expr) -> sympy.Expr:
-    return evaluated(factor.base if isinstance(factor, sympy.Pow) else factor)
-
-
 def _has_root(tree: sympy.Basic) -> bool:
     return any(is_root(node) or node == sympy.I for node in sympy.preorder_traversal(tree))
-
-
-def _leaves(tree: sympy.Basic) -> int:
-    return sum(not node.args for node in sympy.preorder_traversal(tree))
