@@ -24,7 +24,15 @@ from openrlhf_shear.preflight.layout import (
 )
 from openrlhf_shear.preflight.memory import memory
 from openrlhf_shear.preflight.models import Models, adapters, models
-from openrlhf_shear.preflight.resources import checkpoints, disks, folders, limits, stack, temporary_folder
+from openrlhf_shear.preflight.resources import (
+    checkpoints,
+    disks,
+    folders,
+    limits,
+    refuse_without_proc,
+    stack,
+    temporary_folder,
+)
 from openrlhf_shear.preflight.rewards import code, shaping, suite, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.rewards import settings
@@ -101,6 +109,7 @@ def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | No
 
     Return the facts of the training rows that a run which resumes is compared by (`rows.data`).
     """
+    refuse_without_proc()
     facts: list[dict[str, object] | None] = [None]
 
     def rows() -> Iterator[Finding]:

@@ -8,6 +8,8 @@ import contextlib
 import fcntl
 import math
 import os
+import resource
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
-from openrlhf_shear.config.refusal import Finding, Note, Refusal
+from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal
 from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
 from openrlhf_shear.line.run import Run
@@ -29,6 +31,8 @@ START = ".start"  # the same, locked by the process that the user started
 LOCK_SECONDS = 10.0  # the last processes of a killed run may hold its lock for a while
 _WEIGHTS = ("*.safetensors", "*.bin")
 _UNLIMITED = "unlimited before the run"
+LOOPBACK = "127.0.0.1"
+FILE = 4 << 30  # bytes of the largest file
 MOST = 107  # bytes that the system allows for the path of a Unix socket
 _SESSION = "/ray/session_2026-01-31_23-59-59_999999_{pid}/sockets/plasma_store"  # Ray's longest, below its folder
 _IPC = "/01234567-89ab-cdef-0123-456789abcdef"  # vLLM's
@@ -240,10 +244,28 @@ def socket_problem() -> Refusal | None:
     return None
 
 
+def refuse_without_proc() -> None:
+    """Raise LineError where /proc is not mounted, which later checks, the jail and Ray read."""
+    if not os.path.exists("/proc/self/status"):
+        raise LineError(
+            Refusal("/proc", "it must be mounted, as the jail and Ray read it", use="mount -t proc proc /proc")
+        )
+
+
 def limits(run: Run) -> Iterator[Finding]:
-    """Refuse limits of the shell under which Ray fails without naming them."""
+    """Refuse limits of the shell, and a machine without loopback, under which Ray fails without naming them."""
     if not own_ray():
         return
+    try:
+        with socket.create_server((LOOPBACK, 0)) as listener:
+            socket.create_connection(listener.getsockname(), timeout=10.0).close()
+    except OSError as error:
+        problem = "must take connections, by which the processes of a run on this machine reach each other"
+        yield Refusal(LOOPBACK, problem, str(error), "ip link set lo up, or ip addr add 127.0.0.1/8 dev lo")
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if largest != resource.RLIM_INFINITY and largest < FILE:
+        problem = f"must let a file have {FILE >> 30} GiB, as Ray's shared memory is one, and a model"
+        yield Refusal("ulimit -f", problem, f"{largest >> 10} KiB", f"ulimit -f {_UNLIMITED}")
     limit = address_limit()
     if limit is not None and limit < ADDRESSES:
         problem = f"must leave a process {ADDRESSES >> 30} GiB, as Ray's actors reserve far more than they use"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from command_lines import ROOT, refusal, write_checkpoint
@@ -126,6 +127,18 @@ def test_a_limit_of_processes_is_refused_by_its_name(job, capsys, monkeypatch):
     assert told.endswith("use ulimit -u unlimited before the run")
     monkeypatch.setattr(resources, "process_limit", lambda: limits.tasks_of_user() + 1000)
     read(job())
+
+
+def test_a_machine_without_loopback_or_proc_and_a_limit_of_files_are_refused(job, capsys, monkeypatch):
+    monkeypatch.setattr(resources.socket, "create_server", Mock(side_effect=OSError(99, "Cannot assign address")))
+    of_files = resources.resource.RLIMIT_FSIZE
+    monkeypatch.setattr(resources.resource, "getrlimit", lambda which: (2**20 if which == of_files else -1, -1))
+    told = refusal(capsys, job(""))
+    assert "127.0.0.1 must take connections" in told and "use ip link set lo up" in told
+    assert "ulimit -f must let a file have 4 GiB" in told and "got 1024 KiB; use ulimit -f unlimited" in told
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path != "/proc/self/status" and exists(path))
+    assert "/proc: it must be mounted" in refusal(capsys, job(""))
 
 
 def test_the_limit_counts_for_users_and_not_for_root():
