@@ -1,16 +1,12 @@
 """Credit rules in TRL's GRPO: the weights are `shear_weights`', weights of 1 are TRL's own training bit for bit."""
 
 import copy
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import contract
 import pytest
 import torch
-import upstream_uses
 from known import (
     GROUP,
     LOSSES,
@@ -24,6 +20,7 @@ from known import (
     right,
     states_of,
 )
+from ranks import PATIENCE, TWO, said_by
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from openrlhf_shear.credit import Credit, CreditRule
@@ -32,7 +29,6 @@ from openrlhf_shear.tasks.arithmetic.problems import make_problems
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
 
 
 class Halving(CreditRule):
@@ -48,15 +44,6 @@ class Halving(CreditRule):
     def credit(self, group):
         self.seen.append(group)
         return Credit([torch.full((length,), 1 / self.by) for length in group.lengths], {"by": float(self.by)})
-
-
-def test_trl_is_what_the_integration_knows():
-    terms = contract.read(contract.CONTRACTS / "trl.json")
-    lines = contract.changes(terms)
-    renew = "read it, then write the contract anew: python tests/unit/upstream_uses.py"
-    assert not lines, "\n".join(["TRL has changed:", *lines, renew])
-    held = {name: term.use for name, term in terms.items()}
-    assert upstream_uses.uses_of("trl") == held, renew
 
 
 def test_the_weights_are_those_of_shear_weights(trainer):
@@ -337,19 +324,8 @@ def test_what_cannot_be_is_refused_before_anything_loads(trainer, credit, said):
 @pytest.mark.parametrize("rows", [2, 4])
 def test_two_processes(rows, tmp_path):
     """Over gloo: groups of four on one process, and cut between two, weigh as `shear_weights` says."""
-    line = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    env |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    line = [sys.executable, *line, str(HERE / "two_processes.py"), str(rows), str(tmp_path)]
-    with (tmp_path / "said").open("w") as said:
-        started = subprocess.Popen(line, env=env, stdout=said, stderr=said, start_new_session=True)
-        try:
-            code = started.wait(timeout=200 * PATIENCE)
-        finally:
-            if started.poll() is None:
-                os.killpg(started.pid, signal.SIGKILL)
-    said = (tmp_path / "said").read_text()
-    assert code == 0 and said.count("as shear_weights says") == 2, said[-3000:]
+    said = said_by(tmp_path, HERE / "two_processes.py", rows, tmp_path, before=TWO)
+    assert said.count("as shear_weights says") == 2, said[-3000:]
 
 
 def test_the_example_trains(tmp_path):

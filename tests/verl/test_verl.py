@@ -2,20 +2,18 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import contract
 import numpy as np
 import pytest
 import torch
-import upstream_uses
 from cpu_worker import batch, optimizer, rollouts, worker
 from omegaconf import OmegaConf
+from ranks import PATIENCE, TWO, said_by
 from transformers import AutoModelForCausalLM
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -33,8 +31,7 @@ from openrlhf_shear.credit.token_gradients import CreditLostError
 from openrlhf_shear.integrations.verl import FIELDS, RuleRequest, ShearTrainer, ShearWorker, refuse_unfit, weighed
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
+HERE = Path(__file__).parent
 REQUEST = RuleRequest("shear/window=8/stride=4", 0.5, 1)
 CONFIG = ShearConfig(window=8, stride=4)
 
@@ -57,15 +54,6 @@ def expected_weights(model, rows) -> list[torch.Tensor]:
         correct = [rows[i]["score"] >= 0.5 for i in here]
         weights |= zip(here, shear_weights([states[i] for i in here], correct, CONFIG).weights, strict=True)
     return [weights[i] for i in range(len(rows))]
-
-
-def test_verl_is_what_the_integration_knows():
-    terms = contract.read(contract.CONTRACTS / "verl.json")
-    lines = contract.changes(terms)
-    renew = "read it, then write the contract anew: python tests/unit/upstream_uses.py"
-    assert not lines, "\n".join(["verl has changed:", *lines, renew])
-    held = {name: term.use for name, term in terms.items()}
-    assert upstream_uses.uses_of("verl") == held, renew
 
 
 def test_verl_takes_the_trainer_for_its_synchronous_one(monkeypatch):
@@ -315,16 +303,5 @@ def test_every_process_of_verl_imports_it():
 @pytest.mark.parametrize("script", ["two_ranks.py", "a_step.py"])
 def test_in_processes_of_its_own(script, tmp_path):
     """Groups cut between two data-parallel ranks; a step of the trainer over a real TransferQueue."""
-    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"] if script == "two_ranks.py" else []
-    path = os.pathsep.join([str(HERE), str(ROOT), str(ROOT / "tests/unit"), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "said").open("w") as said:
-        line = [sys.executable, *ranks, str(HERE / script)]
-        started = subprocess.Popen(line, env=env, stdout=said, stderr=said, start_new_session=True)
-        try:
-            code = started.wait(timeout=250 * PATIENCE)
-        finally:
-            if started.poll() is None:
-                os.killpg(started.pid, signal.SIGKILL)
-    said = (tmp_path / "said").read_text()
-    assert code == 0 and "as shear_weights says" in said, said[-3000:]
+    said = said_by(tmp_path, HERE / script, before=TWO if script == "two_ranks.py" else ())
+    assert "as shear_weights says" in said, said[-3000:]

@@ -6,15 +6,16 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import contract
 import pytest
 import torch
+import upstream_uses
+from ranks import PATIENCE, ROOT
 from ways import WAYS, rows
 
-ROOT = Path(__file__).parents[2]
 NEEDS = {"cluster fork": "openrlhf", "TRL": "trl", "verl": "verl"}
 # Batches, padding and packing round differently; float32, weights up to 1. Measured: at most 4e-6.
 TOLERANCE = 2e-5
-PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -28,6 +29,17 @@ def test_the_weights_are_the_same_by_every_way(way):
     assert done.returncode == 0, done.stderr[-3000:]
     _, named, worst, tokens, _ = done.stdout.splitlines()[-1].split("|")
     assert named.strip() == way and int(tokens) > 1000 and float(worst) < TOLERANCE
+
+
+@pytest.mark.parametrize("other", upstream_uses.OTHERS)
+def test_another_trainer_is_what_the_integration_knows(other):
+    if not find_spec(other):
+        pytest.skip(f"{other} is not installed here")
+    terms = contract.read(contract.CONTRACTS / f"{other}.json")
+    lines = contract.changes(terms)
+    renew = "read it, then write the contract anew: python tests/unit/upstream_uses.py"
+    assert not lines, "\n".join([f"{other} has changed:", *lines, renew])
+    assert upstream_uses.uses_of(other) == {name: term.use for name, term in terms.items()}, renew
 
 
 def test_the_rollouts_show_something():
