@@ -183,6 +183,9 @@ ROWS: dict[str, Row] = {
     "other_seed": other_seed,
     "driver": ended("driver killed", "at random", at_random, lambda job: kill(job.process)),
     "sigterm": ended("SIGTERM to the driver", "at random", at_random, lambda job: job.process.terminate()),
+    "sigterm_all": ended(
+        "SIGTERM to every process", "at random", at_random, lambda job: [each.terminate() for each in job.below()]
+    ),
     "engine": survived("rollout engine's actor killed", "at random", "ray::RolloutRayActor"),
     "engine_core": survived("vLLM's core killed", "at random", ENGINE_CORE),
     "engine_syncing": survived("vLLM's core killed", "inside a weight sync", ENGINE_CORE, in_a_sync),

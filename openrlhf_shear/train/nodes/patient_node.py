@@ -1,4 +1,4 @@
-"""Ray's node without fixed time limits at its start, which a busy machine exceeds.
+"""Ray's node without fixed time limits at its start, which a busy machine exceeds, and without SIGTERM.
 
 Ray 2.55 gives up after 30 s without the GCS's port file. It gives up after 15 s without the port files of the agents,
 which is fixed in the raylet (ray#65983), and after 30 s without the raylet's registration. `PatientNode` chooses these
@@ -6,9 +6,11 @@ ports itself, and waits as long as the process that it waits for lives.
 """
 
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ray._private import services
@@ -46,11 +48,17 @@ class PatientNode(Node):
         """Start the GCS at a port chosen here, and wait until it listens."""
         parameters = self._ray_params
         parameters.gcs_server_port = parameters.gcs_server_port or free_ports(1)[0]
-        super().start_gcs_server()
+        with _deaf_to_sigterm():
+            super().start_gcs_server()
         self._wait_for("gcs_server", lambda: _listens(parameters.gcs_server_port))
 
     def start_api_server(self, **_) -> None:
         """Leave out the dashboard: without it Ray would wait 60 s for a process that only counts usage."""
+
+    def start_log_monitor(self) -> None:
+        """Start the monitor, which shows the output of a run that is stopped."""
+        with _deaf_to_sigterm():
+            super().start_log_monitor()
 
     def start_raylet(self, *args, **options) -> None:
         """Start the raylet with the ports of its agents in place, and wait until the GCS knows it."""
@@ -58,7 +66,8 @@ class PatientNode(Node):
             port = getattr(self._ray_params, parameter) or port
             setattr(self._ray_params, parameter, port)
             persist_port(self._session_dir, self._node_id, name, port)
-        super().start_raylet(*args, **options)
+        with _deaf_to_sigterm():
+            super().start_raylet(*args, **options)
         self._wait_for("raylet", self._is_registered)
 
     def _is_registered(self) -> bool:
@@ -85,6 +94,20 @@ class PatientNode(Node):
                 last = now
                 say(f"starting Ray: waiting for its {name}, {now - began:.0f} s, load {os.getloadavg()[0]:.0f}")
             time.sleep(_LOOK_SECONDS)
+
+
+@contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Start processes that SIGTERM does not reach, nor their children: Ray's, and the actors.
+
+    scancel and a control group send it to every process of a run. The driver hears it, and the others have to live
+    until the checkpoint is saved. Ray ends its processes by calls, and by SIGKILL.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def free_ports(count: int) -> list[int]:
