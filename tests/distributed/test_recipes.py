@@ -20,7 +20,7 @@ def smoked(jobs, tmp_path, method, model, task):
     assert done.code == 0
     folder = tmp_path / f"{method}-{model}-{task}-g4-seed1-smoke"
     shown = done.log.splitlines()
-    steps = [line for line in shown if re.fullmatch(r"[12]/2  reward .* s  ETA [\d:]+", line)]
+    steps = [line for line in shown if re.fullmatch(r"[12]/2  reward .* s  ETA [\d:-]+", line)]
     assert len(shown) < 120 and len(steps) == 2
     trained = next(line for line in shown if line.startswith("rollouts  "))
     assert trained.startswith(f"rollouts  {2 * 8} trained of {2 * 8} sampled")

@@ -91,7 +91,7 @@ class Step(Event):
     steps: int  # of the whole run, as far as known
     metrics: dict[str, float]  # by the names of `OF_A_STEP`
     seconds: float
-    seconds_left: float  # estimate for the rest of the run
+    seconds_left: float | None  # estimate for the rest of the run; None at the first step
 
     def lines(self) -> list[str]:
         shown = [f"{self.step:{len(str(self.steps))}}/{self.steps}"]
@@ -99,7 +99,15 @@ class Step(Event):
             value = self.metrics.get(name)
             if value is not None and (value or not label.isupper()):
                 shown.append(f"{label} {value:{form}}")
-        return ["  ".join([*shown, f"{self.seconds:.1f} s", f"ETA {clock(self.seconds_left)}"])]
+        return [
+            "  ".join(
+                [
+                    *shown,
+                    f"{self.seconds:.1f} s",
+                    f"ETA {'-' if self.seconds_left is None else clock(self.seconds_left)}",
+                ]
+            )
+        ]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a process tells of its run: every event goes through `emit`, to the driver (`relay`) or to stdout."""
 
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -16,7 +17,7 @@ from openrlhf_shear.train.screen.events import Event
 from openrlhf_shear.train.screen.outcome import RunEndedError
 
 _EVERY_SECONDS = 1.0
-_RECENT = 20  # steps whose mean duration gives the ETA
+_RECENT = 20  # steps whose median duration gives the ETA
 
 
 _diverted: Callable[[Event], None] | None = None
@@ -109,11 +110,13 @@ class Story:
         """
         self._first = step if self._first is None else self._first
         self._updates += int(status.get("update/optimizer_steps", 0))
-        self._seconds.append(status["timing/step_total"])
-        left = max(self._steps - step, 0) * sum(self._seconds) / len(self._seconds)
+        seconds, left = status["timing/step_total"], None
+        if step > self._first:  # the first step of an attempt compiles, and fills caches
+            self._seconds.append(seconds)
+            left = max(self._steps - step, 0) * statistics.median(self._seconds)
         values = {name: status.get(name.replace("RULE/", f"{rule}/")) for _, name, _ in events.OF_A_STEP}
         metrics = {name: float(value) for name, value in values.items() if value is not None}
-        emit(events.Step(step, self._steps, metrics, self._seconds[-1], left))
+        emit(events.Step(step, self._steps, metrics, seconds, left))
 
     def evaluated(
         self, step: int, sets: Mapping[str, float], suite: Sequence[tuple[str, float | None, int]] = ()

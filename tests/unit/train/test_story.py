@@ -53,9 +53,9 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, told):
     run.evaluated(13, {"x_pass1": 0.51234, "truncated_rate": 0.0})
     run.ended({"global_step": 13, "ledger": ACCOUNTS}, False, False)
     assert [line for event in told for line in event.lines()] == [
-        "12/40  reward 0.46  mixed 0.88  len 80  loss -0.0029  credit 4%  4.0 s  ETA 1:52",
+        "12/40  reward 0.46  mixed 0.88  len 80  loss -0.0029  credit 4%  4.0 s  ETA -",
         "13/40  reward 0.46  mixed 0.88  len 80  loss -0.0029  credit 4%  NO REWARD 25%  SKIPPED UPDATES 1  6.0 s  "
-        "ETA 2:15",
+        "ETA 2:42",
         "evaluation at step 13: x_pass1 0.512, truncated_rate 0.000",
         "ended after step 13 of 40: 2 steps in this attempt with 4 optimizer steps, which changed NO WEIGHT",
         "rollouts  20 trained of 32 sampled (4 filtered, 8 raised KeyError)",
@@ -75,6 +75,14 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, told):
         f"resume    the same line with --ckpt.load_enable, from {tmp_path}/ckpt",
     ]
     assert saving.printed() == "[openrlhf_shear:now] saving the model\n", "the driver names it once it is saved"
+
+
+def test_the_time_left_is_the_median_s_and_unknown_after_the_first_step(told, tmp_path):
+    """A first step of minutes, then one that waited for a checkpoint: neither moves it."""
+    run = story.Story(settings(tmp_path), 40)
+    for step, seconds in enumerate([600.0, 10.0, 10.0, 90.0, 10.0], 1):
+        run.step(step, status(**{"timing/step_total": seconds}))
+    assert [event.seconds_left for event in told] == [None, 380.0, 370.0, 360.0, 350.0]
 
 
 def test_a_suite_is_a_short_table_with_the_changes_since_the_last(told, tmp_path):
