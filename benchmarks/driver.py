@@ -172,8 +172,8 @@ def front_end(requests: int, tokens: int, **sampling) -> float:
         end = FinishReason.LENGTH if t == tokens - 1 else None
         log_probs = [None] * requests
         if parameters.logprobs is not None:
-            one = np.ones(1, np.int32)
-            log_probs = [LogprobsLists(np.array([[i]], np.int32), np.array([[-0.5]], np.float32), one) for i in row]
+            rank = np.ones(1, np.int32)
+            log_probs = [LogprobsLists(np.array([[i]], np.int32), np.array([[-0.5]], np.float32), rank) for i in row]
         each = zip(row, log_probs, strict=True)
         outputs = [EngineCoreOutput(str(n), [i], found, finish_reason=end) for n, (i, found) in enumerate(each)]
         messages.append(encoder.encode(EngineCoreOutputs(outputs=outputs)))
