@@ -60,7 +60,7 @@ def without_condition(text: str) -> tuple[str, Condition | None]:
     value, _, check = text.partition(": ")
     if "=" in check and read_number(value) is not None:  # 21: 16+5=21
         return value, None
-    value, *equations = split(text, (",", ";"))
+    value, *equations = split(text, (",", ";")) if "=" in text else [text]
     if equations and read_number(value) is not None and all(map(_GIVEN.fullmatch, equations)):  # 10, n=5
         return value, Condition(text=squeeze(",".join(equations)))
     found, later = [*_WORDS.finditer(text)], _LATER.search(text)
@@ -86,7 +86,7 @@ def concluded(text: str) -> str:
     >>> concluded('2x=10 "so" x=5'), concluded("x = 5 so far")
     ('x=5', 'x = 5 so far')
     """
-    *_, last = [None, *_SO.finditer(text)]
+    *_, last = [None, *(_SO.finditer(text) if text.count("=") > 1 else ())]
     return text[last.end() :] if last and "=" in text[: last.start()] and "=" in text[last.end() :] else text
 
 
