@@ -20,7 +20,7 @@ from known import (
     right,
     states_of,
 )
-from ranks import PATIENCE, TWO, said_by
+from own_processes import PATIENCE, TWO, said_by
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from openrlhf_shear.credit import Credit, CreditRule

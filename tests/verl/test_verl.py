@@ -13,7 +13,7 @@ import pytest
 import torch
 from cpu_worker import batch, optimizer, rollouts, worker
 from omegaconf import OmegaConf
-from ranks import PATIENCE, TWO, said_by
+from own_processes import PATIENCE, TWO, said_by
 from transformers import AutoModelForCausalLM
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage

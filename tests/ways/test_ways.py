@@ -10,7 +10,7 @@ import contract
 import pytest
 import torch
 import upstream_uses
-from ranks import PATIENCE, ROOT
+from own_processes import PATIENCE, ROOT
 from ways import WAYS, rows
 
 NEEDS = {"cluster fork": "openrlhf", "TRL": "trl", "verl": "verl"}
