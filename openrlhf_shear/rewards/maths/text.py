@@ -22,6 +22,7 @@ WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding=
 _UNICODE = str.maketrans(meant(WORDS["characters"]))
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207e\u207f]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+_DOLLARS = re.compile(r"^\s*+\$?(-?)\\\$\s*+(-?[0-9]++(?:(?:,|\{,\}|,\\!)[0-9]{3})*+(?:\.[0-9]++)?)[$.\s]*$")
 _COLOR = re.compile(r"\\(?:text)?color\s*+\{[^{}]*+\}")
 _OVER = re.compile(r"\{([^{}\\]*+(?:\\(?!over(?![A-Za-z]))[^{}\\]*+)*+)\\over(?![A-Za-z])([^{}]*+)\}")
 _NOT_EQUAL = re.compile(r"(?<![0-9)\]}!\s])(\s*+)!=")
@@ -118,6 +119,7 @@ def tidy(answer: str) -> str:
     >>> tidy(r"12{,}345 \text{ cm}^2")
     '12,345 "cm" ^2'
     """
+    answer = _DOLLARS.sub(r"\1\2\\text{ dollars}", answer)
     text = _RAISED.sub(_power, _VULGAR.sub(_vulgar, _COLOR.sub("", answer)))
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
     if r"\begin" not in text and "=" in text:
