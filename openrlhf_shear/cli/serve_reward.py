@@ -2,11 +2,13 @@
 
 import argparse
 import ipaddress
+import os
 import ssl
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from openrlhf_shear.config.knobs import NOT_NEGATIVE, knob
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.files import FILES
@@ -40,6 +42,13 @@ servers (separate their URLs by commas). Ctrl-C or SIGTERM finishes the current 
 """
 
 
+@dataclass(frozen=True)
+class ServerGrading(GradingConfig):
+    """Knobs of grading on a machine that does nothing else."""
+
+    cores: int = knob(0, "Parallel grades; 0 means all cores of this machine.", NOT_NEGATIVE)
+
+
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--reward", required=True, help=f"reward to serve: {', '.join(NAMES)}, or a .py file with reward_func")
@@ -48,14 +57,15 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=5000, help="port to serve on (default: 5000)")
     add("--tls-cert", type=Path, help="PEM file of the certificate chain (default: no TLS)")
     add("--tls-key", type=Path, help="PEM file of the private key (default: no TLS)")
-    frame.add_knobs(parser.add_argument_group("grading"), GradingConfig)
+    frame.add_knobs(parser.add_argument_group("grading"), ServerGrading)
 
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
     """Serve until SIGINT or SIGTERM; then answer the current requests and close the pool."""
     _check(args)
-    grading = frame.knobs_of(args, GradingConfig)
+    grading = frame.knobs_of(args, ServerGrading)
+    grading = replace(grading, cores=grading.cores or os.cpu_count() or 1)
     token, tls = _token(args.token_file), _tls(args.tls_cert, args.tls_key)
     if warning := exposure(args.host, tls is not None):
         print(f"[Warning] {warning}", file=sys.stderr)

@@ -28,6 +28,7 @@ MAY_CHANGE = {  # topics of that flag, with the effect of a change
     "data": "the current episode starts again from its first prompt: no prompt is left out, some are trained on twice",
     "seed": "the same as for data, in the order of the new seed",
     "rule": "later steps use the new credit rule",
+    "reward": "later steps are graded by the new file",
     "batch": "later steps have the new sizes, and the learning rate's schedule has another length",
     "model": "training goes on with the checkpoint's weights, and the new model's reference, tokenizer and settings",
 }

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
 from types import ModuleType
 
+from openrlhf_shear.rewards import files
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import CalledOffError, ClosedError, Crew, called_off
 from openrlhf_shear.rewards.files import here
@@ -189,18 +190,27 @@ def _failure(error: Exception) -> Verdict:
 class FunctionWorkers(Crew):
     """Processes that run `reward_func(queries, prompts, labels)` of a Python file, imported once in each."""
 
-    def __init__(self, path: str, timeout: float, count: int, breaker: Breaker | None = None) -> None:
+    def __init__(self, path: str, timeout: float, count: int, breaker: Breaker | None = None, digest: str = "") -> None:
         """
         Args:
             path: the .py file; imported at the first grade, or by `check`.
             timeout: seconds a call may take.
             breaker: default: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a
                 while.
+            digest: of the file (`files.digest`) when the run started; default: now. A process that replaces a lost one
+                does not load another file.
         """
         self._path, self.timeout = here(os.path.abspath(path)), timeout
-        super().__init__(count, lambda: _Process(self._path, self.timeout))
+        self._digest = digest or files.digest(self._path)
+        super().__init__(count, self._started)
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last call without an answer
+
+    def _started(self) -> _Process:
+        if files.digest(self._path) != self._digest:
+            what = f"{self._path}, or a file beside it that it imports, has changed since the run started"
+            raise ImportError(f"{what}; restore it, or start the run again")
+        return _Process(self._path, self.timeout)
 
     def check(self) -> None:
         """Load the file in a process, which stays for the first grade. Raises as `try_file`."""
@@ -267,6 +277,7 @@ def main(path: str, descriptor: int) -> None:
             os._exit(0)  # a copy that the file forked came back: only the original answers
         wire.send(descriptor, [number, message])
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # for programs that the file starts and ends
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a hung call must not outlive a pool that was killed
     try:
         module = _imported(path)

@@ -35,7 +35,7 @@ class RewardPool:
         self._closed = False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         if self._grader is None:
-            self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
+            self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget, digest=settings.digest)
         else:
             start = self._grader.start_workers
             self._crew = start(settings.budget, settings.allow_unsandboxed) if start else None

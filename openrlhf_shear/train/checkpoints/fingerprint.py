@@ -16,6 +16,7 @@ from openrlhf_shear.config.spec import CREDIT
 from openrlhf_shear.data.training_rows import CONTENTS, COUNT
 from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, MAY_CHANGE, Run
 from openrlhf_shear.preflight.models import Models
+from openrlhf_shear.rewards import files
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.contents import changed
 
@@ -87,6 +88,9 @@ def of_run(run: Run, models: Models) -> Fingerprint:
         | ({"ranks of the critic": run.ranks["critic"]} if run.estimator == "gae" else {})
         | flags("ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size"),
     }
+    reward = run.reward.remote_url
+    if reward and reward.endswith(".py") and Path(reward).is_file():
+        topics["reward"] = {"digest of the reward file and of those that it imports": files.digest(reward)}
     if actor.path and not actor.invalid:
         topics["model"]["digest of the model's config.json"] = _digest(actor.config)
     for who, model in (("model", actor), ("critic", models.get("critic"))):

@@ -115,3 +115,35 @@ def test_a_worker_that_no_longer_reads_is_late(tmp_path):
         verdict = asked.grade(LARGE, "", "2")
         assert (verdict.failure, verdict.detail) == ("timeout", "reward_func took longer than 3 s")
         assert asked.grade("", "", "3").reward == 3
+
+
+EDITS = {
+    "the file": ("reward.py", "def reward_func(queries, prompts, labels): return {'rewards': -7.0}"),
+    "a file that it imports": ("neighbour.py", "WORTH = -7.0"),
+    "one that this imports": ("deep/inner.py", "WORTH = -7.0"),
+}
+
+
+@pytest.mark.parametrize("edit", [*EDITS, "a file that it does not import", "none"])
+def test_a_file_that_is_edited_during_a_run_grades_nothing_more_in_new_processes(tmp_path, edit):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/__init__.py").write_text("")
+    (tmp_path / "deep/inner.py").write_text("WORTH = 1.0")
+    (tmp_path / "neighbour.py").write_text("from deep.inner import WORTH")
+    (tmp_path / "other.py").write_text("")
+    (tmp_path / "reward.py").write_text(
+        "import os, neighbour\n"
+        "def reward_func(queries, prompts, labels):\n"
+        "    return os._exit(1) if queries[0] == 'dies' else {'rewards': neighbour.WORTH}\n"
+    )
+    with FunctionWorkers(str(tmp_path / "reward.py"), 60.0, 1) as workers:
+        assert workers.grade("a", "", "").reward == 1.0
+        name, text = EDITS.get(edit, ("other.py", "x = 1" * (edit != "none")))
+        (tmp_path / name).write_text(text)
+        assert workers.grade("a", "", "").reward == 1.0, "the process has what it imported"
+        assert workers.grade("dies", "", "").failure == "worker died"
+        verdict = workers.grade("a", "", "")
+        if edit in EDITS:
+            assert verdict.failure == "file does not load" and "has changed since the run started" in verdict.detail
+        else:
+            assert verdict.reward == 1.0

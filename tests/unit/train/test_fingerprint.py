@@ -162,7 +162,9 @@ def test_the_fingerprint_is_that_of_the_checkpoint_that_will_be_loaded(line, cap
 
 def test_what_is_taken_must_be_known(line, capsys):
     told = refusal(capsys, [*resume(line), f"--{ACCEPT_CHANGES}", "data,luck"])
-    assert f"{ACCEPT_CHANGES} must name what may differ: got 'luck'; use some of data,seed,rule,batch,model" in told
+    assert (
+        f"{ACCEPT_CHANGES} must name what may differ: got 'luck'; use some of data,seed,rule,reward,batch,model" in told
+    )
 
 
 def test_what_is_taken_is_not_kept_for_the_next_start(line):
