@@ -7,8 +7,10 @@ Requests are numbered, and an answer names its request. A worker that says anyth
 copy that the file forks of its process answers nothing.
 """
 
+import ast
 import contextlib
 import ctypes
+import hashlib
 import importlib.util
 import os
 import signal
@@ -20,9 +22,9 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from types import ModuleType
 
-from openrlhf_shear.rewards import files
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import CalledOffError, ClosedError, Crew, called_off
 from openrlhf_shear.rewards.files import here
@@ -197,17 +199,17 @@ class FunctionWorkers(Crew):
             timeout: seconds a call may take.
             breaker: default: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a
                 while.
-            digest: of the file (`files.digest`) when the run started; default: now. A process that replaces a lost one
+            digest: of the file (`file_digest`) when the run started; default: now. A process that replaces a lost one
                 does not load another file.
         """
         self._path, self.timeout = here(os.path.abspath(path)), timeout
-        self._digest = digest or files.digest(self._path)
+        self._digest = digest or file_digest(self._path)
         super().__init__(count, self._started)
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last call without an answer
 
     def _started(self) -> _Process:
-        if files.digest(self._path) != self._digest:
+        if file_digest(self._path) != self._digest:
             what = f"{self._path}, or a file beside it that it imports, has changed since the run started"
             raise ImportError(f"{what}; restore it, or start the run again")
         return _Process(self._path, self.timeout)
@@ -244,6 +246,32 @@ class FunctionWorkers(Crew):
         remedy = "; --reward.timeout allows a call more time" if last.failure is Failure.TIMEOUT else ""
         wait = f"tried again in {self._breaker.seconds_left:.0f} s"
         return Verdict(None, failure=failure, detail=f"no call was answered lately ({last.detail}); {wait}{remedy}")
+
+
+def file_digest(path: str) -> str:
+    """Return a digest of a reward file and of the files beside it that it imports, also by other such files."""
+    folder, waiting, found = Path(path).parent, [Path(path)], {}
+    while waiting:
+        file = waiting.pop()
+        if file not in found and file.is_file():
+            found[file] = file.read_bytes()
+            waiting += [folder / f"{name}{end}" for name in _imports(found[file]) for end in (".py", "/__init__.py")]
+    parts = (f"{file.relative_to(folder)} {hashlib.sha256(found[file]).hexdigest()}" for file in sorted(found))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _imports(text: bytes) -> Iterator[str]:
+    """Yield the modules that a file may import, with a slash for each dot."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name.replace(".", "/") for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").replace(".", "/")
+            yield from (module, *(f"{module}/{each.name}".removeprefix("/") for each in node.names))
 
 
 def _line(error: Exception, path: str, how: str = ":") -> str:

@@ -60,7 +60,7 @@ class RewardSettings(GradingConfig):
             `reward_func(queries, prompts, labels)`, or the URLs of servers.
         retries: retries of a call of a reward server (`client.RewardClient`); a pool makes none.
         token: token of the servers whose URL has none.
-        digest: of a file when the run started (`files.digest`); "" for whatever it is when the pool starts.
+        digest: of a file when the run started (`function_workers.file_digest`); "": when the pool starts.
     """
 
     reward: str

@@ -16,7 +16,7 @@ from openrlhf_shear.config.spec import CREDIT
 from openrlhf_shear.data.training_rows import CONTENTS, COUNT
 from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, MAY_CHANGE, Run
 from openrlhf_shear.preflight.models import Models
-from openrlhf_shear.rewards import files
+from openrlhf_shear.rewards.function_workers import file_digest
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.checkpoints.contents import changed
 
@@ -90,7 +90,7 @@ def of_run(run: Run, models: Models) -> Fingerprint:
     }
     reward = run.reward.remote_url
     if reward and reward.endswith(".py") and Path(reward).is_file():
-        topics["reward"] = {"digest of the reward file and of those that it imports": files.digest(reward)}
+        topics["reward"] = {"digest of the reward file and of those that it imports": file_digest(reward)}
     if actor.path and not actor.invalid:
         topics["model"]["digest of the model's config.json"] = _digest(actor.config)
     for who, model in (("model", actor), ("critic", models.get("critic"))):

@@ -10,7 +10,7 @@ from openrlhf_shear.credit.prm.conversation import load_encoder
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.layout import ring_package
-from openrlhf_shear.rewards.files import digest
+from openrlhf_shear.rewards.function_workers import file_digest
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 from openrlhf_shear.train import hooks, upstream
@@ -103,7 +103,7 @@ def reward_settings(run: Run) -> RewardSettings | None:
     chosen = RewardSettings(reward, **{name: run.flags[f"reward.{name}"] for name in names})
     if chosen.is_served:
         return replace(chosen, token=read_token(run.reward.token_file))
-    return replace(chosen, digest=digest(reward)) if reward.endswith(".py") else chosen
+    return replace(chosen, digest=file_digest(reward)) if reward.endswith(".py") else chosen
 
 
 def install_hooks(

@@ -146,7 +146,13 @@ def facts(dataset: str, label_key: str, shares: str | None = None, most: int = 9
     flags = {"data.prompt_dataset": dataset, "data.label_key": label_key, "data.prompt_probs": shares}
     flags |= {"data.prompt_split": "train", "data.input_key": "question", "data.input_template": None}
     flags |= {"data.apply_chat_template": False, "data.max_samples": most, "data.max_len": 2048}
-    flags |= {"data.max_images_per_prompt": 0, "eval.dataset": None, "eval.split": "train", "use_ms": False}
+    flags |= {
+        "data.image_key": "images",
+        "data.max_images_per_prompt": 0,
+        "eval.dataset": None,
+        "eval.split": "train",
+        "use_ms": False,
+    }
     flags |= {"rollout.max_new_tokens": None, "reward.remote_url": None, "train.seed": seed, "dry_run": False}
     flags |= {"ckpt.load_enable": True, "actor.model_name_or_path": "no-such-folder/of-a/model"}
     checking = rows.data(Run(flags))
