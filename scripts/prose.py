@@ -81,7 +81,8 @@ def problems(text: str) -> Iterator[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in (".md", ".py"))
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [file for file in files if file.suffix in (".md", ".py")]
 
 
 def _plain(text: str) -> str:

@@ -236,8 +236,12 @@ def waiting_bytes(
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:
-    """Return the `RULE/...` metrics of a training step; `seconds` is the time of the slowest rank in the rule."""
-    metrics = rule.summarize(groups) | {"credit_seconds": seconds}
+    """Return the `RULE/...` metrics of a training step; `seconds` is the time of the slowest rank in the rule.
+
+    `mixed_groups`, the share of groups with both outcomes, is of every rule.
+    """
+    mixed = sum({True, False} <= {*group.correct} for group in groups) / max(len(groups), 1)
+    metrics = {"mixed_groups": mixed} | rule.summarize(groups) | {"credit_seconds": seconds}
     return {f"{rule.name}/{name}": value for name, value in metrics.items()}
 
 

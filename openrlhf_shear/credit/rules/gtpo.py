@@ -53,8 +53,7 @@ class GtpoRule(CreditRule):
             [i for i, n in enumerate(group.lengths) if n and group.correct[i] is side] for side in (True, False)
         )
         advantages = [torch.zeros(n) for n in group.lengths]
-        mixed = bool(right and wrong)
-        if mixed:
+        if right and wrong:
             praise = self.rewards([group.entropies[i] for i in right])
             blame = [-row for row in self.rewards([group.entropies[i] for i in wrong], inverse=True)]
             if self.config.normalize == "apart":
@@ -63,7 +62,7 @@ class GtpoRule(CreditRule):
                 rows = normalized(praise + blame)
             for i, row in zip(right + wrong, rows, strict=True):
                 advantages[i] = row.float()
-        return Credit(metrics={"mixed_groups": float(mixed)}, advantages=advantages)
+        return Credit(advantages=advantages)
 
     def rewards(self, entropies: Sequence[torch.Tensor], inverse: bool = False) -> list[torch.Tensor]:
         """Return |r| of all rollouts of one outcome, float64 (T_i,) each, given H (T_i,); `inverse` shares by 1 / H."""

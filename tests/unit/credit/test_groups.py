@@ -239,6 +239,14 @@ def test_metrics_count_mixed_groups_and_bad_rollouts():
     assert (metrics["shear/omega_min"], metrics["shear/omega_max"]) == (everything.min(), everything.max())
 
 
+def test_every_rule_counts_mixed_groups():
+    groups = [
+        GroupCredit((0, 1), (1.0, 0.0), correct, {}, 0.0)
+        for correct in ((True, False), (True, None), (True, True), (None, None))
+    ]
+    assert step_metrics(UniformRule(), groups, seconds=0.0)["uniform/mixed_groups"] == 0.25
+
+
 def test_step_without_mixed_groups_has_no_omega_metrics():
     metrics = step_metrics(RULE, credits((group(0)[0], [False] * 4)), seconds=0.0)
     assert metrics["shear/mixed_groups"] == 0
