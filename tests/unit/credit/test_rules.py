@@ -49,7 +49,7 @@ def test_uniform_is_one_everywhere_and_needs_nothing():
     assert [weight.tolist() for weight in credit.weights] == [[1.0] * 5, [1.0] * 3]
     assert step_metrics(rule, [credit], seconds=0.5) == {
         **{"uniform/weight_mean": 1.0, "uniform/weight_min": 1.0, "uniform/weight_max": 1.0},
-        "uniform/credit_seconds": 0.5,
+        **{"uniform/mixed_groups": 1.0, "uniform/credit_seconds": 0.5},
     }
     assert checked_over_batch(rule, advantages := ones(2)) is advantages
 
