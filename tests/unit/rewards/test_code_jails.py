@@ -13,7 +13,7 @@ from cases import table
 from processes import chain, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
-from openrlhf_shear.rewards.code.hosts import Grade
+from openrlhf_shear.rewards.code.hosts import DiedError, Grade, raise_if_killed
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.jail import find_jail
@@ -115,6 +115,15 @@ def test_processor_time_that_is_used_up_is_a_timeout(workers: CodeWorkers):
     for kind in ("stdin", "response to asserts"):
         verdict = grade(burns + WAITS[kind][0].replace("SECONDS", "60"), WAITS[kind][1], workers, timeout=1.0)
         assert verdict.failure is None and verdict.reason in ("timeout", "error"), verdict
+
+
+def test_who_sent_sigkill_follows_from_the_processor_time():
+    """At the end of that time the kernel sends it, and a jail to a program with too many files; else something outside."""
+    killed = {"code": -signal.SIGKILL, "cpu": 0.5}
+    with pytest.raises(DiedError, match="a program was killed from outside"):
+        raise_if_killed(killed, 1.0, "a program")
+    for other in ({"cpu": 1.0}, {"overfull": True}, {"code": -signal.SIGTERM}, {"code": 1}):
+        raise_if_killed(killed | other, 1.0, "a program")
 
 
 def test_tests_that_end_their_own_process_are_no_failure(workers: CodeWorkers):

@@ -106,6 +106,9 @@ def test_a_program_need_not_read_its_input():
 def test_exit_code_and_output_both_count():
     verdict = grade("print(2 * int(input()))\nraise ValueError('late')", DOUBLE)
     assert (verdict.reason, verdict.detail) == ("error", "ValueError: late")
+    for mib, outcome in ((7, "passed"), (9, "output_limit")):
+        prints = {"inputs": [""], "outputs": ["x" * (mib << 20)]}
+        assert grade(f"print('x' * ({mib} << 20))", prints).outcomes[0] == outcome, "8 MiB may be printed"
 
 
 def test_a_program_has_the_memory_and_the_processor_time_that_it_is_given():
