@@ -118,7 +118,7 @@ def test_processor_time_that_is_used_up_is_a_timeout(workers: CodeWorkers):
 
 
 def test_who_sent_sigkill_follows_from_the_processor_time():
-    """At the end of that time the kernel sends it, and a jail to a program with too many files; else something outside."""
+    """The kernel at the end of that time, and a jail to a program with too many files; else something outside."""
     killed = {"code": -signal.SIGKILL, "cpu": 0.5}
     with pytest.raises(DiedError, match="a program was killed from outside"):
         raise_if_killed(killed, 1.0, "a program")
