@@ -237,7 +237,7 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
 
     async def shut_down(self) -> None:
         """End vLLM's core at once."""
-        self.llm.shutdown()
+        self.llm.shutdown(timeout=0.0)  # it does not hear SIGTERM (patient_node)
 
 
 class Watched:
