@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from openrlhf_shear.train.screen.outcome import STOPPED, StoppedError
-from openrlhf_shear.train.screen.story import say
+from openrlhf_shear.train.screen.events import End
+from openrlhf_shear.train.screen.outcome import STOPPED
+from openrlhf_shear.train.screen.story import emit, say
 
 TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
 SAME_SECONDS = 3.0
@@ -80,20 +81,26 @@ def _ask(name: str, grace_seconds: float) -> None:
 def own_handlers() -> Iterator[None]:
     """Keep this process's handlers across `ray.init`, which installs a handler with another exit code.
 
-    Raises:
-        StoppedError: Ray's handler received a signal.
+    If Ray's handler received a signal, this process ends here.
     """
     before = {number: signal.getsignal(number) for number in _NUMBERS}
     try:
         yield
-    except SystemExit as error:
-        raise StoppedError("a signal came while Ray started; nothing is trained yet") from error
+    except SystemExit:
+        from openrlhf_shear.train.nodes import own_ray
+
+        emit(End("a signal came while Ray started; nothing is trained yet", STOPPED))
+        _end_after(own_ray.end)
     finally:
         _put(before)
 
 
 def _end_after(shutdown: Callable[[], None]) -> None:
-    """Shut Ray down, then exit; without a shutdown, Ray's processes would live on for a minute."""
+    """Shut Ray down, then exit; without a shutdown, Ray's processes would live on for a minute.
+
+    A signal that reaches Ray's C++ handler, while Ray starts, sets an alarm that would abort this process in 3 s.
+    """
+    signal.alarm(0)
     threading.Timer(_SHUTDOWN_SECONDS, os._exit, (STOPPED,)).start()
     try:
         shutdown()
