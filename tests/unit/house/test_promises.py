@@ -56,12 +56,10 @@ def test_the_table_of_gradients_sums_up_its_rows():
         assert cells[2] == f"{min(row['cosine'] for row in rows):.6f} | {norms} | {off}", name
 
 
-def test_the_driver_s_table_is_its_file_s():
-    page, found = (
-        (ROOT / "docs/performance.md").read_text(),
-        json.loads((ROOT / "benchmarks/results/driver.json").read_text()),
-    )
-    for row in found["driver"]:
-        assert f"| {row['stage']} | {row['ms a rollout']:.3f} | {row['us a token']:.4f} |" in page
+def test_the_driver_s_numbers_are_its_file_s():
+    page = (ROOT / "docs/performance.md").read_text()
+    found = json.loads((ROOT / "benchmarks/results/driver.json").read_text())
+    whole = found["driver"][-1]
+    assert f"{whole['ms a rollout']:.3f} ms a rollout and\n{whole['us a token']:.3f} us a token" in page
     for row in found["front_end"]:
         assert f"| {row['asked']} | {row['us a token']:.1f} |" in page
