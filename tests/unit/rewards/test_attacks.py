@@ -4,6 +4,8 @@ Attacks of programs are in `test_warm_jails.py`, `test_code_checkers.py` and `te
 `test_function_workers.py`, and those of servers in `test_reward_client.py` and `test_reward_answers.py`.
 """
 
+import time
+
 import pytest
 from cases import table
 
@@ -36,10 +38,11 @@ def test_an_answer_that_attacks_is_wrong_and_the_next_grade_is_right():
 @pytest.mark.parametrize("name", OF_TEXTS)
 def test_everything_that_reads_a_text_before_a_limit_reads_it_in_linear_time(name):
     """A second or two; a slow search would take hours, and be ended by the time limit of tests."""
-    unit = OF_TEXTS[name]
+    unit, began = OF_TEXTS[name], time.process_time()
     text = unit * (100_000 // len(unit))
     for response in (text, f"'''\n{text}", f"```python\n{text}", rf"\boxed{{{text}"):
         readable((code_block(response) or "") + "\u00a0")
         for answer_format in ANSWER_FORMATS:
             final_answer(response, (answer_format,))
         answer_of(response, ""), final_number(response), hidden(response)
+    assert time.process_time() - began < 60, "of processor time: some forty times what the slowest takes"

@@ -85,8 +85,13 @@ class Deterministic(TorchDispatchMode):
 def test_every_distance_runs_with_deterministic_algorithms(distance):
     """`--train.full_determinism_enable` on CUDA, where a search ends at the first operator without a fixed order."""
     a, b = sides("clustered", lengths=(300, 40), window=200, stride=50)
+    backend = "torch" if distance in SOLVED else "numba"
     with Deterministic():
-        search(a, b, distance, backend="torch" if distance in SOLVED else "numba")
+        found = search(a, b, distance, backend=backend)
+    expected = search(a, b, distance, backend=backend)
+    assert torch.equal(found.correct, expected.correct) and torch.equal(found.incorrect, expected.incorrect)
+    with pytest.raises(AssertionError, match="cumsum of floats"), Deterministic():
+        torch.ones(2).cumsum(0)
 
 
 def test_means_are_means_of_each_span():
