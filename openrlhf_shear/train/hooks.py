@@ -115,8 +115,8 @@ ENGINE_CORE = Patch(
 )
 STORE = Patch(
     "torch.distributed.rendezvous:_create_c10d_store",
-    "loopback.keep_stores_there: upstream's function, whose stores for loopback listen only there",
-    "torch's stores listen on every address, without authentication; torch has no option for the address",
+    "loopback.keep_stores_there: upstream's function, whose stores for loopback listen only there, at a held port",
+    "torch's stores listen on every address, without authentication; torch has no option for address or socket",
 )
 NODE_ADDRESS = Patch(
     "ray._private.services:resolve_ip_for_localhost",

@@ -9,6 +9,7 @@ from openrlhf.models import Actor
 from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
 
 from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, response_states
+from openrlhf_shear.train.nodes.loopback import HoldsItsPort
 from openrlhf_shear.train.upstream import plain_class
 
 STATES = frozenset({"hidden_states", "source_states"})  # of `credit.rule.NEEDS`
@@ -63,14 +64,16 @@ class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):
 
 
 class ShearActorGroup(RayActorGroup):
-    """Actor group of OpenRLHF that can also hand out hidden states, and exposes its placement group.
+    """Actor group of OpenRLHF that can also hand out hidden states; its first actor holds the port of the ranks' store.
 
     Attributes:
         placement_group: where the actors run; None if the group has GPUs to itself.
     """
 
     def __init__(self, num_nodes, num_gpus_per_node, ray_actor_type, pg=None, *args, **kwargs):
-        super().__init__(num_nodes, num_gpus_per_node, ray_actor_type, pg, *args, **kwargs)
+        actor = plain_class(ray_actor_type)
+        holding = ray.remote(num_gpus=1)(type(actor.__name__, (HoldsItsPort, actor), {}))
+        super().__init__(num_nodes, num_gpus_per_node, holding, pg, *args, **kwargs)
         self.placement_group = pg
 
     @property

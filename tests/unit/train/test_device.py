@@ -1,5 +1,6 @@
 """The device of a run and its GPUs; a CUDA machine never imports the CPU backend."""
 
+import errno
 import json
 import os
 import socket
@@ -246,6 +247,28 @@ print([c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.laddr.po
 """
     done = subprocess.run([sys.executable, "-c", code, str(int(kept))], capture_output=True, text=True)
     assert (done.stdout.strip() == "['127.0.0.1']") == kept, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("address", "listens"), [("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "::")])
+def test_a_port_is_held_from_its_choice_to_the_store(address, listens):
+    code = """
+import psutil, ray, socket, sys, torch.distributed as distributed
+from openrlhf_shear.train.nodes.loopback import HoldsItsPort, keep_stores_there
+keep_stores_there()
+ray._private.services.get_node_ip_address = lambda: sys.argv[1]
+port = HoldsItsPort._get_free_port()
+try:
+    socket.create_server(("127.0.0.1", port))
+except OSError as error:
+    print(error.errno)
+store = next(distributed.rendezvous(f"tcp://127.0.0.1:{port}?rank=0&world_size=1"))[0]
+again = next(distributed.rendezvous(f"tcp://127.0.0.1:{port}?rank=0&world_size=1"))[0]
+store.set("a", "b")
+assert again.get("a") == b"b"
+print([c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True)
+    assert done.stdout.split() == [str(errno.EADDRINUSE), f"['{listens}']"], done.stdout + done.stderr
 
 
 def test_a_cluster_that_has_ended_is_refused_at_once(ray, monkeypatch):
