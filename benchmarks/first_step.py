@@ -3,7 +3,7 @@
     python benchmarks/first_step.py --output benchmarks/results/first_step.json
 
 For each stage it prints wall and processor seconds, and the processor seconds of each kind of process. Stages begin
-where the run's log says so. Last come the processor seconds that a bare import of each process's packages takes.
+where the screen says so. Last come the processor seconds that a bare import of each process's packages takes.
 """
 
 import os
@@ -20,20 +20,20 @@ import psutil
 from measure import environment, print_table, script_parser, write_json
 
 HERE = Path(__file__).parents[1]
-STAGES = {  # a line of the log that begins it: the stage
+STAGES = {  # what the screen shows when it begins: the stage
     "": "data, model, checks of the line",
-    "] starting Ray": "Ray",
-    "] placing and loading": "processes of the run, imports",
-    "] loading the models": "models into ranks and engines",
-    "] evaluating": "evaluation before training",
-    "] sampling": "sampling of step 1",
-    "] log-probs, credit": "log-probs, credit and update of step 1",
+    "starting Ray": "Ray",
+    "placing and loading": "processes of the run, imports",
+    "\nloading the models": "models into ranks and engines",
+    "evaluating": "evaluation before training",
+    "sampling": "sampling of step 1",
+    "log-probs, credit": "log-probs, credit and update of step 1",
 }
-_END = re.compile(r"\] +1/\d+ ")
+_END = re.compile(r"^ *1/2 ", re.MULTILINE)
 PROCESSES = {  # words of a command line: the kind of process
     "TrainerActor": "trainer",
     "PolicyActor": "actor",
-    "RolloutActor": "engine",
+    "RolloutRayActor": "engine",
     "EngineCore": "engine core",
     "train_ppo_ray": "driver",
     "make_arithmetic": "data",
@@ -60,14 +60,14 @@ def first_step(folder: Path) -> list[dict]:
             stderr=screen,
             cwd=HERE,
         )
-    log, stages, rows, used = folder / "logs/train.log", list(STAGES), [], {}
+    stages, rows, used = list(STAGES), [], {}
     began, before = time.monotonic(), {}
     while True:
         time.sleep(0.05)
-        text = log.read_text(errors="replace") if log.exists() else ""
+        text = Path(screen.name).read_text(errors="replace")
         used |= seconds_of([job, *job.children(recursive=True)])
         is_last = len(stages) == 1
-        if is_last and _END.search(text) or not is_last and any(stage in text for stage in stages[1:]):
+        if _END.search(text) if is_last else any(stage in text for stage in stages[1:]):
             passed = 1 if is_last else next(i for i, stage in enumerate(stages) if i and stage in text)
             now, total = time.monotonic(), by_kind(used)
             spent = {kind: round(total[kind] - before.get(kind, 0), 2) for kind in total}
