@@ -68,6 +68,10 @@ for arm in $ARMS; do
     pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$ADDED" ;; # pictures of all rules with these seeds; trains missing runs
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
     faster) lab "$SEEDS" $PRIMARY --learning-rate 2e-4 ;; # as planned, since `rate` found this better by more than a point
+    step_size) # planned before its runs: is a rule's gain more than a larger step of GRPO, and more than its amount of blame?
+        for rate in 1.4e-4 2e-4 2.8e-4; do lab "$SEEDS" uniform --first-seed 300 --learning-rate $rate; done
+        lab "$SEEDS" "uniform,error_odds,error_odds/matched,$BEST,$BEST/matched" --first-seed 300
+        ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
 done
