@@ -31,7 +31,7 @@ class LossTerms(NamedTuple):
 
     loss: torch.Tensor  # (), to be minimised
     clip_ratio: float  # the fraction of tokens whose clipped term is the smaller term
-    kl: float  # mean of -(log ratio), an estimate of KL(old || new), nats
+    kl: float  # mean of r - 1 - log r, an estimate of KL(old || new), nats (k3, never negative)
 
 
 def policy_loss(
@@ -51,12 +51,15 @@ def policy_loss(
         clip: (low, high), OpenRLHF's `--actor.eps_clip_low_high`.
     """
     log_ratio = log_probs - old_log_probs
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = bounded.exp()
     free = ratio * advantages
     clipped = ratio.clamp(1 - clip[0], 1 + clip[1]) * advantages
     loss = -torch.min(free, clipped)[mask].mean()
     with torch.no_grad():
-        return LossTerms(loss, (clipped < free)[mask].float().mean().item(), -log_ratio[mask].mean().item())
+        exact = bounded[mask].double()  # the difference of two nearly equal numbers
+        kl = (exact.expm1() - exact).mean().item()
+        return LossTerms(loss, (clipped < free)[mask].float().mean().item(), kl)
 
 
 def train(
