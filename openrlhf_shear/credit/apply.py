@@ -27,7 +27,7 @@ class TokenCredit:
 def weighed(
     rule: CreditRule, groups: Sequence[RolloutGroup], rollouts: Sequence[Sequence[int]]
 ) -> list[tuple[GroupCredit, Credit]]:
-    """Return each group's credit, on the CPU, and the rule's result, on its device.
+    """Return each group's credit, and the rule's result, with tensors on the CPU.
 
     Groups share the seconds evenly.
 
@@ -37,20 +37,12 @@ def weighed(
     Raises CreditRuleError: the rule failed (`checked_credits`).
     """
     started = time.perf_counter()
-    credits = checked_credits(rule, groups)
-    # The copies wait for the device, so that the time includes its work.
-    tensors = [{name: _on_cpu(rows) for name, rows in credit.tensors().items()} for credit in credits]
+    credits = checked_credits(rule, groups)  # it waits for the device, so that the time includes its work
     seconds = (time.perf_counter() - started) / max(1, len(groups))
     return [
-        (GroupCredit(tuple(own), group.rewards, group.correct, credit.metrics, seconds, **rows), credit)
-        for group, own, credit, rows in zip(groups, rollouts, credits, tensors, strict=True)
+        (GroupCredit(tuple(own), group.rewards, group.correct, credit.metrics, seconds, **credit.tensors()), credit)
+        for group, own, credit in zip(groups, rollouts, credits, strict=True)
     ]
-
-
-def _on_cpu(rows: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    if any(values.device != rows[0].device for values in rows):
-        return tuple(values.float().cpu() for values in rows)
-    return torch.cat([values.float() for values in rows]).cpu().split([len(values) for values in rows])
 
 
 def token_advantages(

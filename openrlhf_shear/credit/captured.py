@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from openrlhf_shear.transport.copies import to_device
+
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
@@ -77,15 +79,14 @@ def response_states(
             f"hidden states of shape {tuple(hidden.shape)} do not fit the attention mask {(batch, seqlen)}: "
             f"expected {(*expected, 'd')}; was the LM head given only some of the positions?"
         )
-    offset = seqlen - action_mask.shape[1]
-    attended = attention_mask.to(hidden.device).bool()
-    is_response = torch.zeros_like(attended)
-    is_response[:, offset:] = action_mask.to(hidden.device).bool()
-    if bool((is_response & ~attended).any()):
+    # On the CPU, where OpenRLHF's masks are: on a device, each shape that depends on a mask would be a wait.
+    attended, actions = attention_mask.cpu().bool(), action_mask.cpu().bool()
+    is_response = torch.nn.functional.pad(actions, (seqlen - actions.shape[1], 0))
+    if (is_response & ~attended).any():
         raise ValueError("the action mask marks positions that the attention mask calls padding")
-    lengths = is_response.sum(-1).tolist()
-    chosen = hidden[0][is_response[attended]] if packed else hidden[is_response]
-    return list(chosen.split(lengths))
+    positions = torch.nonzero(is_response[attended] if packed else is_response.flatten())[:, 0]
+    chosen = hidden.flatten(0, 1).index_select(0, to_device(positions, hidden.device))
+    return list(chosen.split(is_response.sum(-1).tolist()))
 
 
 def one_earlier(action_mask: torch.Tensor) -> torch.Tensor:

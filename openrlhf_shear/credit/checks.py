@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
+from openrlhf_shear.transport.copies import to_cpu
 
 logger = logging.getLogger(__name__)
 _STATES = ("hidden_states", "source_states")
@@ -22,11 +23,12 @@ class CreditRuleError(RuntimeError):
 
 
 def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Credit]:
-    """Return `rule.credits(groups)`; refuse tensors of another kind, number or shape, or that are not finite.
+    """Return `rule.credits(groups)` with tensors in float32 on the CPU, for which it waits once.
 
-    The rule sees rollouts whose numbers are not finite as rollouts without a reward (`without_nonfinite`).
+    It refuses tensors of another kind, number or shape, or that are not finite. The rule sees rollouts whose numbers
+    are not finite as rollouts without a reward (`without_nonfinite`).
     """
-    groups = [_usable(rule, group, without_nonfinite(group)) for group in groups]
+    groups = [_usable(rule, *each) for each in zip(groups, without_nonfinite(groups), strict=True)]
     wheres = [_where(rule, f"group {group.number}") for group in groups]
     if type(rule).credits is CreditRule.credits:  # one by one, so that a message names the group
         credits = [_guarded(where, partial(rule.credit, group)) for where, group in zip(wheres, groups, strict=True)]
@@ -36,23 +38,37 @@ def checked_credits(rule: CreditRule, groups: Sequence[RolloutGroup]) -> list[Cr
         credits = _guarded(where, lambda: rule.credits(groups))
         if not isinstance(credits, list) or len(credits) != len(groups):
             raise CreditRuleError(f"{where}: credits() must return a list with a Credit for each group")
-    return [_checked(rule, *each) for each in zip(wheres, groups, credits, strict=True)]
+    tensors = [_tensors(rule, *each) for each in zip(wheres, groups, credits, strict=True)]
+    copies = iter(to_cpu(row.float() for of_group in tensors for rows in of_group.values() for row in rows))
+    tensors = [{name: [next(copies) for _ in rows] for name, rows in of_group.items()} for of_group in tensors]
+    for where, of_group in zip(wheres, tensors, strict=True):
+        _check_finite(where, of_group)
+    return [replace(credit, **of_group) for credit, of_group in zip(credits, tensors, strict=True)]
 
 
-def without_nonfinite(group: RolloutGroup) -> RolloutGroup:
-    """Return the group with no reward and no outcome for rollouts that have a NaN or infinite number.
+def without_nonfinite(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """Return the groups with no reward and no outcome for rollouts that have a NaN or infinite number.
 
     They must not change the credit of the others. Updates leave out those whose log-probs are not finite. Their
     log-probs and entropies become 0 here; their states stay, so that a rule can count them.
     """
-    numbers = {name: rows for name in _NUMBERS if (rows := getattr(group, name)) is not None}
-    if not numbers or not group.lengths:
-        return group
-    sums = [
-        torch.stack([row.sum(dtype=torch.float32).to(rows[0].device) for row in rows]).cpu()
-        for rows in numbers.values()
+    numbers = [{name: rows for name in _NUMBERS if (rows := getattr(group, name))} for group in groups]
+    sums = iter(
+        to_cpu(
+            torch.stack([row.sum(dtype=torch.float32).to(rows[0].device) for row in rows])
+            for of_group in numbers
+            for rows in of_group.values()
+        )
+    )
+    return [
+        _without(group, of_group, torch.stack([next(sums) for _ in of_group]).isfinite().all(0).tolist())
+        if of_group
+        else group
+        for group, of_group in zip(groups, numbers, strict=True)
     ]
-    usable = torch.stack(sums).isfinite().all(0).tolist()
+
+
+def _without(group: RolloutGroup, numbers: dict[str, Sequence[torch.Tensor]], usable: list[bool]) -> RolloutGroup:
     if all(usable):
         return group
     changed = {
@@ -75,7 +91,8 @@ def _usable(rule: CreditRule, group: RolloutGroup, usable: RolloutGroup) -> Roll
     return usable
 
 
-def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) -> Credit:
+def _tensors(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) -> dict[str, Sequence[torch.Tensor]]:
+    """Return the credit's tensors; refuse other tensors than the rule should return, or of another shape."""
     if not isinstance(credit, Credit):
         raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
     tensors = credit.tensors()
@@ -86,15 +103,16 @@ def _checked(rule: CreditRule, where: str, group: RolloutGroup, credit: Credit) 
             f"got {', '.join(sorted(tensors)) or 'none'}"
         )
     for name in sorted(tensors):
-        _check_tensors(where, name.replace("_", " "), tensors[name], group.lengths)
-    return credit
+        _check_shapes(where, name, tensors[name], group.lengths)
+    return tensors
 
 
 def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return `rule.over_batch(advantages)`; refuse anything but finite advantages of these rollouts."""
     where = _where(rule, "over the batch")
     result = _guarded(where, lambda: rule.over_batch(advantages))
-    _check_tensors(where, "advantages", result, [len(values) for values in advantages])
+    _check_shapes(where, "advantages", result, [len(values) for values in advantages])
+    _check_finite(where, {"advantages": result})
     return result
 
 
@@ -118,14 +136,14 @@ def checked_advantages(
     shaped, metrics = _guarded(where, lambda: rule.advantages(advantages, entropies, mask, **inputs))
     if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
         raise CreditRuleError(f"{where}: advantages must be a tensor {tuple(advantages.shape)}: got {_shape(shaped)}")
-    if bad := int((~torch.isfinite(shaped[mask])).sum()):
+    if bad := int((~torch.isfinite(shaped) & mask).sum()):
         raise CreditRuleError(f"{where}: {bad} advantages are NaN or infinite")
     return shaped, metrics
 
 
 def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
     """Return `rule.evidence(group, credit)`; refuse anything but evidence of as many rollouts."""
-    where, group = _where(rule, f"group {group.number}"), without_nonfinite(group)
+    where, (group,) = _where(rule, f"group {group.number}"), without_nonfinite([group])
     evidence = _guarded(where, lambda: rule.evidence(group, credit), "evidence() raised")
     if evidence is None:
         return None
@@ -149,7 +167,8 @@ def _guarded(where: str, ask: Callable[[], Any], problem: str = "it raised") -> 
         raise CreditRuleError(f"{where}: {problem} {type(error).__name__}: {error}") from error
 
 
-def _check_tensors(where: str, name: str, tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:
+def _check_shapes(where: str, name: str, tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:
+    name = name.replace("_", " ")
     if not isinstance(tensors, Sequence) or len(tensors) != len(lengths):
         got = len(tensors) if isinstance(tensors, Sequence) else type(tensors).__name__
         raise CreditRuleError(f"{where}: {len(lengths)} rollouts need as many {name}: got {got}")
@@ -158,9 +177,14 @@ def _check_tensors(where: str, name: str, tensors: Sequence[torch.Tensor], lengt
             raise CreditRuleError(
                 f"{where}: the {name} of rollout {i} must be a tensor ({length},): got {_shape(values)}"
             )
-        if not torch.isfinite(values).all():
-            bad = int((~torch.isfinite(values)).sum())
-            raise CreditRuleError(f"{where}: {bad} of {length} {name} of rollout {i} are NaN or infinite")
+
+
+def _check_finite(where: str, tensors: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    for name in sorted(tensors):
+        for i, values in enumerate(tensors[name]):
+            if bad := int((~values.isfinite()).sum()):
+                what = f"{bad} of {len(values)} {name.replace('_', ' ')} of rollout {i}"
+                raise CreditRuleError(f"{where}: {what} are NaN or infinite")
 
 
 def _shape(value: object) -> object:

@@ -209,6 +209,13 @@ def medians(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: median(values) for name, values in held.items() if values}
 
 
+def masked_means(values: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+    """Return the mean of each (numbers, mask) where its mask is true, 0 where it never is; this waits once."""
+    sums = [(torch.where(mask, each.double(), 0.0).sum(), mask.sum().double()) for each, mask in values.values()]
+    numbers = torch.stack([part for pair in sums for part in pair]).view(-1, 2).tolist()
+    return {name: total / max(count, 1.0) for name, (total, count) in zip(values, numbers, strict=True)}
+
+
 class UpdateRule(ABC):
     """Base class of rules that act in the update, on micro-batches, which do not keep a group's rollouts together."""
 

@@ -14,7 +14,7 @@ Next: `transport.geometry`, spans and costs, then `transport.search`, the min ov
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,7 @@ from openrlhf_shear.transport import (
     search_groups,
     span_starts,
 )
+from openrlhf_shear.transport.copies import to_device
 from openrlhf_shear.transport.geometry import token_norms
 
 # Costs are roots of float32 squares. Beyond e.g. 1e19 a token's square is infinite; below 1e-19 it is 0.
@@ -45,12 +46,12 @@ _UNITLESS = ("cosine", "mmd")  # distances without units: `normalize = "none"` h
 class ShearResult:
     """Token weights of a group, and their evidence. Lists have one entry per rollout, in the given order.
 
-    Everything but the weights is on the CPU. Distances are in units of nbar for every `normalize`, and infinite if no
-    rollout opposes; weights are then 1. Of opposing spans at equal distance, the one with the lower index is nearest. A
-    solve that did not converge counts with the bound that it reached.
+    Everything is on the CPU, except for the weights of `shear_weights`. Distances are in units of nbar for every
+    `normalize`, and infinite if no rollout opposes; weights are then 1. Of opposing spans at equal distance, the one
+    with the lower index is nearest. A solve that did not converge counts with the bound that it reached.
     """
 
-    weights: list[torch.Tensor]  # (T_i,) float32 on the device of the hidden states: omega
+    weights: list[torch.Tensor]  # (T_i,) float32: omega; of `shear_weights` on the device of the hidden states
     span_starts: list[torch.Tensor]  # (K_i,) int64: span k covers [start, min(start + window, T_i))
     span_distances: list[torch.Tensor]  # (K_i,) float32
     mean_norm: float  # nbar, in the units of the hidden states, over the measured rollouts; 0.0 if these have no token
@@ -110,7 +111,10 @@ def shear_weights(
 
     Raises ValueError: the inputs do not match.
     """
-    return shear_groups([(hidden_states, correct)], config, search)[0]
+    (result,) = shear_groups([(hidden_states, correct)], config, search)
+    device = hidden_states[0].device if isinstance(hidden_states[0], torch.Tensor) else torch.device("cpu")
+    weights = to_device(torch.cat(result.weights), device).split([len(h) for h in hidden_states])
+    return replace(result, weights=list(weights))
 
 
 @torch.no_grad()
@@ -119,7 +123,7 @@ def shear_groups(
     config: ShearConfig | None = None,
     search: SearchConfig | None = None,
 ) -> list[ShearResult]:
-    """Return `shear_weights` of each group (hidden states, outcomes), all on one device.
+    """Return `shear_weights` of each group (hidden states, outcomes), all on one device, with weights on the CPU.
 
     On CUDA the groups' searches share their kernels, up to the memory of a search. Results are those of each group
     alone, up to a few roundings in the metrics of solves. Arguments are as in `shear_weights`, by group.
@@ -154,11 +158,10 @@ def _weighed(group: "_Group", nearest: SpanSearch | None, config: ShearConfig) -
         scaled = normalize_weights(pooled, config.normalize, group.mean_norm, config.distance)
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
-    on_device = torch.cat(weights).to(hidden_states[0].device).split([len(h) for h in hidden_states])  # a single copy
     shown = solved_fraction, unconverged_fraction, group.nonfinite, sides, nearest_rollouts, nearest_spans
     epsilon = group.epsilon if group.is_mixed else None
     spread = group.spread / epsilon if epsilon is not None and config.distance == "sinkhorn" else None
-    return ShearResult([*on_device], starts, distances, group.mean_norm, *shown, epsilon, spread)
+    return ShearResult(weights, starts, distances, group.mean_norm, *shown, epsilon, spread)
 
 
 def _searched(groups: Sequence["_Group"], config: ShearConfig, search: SearchConfig) -> list[SpanSearch]:

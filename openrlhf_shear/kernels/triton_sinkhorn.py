@@ -14,6 +14,7 @@ from openrlhf_shear.config.spec import TRITON_WINDOW
 from openrlhf_shear.kernels import triton_bounds, triton_costs
 from openrlhf_shear.kernels import triton_kernels as kernels
 from openrlhf_shear.kernels.triton_tables import side_table
+from openrlhf_shear.transport.copies import to_device
 from openrlhf_shear.transport.geometry import Tokens, products
 from openrlhf_shear.transport.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs, unlimited
@@ -92,7 +93,7 @@ class TritonBatch:
         width, most = self._longest[1], max(self._counts[1])
         first, last = ranges
         room = self.tiles[0].max_bytes // (4 * most * width) - int((last - first).max())
-        on_device = ranges.to(self._device)
+        on_device = to_device(ranges, self._device)
         for which in torch.arange(len(first)).split(max(1, room)):
             begin, end, row = int(first[which[0]]), int(last[which[-1]]), int(which[0])
             sums = self._cost.new_empty(end - begin, most, width)
@@ -117,7 +118,7 @@ class TritonBatch:
         return self._pair_bounds(own, others, self._span_log_sums(f, transposed), means)
 
     def _table(self, spans: Sequence[tuple[torch.Tensor, torch.Tensor]], columns: bool) -> torch.Tensor:
-        return side_table(spans, self._counts[0 if columns else 1], self._shapes, columns).to(self._device)
+        return to_device(side_table(spans, self._counts[0 if columns else 1], self._shapes, columns), self._device)
 
     def _make_costs(self) -> None:
         """Make the costs of all tiles, and the logarithms of the sums of exp(-C / eps) over parts of columns."""
@@ -138,10 +139,11 @@ class TritonBatch:
             torch.full((count,), at) for count, at in zip(self._counts[1], accumulate(sizes, initial=0), strict=False)
         ]
         of_spans = (torch.cat(each) for each in zip(*(part[1:] for part in parts), strict=True))
-        self._part_logs = (torch.stack([torch.cat(offsets), *of_spans]).to(self._device), logs) if with_logs else None
+        table = torch.stack([torch.cat(offsets), *of_spans])
+        self._part_logs = (to_device(table, self._device), logs) if with_logs else None
 
     def _finish_costs(self, tile: Tile, ends: torch.Tensor, logs: torch.Tensor, with_logs: bool, block: int) -> None:
-        x, y, ends = Tokens(tile.a.tokens), Tokens(tile.b.tokens), ends.to(self._device)
+        x, y, ends = Tokens(tile.a.tokens), Tokens(tile.b.tokens), to_device(ends, self._device)
         height, width = tile.cost.shape
         step = max(1, tile.max_bytes // 2 // (8 * width))
         tokens, other_tokens = x.tokens.contiguous(), y.tokens.contiguous()
@@ -221,7 +223,7 @@ class TritonBatch:
             rows = pairs[again, 0]
             which = again[(rows >= first_a) & (rows < first_a + len(tile.a))]
             if len(which):
-                local = pairs[which] - torch.tensor([first_a, first_b], device=self._device)
+                local = pairs[which] - to_device(torch.tensor([first_a, first_b]), self._device)
                 solved = SinkhornPairs(tile, self.epsilon).solve(local, limits[which], *how)
                 result.put(which, solved.padded(result.f.shape[1], result.g.shape[1]))
             first_a, first_b = first_a + len(tile.a), first_b + len(tile.b)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from openrlhf_shear.transport.copies import to_device
 from openrlhf_shear.transport.geometry import Spans, token_costs
 from openrlhf_shear.transport.race import PairDistance
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
@@ -172,9 +173,10 @@ def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
     """
     total = len(a.tokens) + len(b.tokens)
     count = min(total, _BANDWIDTH_TOKENS)
-    chosen = (torch.arange(count) * total // count).to(a.tokens.device)
-    first = chosen[chosen < len(a.tokens)]
-    tokens = torch.cat([a.tokens[first], b.tokens[chosen[len(first) :] - len(a.tokens)]])
+    chosen = torch.arange(count) * total // count
+    first = int((chosen < len(a.tokens)).sum())
+    chosen = to_device(chosen, a.tokens.device)
+    tokens = torch.cat([a.tokens[chosen[:first]], b.tokens[chosen[first:] - len(a.tokens)]])
     costs = token_costs(tokens, tokens, a.scale, workspace_bytes=2**20)
     upper = torch.triu_indices(count, count, offset=1, device=tokens.device)
     pairs = costs[upper[0], upper[1]].double()

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 
 from openrlhf_shear.config.shear import SpanCut
+from openrlhf_shear.transport.copies import to_device
 
 # Cancellation spoils a squared distance below this fraction of the two squared norms. These few are recomputed from the
 # difference of the tokens. At the threshold the error of the distance is about 1e-5 of the norm (1e-3 eps).
@@ -76,6 +77,11 @@ class Spans:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @cached_property
+    def _places(self) -> torch.Tensor:
+        """Starts and sizes on the device of the tokens, (2, K)."""
+        return to_device(torch.stack([self.starts, self.sizes]), self.tokens.device)
+
     def blocks(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the part (n, ...) of `rows` (T, ...) that belongs to each span; row t belongs to token t."""
         return (rows[i : i + n] for i, n in zip(self.starts.tolist(), self.sizes.tolist(), strict=True))
@@ -84,7 +90,7 @@ class Spans:
         """Return the means of `values` (..., T) over the tokens of each span: (..., K) float64."""
         # Differences of running sums would be faster, but CUDA's cumsum of floats refuses to be deterministic.
         rows, inside = self.positions(torch.arange(len(self), device=values.device))
-        return values.double()[..., rows].where(inside, 0.0).sum(-1) / self.sizes.to(values.device)
+        return values.double()[..., rows].where(inside, 0.0).sum(-1) / self._places[1]
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Cut the tokens where a span begins or ends. Return the ends (P + 1,) of parts, and each span's [first, last).
@@ -98,7 +104,7 @@ class Spans:
 
     def positions(self, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows (P, n) of the spans `which` (P,), padded with the last row; and a mask, False at padding."""
-        starts, sizes = (each.to(which.device)[which, None] for each in (self.starts, self.sizes))
+        starts, sizes = self._places[:, which, None]
         offsets = torch.arange(int(self.sizes.max()), device=which.device)
         return starts + torch.minimum(offsets, sizes - 1), offsets < sizes
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from openrlhf_shear.transport.copies import to_device
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.tiles import Tile
 
@@ -142,7 +143,7 @@ def _spans_of_pairs(tiles: Sequence[Tile]) -> tuple[torch.Tensor, torch.Tensor]:
         opposing.append(torch.full((rows,), columns))
         shift.append(first_column - pairs - columns * torch.arange(rows))
         pairs, first_column = pairs + rows * columns, first_column + columns
-    opposing, shift = torch.stack([torch.cat(opposing), torch.cat(shift)]).to(tiles[0].device)
+    opposing, shift = to_device(torch.stack([torch.cat(opposing), torch.cat(shift)]), tiles[0].device)
     rows = torch.repeat_interleave(opposing, output_size=pairs)
     return rows, torch.arange(pairs, device=rows.device) + shift[rows]
 

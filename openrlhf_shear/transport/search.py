@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 
 import torch
 
+from openrlhf_shear.transport.copies import to_device
 from openrlhf_shear.transport.geometry import Spans
 from openrlhf_shear.transport.race import PairDistance, Race, least, none_yet
 from openrlhf_shear.transport.tiles import Tile, batches, search_bytes
@@ -179,7 +180,7 @@ def _seen(race: Race) -> list[_Seen]:
     )
     counts = torch.stack([race.solved, race.solved & ~race.converged]).cumsum(1)
     ends = torch.tensor([len(tile.a) * len(tile.b) for tile in race.tiles]).cumsum(0) - 1
-    counts = counts.index_select(1, ends.to(counts.device)).flatten()
+    counts = counts.index_select(1, to_device(ends, counts.device)).flatten()
     parts = [value_a, race.columns[pair_a], value_b, race.rows[pair_b], counts]
     numbers = torch.cat([part.double() for part in parts]).cpu().split([len(part) for part in parts])
     spans_a, spans_b = [len(tile.a) for tile in race.tiles], [len(tile.b) for tile in race.tiles]

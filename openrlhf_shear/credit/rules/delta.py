@@ -29,6 +29,7 @@ import torch
 
 from openrlhf_shear.config.rules import DeltaConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.transport.copies import to_cpu, to_device
 
 _TINY = 1e-8  # least variance of margins
 
@@ -50,48 +51,47 @@ class DeltaRule(CreditRule):
         sides = [[i for i in size if group.rewards[i] > mean], [i for i in size if group.rewards[i] < mean]]
         if not all(sides):
             return Credit(weights)
-        centroids = [_centroid(group, {i: torch.full((group.lengths[i],), size[i]) for i in side}) for side in sides]
-        margins = _margins(group, sides, centroids)
+        states = {i: group.source_states[i] for side in sides for i in side}
+        surprise = {i: to_device(-torch.expm1(group.log_probs[i].float()), states[i].device) for i in states}
+        centroids = [
+            _centroid(states, surprise, {i: torch.full_like(surprise[i], size[i]) for i in side}) for side in sides
+        ]
+        margins = _margins(states, surprise, sides, centroids)
         spread = [_deviation(side) for side in margins]
         for _ in range(self.config.rounds):
             near = [
-                {i: size[i] * torch.sigmoid(row / gamma).cpu() for i, row in side.items()}
+                {i: size[i] * torch.sigmoid(row / gamma) for i, row in side.items()}
                 for side, gamma in zip(margins, spread, strict=True)
             ]
-            centroids = [_centroid(group, side) for side in near]
+            centroids = [_centroid(states, surprise, side) for side in near]
             spread = [_deviation(side) for side in margins]
-            margins = _margins(group, sides, centroids)
+            margins = _margins(states, surprise, sides, centroids)
         low, high = self.config.low, self.config.high
-        for side, gamma in zip(margins, spread, strict=True):
-            for i, row in side.items():
-                weights[i] = low + (high - low) * torch.sigmoid(row / gamma).cpu()
-        mean_weight = torch.cat([weights[i] for side in sides for i in side]).mean()
-        for i in (i for side in sides for i in side):
-            weights[i] = weights[i] / mean_weight
+        pairs = [(row, gamma) for side, gamma in zip(margins, spread, strict=True) for row in side.values()]
+        rows = [low + (high - low) * torch.sigmoid(row / gamma) for row, gamma in pairs]
         apart = (centroids[0] - centroids[1]).norm() / (centroids[0].norm() + centroids[1].norm()).clamp(min=_TINY)
+        apart, *rows = to_cpu([apart, *rows])
+        mean_weight = torch.cat(rows).mean()
+        for i, row in zip(states, rows, strict=True):
+            weights[i] = row / mean_weight
         return Credit(weights, {"centroids_apart": apart.item()})
 
 
-def _surprise(group: RolloutGroup, i: int) -> torch.Tensor:
-    """Return 1 - pi(y_t), (T_i,) float32 on the device of the states."""
-    return -torch.expm1(group.log_probs[i].float()).to(group.source_states[i].device)
+# v = surprise * state: `states` (T_i, d) and `surprise` 1 - pi(y_t), (T_i,) float32, by rollout and on one device.
 
 
-def _centroid(group: RolloutGroup, weights: dict[int, torch.Tensor]) -> torch.Tensor:
+def _centroid(states: dict, surprise: dict, weights: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return the weighted mean (d,) of v over the rollouts, whose weights are (T_i,)."""
-    total = 0.0
-    for i, row in weights.items():
-        states = group.source_states[i].float()
-        total = total + (row.to(states.device) * _surprise(group, i)) @ states
-    return total / sum(row.sum().item() for row in weights.values())
+    total = sum((row * surprise[i]) @ states[i].float() for i, row in weights.items())
+    return total / sum(row.sum().double() for row in weights.values())
 
 
-def _margins(group: RolloutGroup, sides: list[list[int]], centroids: list[torch.Tensor]) -> list[dict]:
+def _margins(states: dict, surprise: dict, sides: list[list[int]], centroids: list[torch.Tensor]) -> list[dict]:
     """Return m of both sides' rollouts, by rollout (T_i,): 2 (mu_own - mu_other) (v - (mu_own + mu_other) / 2)."""
     middle = (centroids[0] + centroids[1]) / 2
     margins = []
     for side, across in zip(sides, (centroids[0] - centroids[1], centroids[1] - centroids[0]), strict=True):
-        rows = ((i, _surprise(group, i) * (group.source_states[i].float() @ across)) for i in side)
+        rows = ((i, surprise[i] * (states[i].float() @ across)) for i in side)
         margins.append({i: 2 * (row - middle @ across) for i, row in rows})
     return margins
 

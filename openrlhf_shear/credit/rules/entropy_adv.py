@@ -6,7 +6,7 @@
 import torch
 
 from openrlhf_shear.config import EntropyAdvConfig
-from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.credit.rule import UpdateRule, masked_means
 
 
 class EntropyAdvRule(UpdateRule):
@@ -21,11 +21,6 @@ class EntropyAdvRule(UpdateRule):
         self, advantages: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float]]:
         bonus, most = self.config.alpha * entropies, advantages.abs() / self.config.kappa
-        credited = mask & (advantages != 0)
-        count = max(int(credited.sum()), 1)
-        metrics = {
-            "entropy": entropies[mask].mean().item() if mask.any() else 0.0,
-            "bonus": torch.minimum(bonus, most)[credited].sum().item() / count,
-            "capped": (bonus > most)[credited].sum().item() / count,
-        }
-        return advantages + torch.minimum(bonus, most), metrics
+        credited, shaped = mask & (advantages != 0), torch.minimum(bonus, most)
+        means = {"entropy": (entropies, mask), "bonus": (shaped, credited), "capped": (bonus > most, credited)}
+        return advantages + shaped, masked_means(means)

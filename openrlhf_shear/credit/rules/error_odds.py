@@ -18,7 +18,7 @@ import torch
 
 from openrlhf_shear.config.shear import ErrorOddsConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
-from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.credit.shear import shear_groups
 
 _LEAST_SURPRISAL = 1e-3  # nats; below it a token is as good as certain
 
@@ -51,9 +51,9 @@ class ErrorOddsRule(CreditRule):
 
     def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Return for each rollout (T_i,), on the CPU, what rises at an error: SHEAR's weights; and metrics."""
-        result = shear_weights(group.hidden_states, group.correct, self.config.shear, self.search)
+        (result,) = shear_groups([(group.hidden_states, group.correct)], self.config.shear, self.search)
         metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
-        return [row.cpu() for row in result.weights], metrics | result.spread_metrics
+        return result.weights, metrics | result.spread_metrics
 
     def _odds(self, signal: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         surprisal = (-log_probs).clamp(min=_LEAST_SURPRISAL).log()

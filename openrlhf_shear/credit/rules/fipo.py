@@ -22,7 +22,7 @@ The ratio is 1 until the first optimizer step on a batch of rollouts: a run with
 import torch
 
 from openrlhf_shear.config.rules import FipoConfig
-from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.credit.rule import UpdateRule, masked_means
 
 _SAFE = (0.8, 1.0)  # f_t of blamed tokens whose probability rose most
 
@@ -52,7 +52,6 @@ class FipoRule(UpdateRule):
         weights = future.exp().clamp(low, high)
         unsafe = self._exceeds(rise, self.config.safety) & (advantages < 0)
         weights = torch.where(unsafe, weights.clamp(*_SAFE), weights)
-        count = max(int(mask.sum()), 1)
         means = {
             "future_kl": future,
             "weight": weights,
@@ -60,7 +59,7 @@ class FipoRule(UpdateRule):
             "outliers": outlier,
             "unsafe": unsafe,
         }
-        metrics = {name: values[mask].sum().item() / count for name, values in means.items()}
+        metrics = masked_means({name: (values, mask) for name, values in means.items()})
         return torch.where(mask, (advantages * weights).to(advantages.dtype), advantages), metrics
 
     @staticmethod

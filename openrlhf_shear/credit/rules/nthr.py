@@ -27,6 +27,7 @@ import torch
 
 from openrlhf_shear.config.rules import NthrConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.transport.copies import to_cpu, to_device
 
 
 class NthrRule(CreditRule):
@@ -60,9 +61,11 @@ class NthrRule(CreditRule):
         matrix = torch.zeros(len(entries), states.shape[1], device=states.device)  # M
         for g, h in (pair for i in right for pair in _gradients(group, i, entries)):
             matrix.addmm_(g.T, h)
+        rows = [[((g @ matrix) * h).sum(1) for g, h in _gradients(group, i, entries)] for i in (*right, *wrong)]
+        parts = iter(to_cpu(part for of_rollout in rows for part in of_rollout))
         scores = {
-            i: torch.cat([torch.empty(0), *(((g @ matrix) * h).sum(1).cpu() for g, h in _gradients(group, i, entries))])
-            for i in (*right, *wrong)
+            i: torch.cat([torch.empty(0), *(next(parts) for _ in of_rollout)])
+            for i, of_rollout in zip((*right, *wrong), rows, strict=True)
         }
         return scores, self.config.beta * min(scores[i].mean().item() for i in right if group.lengths[i])
 
@@ -70,8 +73,9 @@ class NthrRule(CreditRule):
 def _gradients(group: RolloutGroup, i: int, entries: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield g (n, V') and h (n, d) of a few tokens at a time, float32; `entries` (V',) are the ids of g, ascending."""
     states = group.source_states[i]
+    places, entries = torch.searchsorted(entries, group.token_ids[i]), to_device(entries, states.device)
+    places = to_device(places, states.device)
     for tokens, log_probs in group.lm_head.chunks(states):
-        errors = -log_probs[:, entries.to(states.device)].exp()
-        place = torch.searchsorted(entries, group.token_ids[i][tokens]).to(states.device)
-        errors[torch.arange(len(errors), device=states.device), place] += 1
+        errors = -log_probs[:, entries].exp()
+        errors[torch.arange(len(errors), device=states.device), places[tokens]] += 1
         yield errors, states[tokens].float()

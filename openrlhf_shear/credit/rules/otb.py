@@ -31,6 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 from openrlhf_shear.config.rules import OtbConfig
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.transport.copies import to_cpu, to_device
 
 
 class OtbRule(CreditRule):
@@ -51,7 +52,7 @@ class OtbRule(CreditRule):
         rated = [i for i, reward in enumerate(group.rewards) if not math.isnan(reward) and group.lengths[i]]
         if not rated:
             return Credit(advantages=advantages)
-        rows = [energies(group.lm_head, group.source_states[i], group.token_ids[i]) for i in rated]
+        rows = to_cpu(energies(group.lm_head, group.source_states[i], group.token_ids[i]) for i in rated)
         there = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True).double()
         energy = pad_sequence([row.cumsum(0) for row in rows], batch_first=True)
         shares = torch.where(energy.sum(0) > 0, energy, there)
@@ -66,15 +67,15 @@ class OtbRule(CreditRule):
 
 
 def energies(head: LMHead, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return e of each token, (T,) float64 on the CPU, given its source state (T, d) and its id (T,).
+    """Return e of each token, (T,) float64 on the states' device, given its source state (T, d) and its id (T,).
 
     All four tokens have probability 1/4, so e is 1 - 2/4 + 4/16:
 
     >>> energies(LMHead(torch.zeros(4, 2)), torch.ones(1, 2), torch.tensor([3])).item()
     0.75
     """
-    parts = [torch.empty(0, dtype=torch.float64)]
+    parts, ids = [], to_device(ids, states.device)
     for tokens, log_probs in head.chunks(states):
-        others = log_probs.exp().scatter_(1, ids[tokens, None].to(log_probs.device), 0.0)
-        parts.append((others.sum(1).square() + others.square().sum(1)).double().cpu())
+        others = log_probs.exp().scatter_(1, ids[tokens, None], 0.0)
+        parts.append((others.sum(1).square() + others.square().sum(1)).double())
     return torch.cat(parts)

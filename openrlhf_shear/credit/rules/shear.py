@@ -11,7 +11,7 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup, medians
-from openrlhf_shear.credit.shear import ShearResult, shear_groups, shear_weights
+from openrlhf_shear.credit.shear import ShearResult, shear_groups
 
 
 class ShearRule(CreditRule):
@@ -24,7 +24,7 @@ class ShearRule(CreditRule):
         self.config = config or ShearConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
-        return self._credit(shear_weights(group.hidden_states, group.correct, self.config, self.search))
+        return self._credit(*shear_groups([(group.hidden_states, group.correct)], self.config, self.search))
 
     def credits(self, groups: Sequence[RolloutGroup]) -> list[Credit]:
         """Return the credit of each group; on CUDA their searches share kernels. A subclass's `credit` is respected."""

@@ -158,7 +158,7 @@ def test_a_nan_in_any_one_of_the_needs_of_a_rule_is_seen(name, need):
 
 def test_a_group_of_finite_numbers_is_unchanged():
     failed, bad = broken(math.nan)
-    assert without_nonfinite(failed) is failed
-    found = without_nonfinite(bad)
+    (same,), (found,) = without_nonfinite([failed]), without_nonfinite([bad])
+    assert same is failed
     assert found.correct == failed.correct and math.isnan(found.rewards[3])
     assert found.hidden_states[3].isnan().any() and not found.log_probs[3].any()

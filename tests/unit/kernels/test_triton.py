@@ -14,11 +14,17 @@ import numpy as np
 import pytest
 import torch
 from clouds import clouds, islands
+from far_device import Far, counted_waits, there
 from oracle import entropic
 
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
+from torch.utils._pytree import tree_map  # noqa: E402
+from triton.runtime.interpreter import GridExecutor  # noqa: E402
+
+from openrlhf_shear.config import SearchConfig, ShearConfig  # noqa: E402
 from openrlhf_shear.config.shear import SpanCut  # noqa: E402
+from openrlhf_shear.credit.shear import shear_groups, shear_weights  # noqa: E402
 from openrlhf_shear.kernels.triton_sinkhorn import TritonBatch, TritonSinkhorn  # noqa: E402
 from openrlhf_shear.transport import SinkhornPairs, Spans, search_groups, search_spans  # noqa: E402
 from openrlhf_shear.transport.sinkhorn import log_domain_potentials  # noqa: E402
@@ -68,7 +74,7 @@ def run_again(*words: str, **variables: str) -> str:
 
 @compiled
 def test_in_the_interpreter():
-    assert run_again(TRITON_INTERPRET="1").startswith("19 passed")
+    assert run_again(TRITON_INTERPRET="1").startswith("20 passed")
 
 
 @compiled
@@ -326,6 +332,31 @@ def test_a_search_agrees_with_the_reference():
         for found_side, other in zip(*(search.sides for search in found), strict=True)
     )
     assert not found[0].table.solved.all()
+
+
+@interpreted
+def test_the_waits_of_a_search_of_many_groups_are_those_of_a_search_of_one(monkeypatch):
+    """SHEAR waits for the norms, the spread, the distinct seeds, the pairs left, and the results; and in each turn."""
+    run = GridExecutor.__call__
+
+    def on_near(self, *args, **kwargs):
+        with torch._C.DisableTorchFunction():
+            return run(self, *tree_map(lambda each: each.near if isinstance(each, Far) else each, args), **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", on_near)
+    clouds_of = [clouds("prefix", lengths) for lengths in ((26, 9, 25, 9, 8, 7), (9, 30), (15, 16, 17))]
+    groups = [(states, ([True, False, None] * 2)[: len(states)]) for states in clouds_of]
+    config, search = ShearConfig(window=10, stride=5), SearchConfig(max_cost_bytes=2**28)
+    for count in (1, 3):
+        with counted_waits() as waits:
+            found = shear_groups([(there(states), outcomes) for states, outcomes in groups[:count]], config, search)
+        in_turns = [line for line in waits if line.endswith((".tolist()", "torch.nonzero(flagged)[:, 0]"))]
+        turns = max(waits[line] for line in in_turns if "race.py" in line)
+        assert sum(waits.values()) == 5 + 2 * turns + 1 and turns <= 3, waits  # the seeds are solved before the turns
+        for result, (states, outcomes) in zip(found, groups, strict=False):
+            expected = shear_weights(states, outcomes, config, SearchConfig(backend="torch"))
+            for rows in zip(result.weights, expected.weights, strict=True):
+                torch.testing.assert_close(*rows, rtol=0, atol=ACCURACY * result.epsilon)
 
 
 @compiled
