@@ -106,7 +106,7 @@ def answer_to(question: Question, folder: Path) -> dict:
     start = start_policy(settings)
     variants = parse_rules(f"{question.baseline},{question.rule}")
     identity = fingerprint(start)
-    rates = tuned(TRIALS, settings, variants, start, identity, folder)
+    rates = tuned(TRIALS, settings, variants, start, identity, folder, train=False)
     wanted = jobs(settings, variants, SEEDS, start, identity, folder, rates)
     runs = [run for run in finished(wanted) if run.seed in SEEDS]
     by = {variant.name: {run.seed: run for run in runs if run.rule == variant.name} for variant in variants}

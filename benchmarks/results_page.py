@@ -7,11 +7,14 @@ A row of the page is an entry of `results_rows.toml`. What a row leaves out come
 
 import argparse
 import json
+import lzma
 import re
 import tomllib
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
-from openrlhf_shear.report.estimates import Paired
+from openrlhf_shear.report.estimates import Paired, paired
 from openrlhf_shear.report.figures import Picture, Series, columns, plot_rows, render, spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,11 +25,16 @@ HEADER = "| result | command | commit | log and curve |\n| --- | --- | --- | ---
 NO_COMMIT = "not recorded"
 LONGEST = 150  # characters of a command; the file has the whole
 
+LAB_FILES = ("all", "fresh", "controls", "rate5e-5", "rate1e-4", "rate2e-4")
+TUNED = "tuned"
 RULES = {  # of the chart, in the order of its rows
     "shear": "SHEAR",
-    "error_odds": "error_odds: surprisal\nand the rise of SHEAR's weights",
-    "error_odds/rise=0": "error_odds without the rise:\nno hidden states",
+    "shear/matched": "as much blame, spread evenly",
+    "error_odds": "error_odds",
+    "error_odds/matched": "as much blame, spread evenly ",
     "oracle_first_wrong": "blame on the known\nfirst error (a reference)",
+    "oracle_first_wrong/matched": "as much blame, spread evenly  ",
+    TUNED: "GRPO at its best\nlearning rate",
 }
 
 
@@ -34,20 +42,13 @@ RULES = {  # of the chart, in the order of its rows
 
 
 def chart() -> Picture:
-    """Return the README's chart: mean accuracy over GRPO, of rules on both tasks of the lab."""
-    found = {
-        "Credit lab, 0.6M, 10 seeds": ("blue", lab_gains()),
-        "Bookkeeping, 1.9M, 14 seeds": ("vermilion", bookkeeping_gains("over uniform", "primary")),
-        "Bookkeeping, 5.1M, 14 seeds": ("purple", bookkeeping_gains("5.1M")),
-    }
-    series = [
-        Series(label, label, ink, [gains.get(rule) for rule in RULES], hollow=ink == "purple")
-        for label, (ink, gains) in found.items()
-    ]
+    """Return the README's chart: mean accuracy over GRPO of rules, of their matched controls, and of tuned GRPO."""
+    found = {"Chain arithmetic, 0.6M": ("blue", lab_gains()), "Bookkeeping, 1.9M": ("vermilion", bookkeeping_gains())}
+    series = [Series(label, label, ink, [gains.get(rule) for rule in RULES]) for label, (ink, gains) in found.items()]
     numbers = {title: column for each in series for title, column in spread(each.title, each.numbers).items()}
     return Picture(
         *("results", "Points of mean accuracy over GRPO", "two small tasks whose every first error is known"),
-        "Mean accuracy over the training steps minus that of GRPO, with 95% intervals paired over seeds.",
+        "Mean accuracy over the training steps minus GRPO's at 1e-4, with 95% intervals over 5 to 14 paired seeds.",
         *columns({"rule": list(RULES), **numbers}),
         lambda axis, theme: plot_rows(
             *(axis, theme, list(RULES.values()), series), xlabel="Difference (percentage points)", line=0, scale=100
@@ -57,15 +58,34 @@ def chart() -> Picture:
 
 
 def lab_gains() -> dict[str, Paired]:
-    """Return the gain in mean accuracy over GRPO of each rule on chain arithmetic."""
-    rules = read("credit_lab_all")["rules"]
-    return {row["rule"]: Paired(**row["against"]["baseline"]["mean"]) for row in rules if "baseline" in row["against"]}
+    """Return the gain in mean accuracy over GRPO on chain arithmetic: on fresh seeds, and the references' on others."""
+    files = {name: {row["rule"]: row["runs"] for row in read(f"credit_lab_{name}")["rules"]} for name in LAB_FILES}
+    fresh, controls = files["fresh"], files["controls"]
+    gains = {rule: gain(fresh[rule], fresh["uniform"]) for rule in ("shear", "error_odds", "error_odds/matched")}
+    gains["shear/matched"] = gain(files["all"]["shear/matched"], files["all"]["uniform"])
+    references = "oracle_first_wrong", "oracle_first_wrong/matched"
+    gains |= {rule: gain(controls[rule], controls["uniform"]) for rule in references}
+    rates = [files[f"rate{rate}"]["uniform"] for rate in ("5e-5", "1e-4", "2e-4")]
+    return gains | {TUNED: max((gain(runs, rates[1]) for runs in rates), key=lambda each: each.mean)}
 
 
-def bookkeeping_gains(*parts: str) -> dict[str, Paired]:
-    """Return the same on bookkeeping, from these parts of the comparison."""
-    rows = [row for row in read("ledger_comparison")["differences"] if row["part"] in parts]
-    return {row["rule"]: Paired(**row["mean"]) for row in rows if row["over"] == "uniform"}
+def bookkeeping_gains() -> dict[str, Paired]:
+    """Return the same on bookkeeping, of seeds 0 to 13; GRPO at its best rate is that of the rates with all seeds."""
+    with lzma.open(RESULTS / "bookkeeping_runs.jsonl.xz", "rt") as lines:
+        runs = [run for run in map(json.loads, lines) if run["seed"] < 14 and "start" not in run["settings"]]
+    by_rule = defaultdict(list)
+    for run in runs:
+        by_rule[run["rule"], run["settings"].get("learning_rate", 1e-4)].append(run | {"mean": fmean(run["accuracy"])})
+    grpo = by_rule["uniform", 1e-4]
+    gains = {rule: gain(by_rule[rule, 1e-4], grpo) for rule in RULES if by_rule[rule, 1e-4]}
+    rates = [gain(by_rule["uniform", rate], grpo) for rate in (1e-4, 2e-4)]
+    return gains | {TUNED: max(rates, key=lambda each: each.mean)}
+
+
+def gain(runs: list[dict], others: list[dict]) -> Paired:
+    """Return the difference in mean accuracy over the seeds that both have."""
+    theirs = {run["seed"]: run["mean"] for run in others}
+    return paired([run["mean"] - theirs[run["seed"]] for run in runs if run["seed"] in theirs])
 
 
 # ── The page ──

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from openrlhf_shear.lab.settings import SHIPPED
-from openrlhf_shear.lab.trials import BASELINE, QUICK, TRACKS, QuickTrials
+from openrlhf_shear.lab.trials import BASELINE, QUICK, SEEDS, TRACKS, Tuning, parse_rates
 from openrlhf_shear.line import frame
 
 ROWS = Path("benchmarks/results/credit_bench.jsonl")
@@ -17,11 +17,11 @@ PAGE, SORTED = Path("docs/credit-bench.md"), Path("docs/leaderboard.html")
 EPILOG = """\
 examples:
   {prog} run --rules my_module:MyRule,my_module:MyRule/matched
-  {prog} run --rules shear --tasks bookkeeping --seeds 0 --output runs/ledger/lab    # trains nothing
+  {prog} run --rules shear --tasks bookkeeping --read_only --output runs/ledger/lab    # trains nothing
   {prog} table
 
-Rules have the names of the lab (shear-lab --help). uniform, which is GRPO, is trained beside them. Finished runs are
-kept, and the same command resumes.
+Rules have the names of the lab (shear-lab --help). uniform, which is GRPO, is trained beside them. Every row has all
+seeds of its task. Finished runs are kept, and the same command resumes.
 """
 INTERRUPTED = "interrupted; finished runs are kept, and the same command resumes"
 
@@ -40,7 +40,10 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "--start", default=SHIPPED, metavar="POLICY", help="start policy, as for the lab (default: shipped)"
     )
     run.add_argument("--learning-rate", type=float, default=1e-4, metavar="RATE", help="of all rules (default: 1e-4)")
-    frame.add_knobs(run.add_argument_group("seeds, and the learning rate of each rule"), QuickTrials)
+    about = "also train uniform at these rates, e.g. 7e-5,1.4e-4,2e-4: rules are compared with it at equal steps"
+    run.add_argument("--baseline_rates", metavar="RATE,...", help=about)
+    run.add_argument("--read_only", action="store_true", help="read the finished runs, and train nothing")
+    frame.add_knobs(run.add_argument_group("the learning rate of each rule"), Tuning)
     table = frame.plainly(actions.add_parser("table", help="make the leaderboard from the rows", description=__doc__))
     about = "page to update (default: %(default)s)"
     table.add_argument("--page", type=Path, metavar="FILE.md", default=PAGE, help=about)
@@ -58,7 +61,8 @@ def main(args: argparse.Namespace) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     frame.at_least(args, continuations=1)
-    trials = frame.knobs_of(args, QuickTrials)
+    trials = frame.knobs_of(args, Tuning)
+    rates = parse_rates(args.baseline_rates) if args.baseline_rates else []
     tasks = args.tasks.split(",")
     if unknown := [task for task in tasks if task not in TRACKS]:
         raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TRACKS)}")
@@ -69,31 +73,43 @@ def _run(args: argparse.Namespace) -> None:
     from openrlhf_shear.lab.policy import fingerprint, start_policy
     from openrlhf_shear.lab.runs import finished, jobs, run_all
     from openrlhf_shear.lab.tuning import tuned
-    from openrlhf_shear.lab.variants import parse_rules
+    from openrlhf_shear.lab.variants import Variant, parse_rules
+    from openrlhf_shear.lab.worth import LabRun
     from openrlhf_shear.report.bootstrap import Bootstrap
 
     variants = parse_rules(args.rules)
     if BASELINE not in [variant.name for variant in variants]:
         variants = [*parse_rules(BASELINE), *variants]
     torch.set_num_threads(1)
-    for task in tasks:
+
+    def write_rows(task: str) -> None:
         settings = replace(TRACKS[task], start=args.start, learning_rate=args.learning_rate)
         for variant in variants:  # errors in a rule show before anything is sampled
             variant.rule(settings)
         start = start_policy(settings)
         identity = fingerprint(start)
+        place = start, identity, args.output
+        best = tuned(trials, settings, variants, *place, train=not args.read_only)
+
+        def runs_at(rates: dict[str, float], rules: list[Variant]) -> list[LabRun]:
+            wanted = jobs(settings, rules, SEEDS[task], *place, rates)
+            found = finished(wanted) if args.read_only else run_all(wanted, trials.workers)
+            return [run for run in found if run.seed in SEEDS[task]]
+
+        runs = runs_at(best, variants)
+        baseline = [variant for variant in variants if variant.name == BASELINE]
+        its = {rate: runs_at({BASELINE: rate}, baseline) for rate in {*rates} - {best[BASELINE]}}
+        its[best[BASELINE]] = [run for run in runs if run.rule == BASELINE]
         version = bench.task_version(settings, start)
-        best = tuned(trials, settings, variants, start, identity, args.output)
-        wanted = jobs(settings, variants, trials.judging, start, identity, args.output, best)
-        runs = run_all(wanted, trials.workers) if trials.seeds else finished(wanted)
         truth = bench.kept_truth(settings, start, identity, args.continuations, args.output)
-        its = [run for run in runs if run.rule == BASELINE]
         about = {"version": version, "start": identity[:12], "baseline_learning_rate": best[BASELINE]}
         for variant in frame.progress(variants, task, unit="rule"):
             mine = [run for run in runs if run.rule == variant.name]
-            at_rate = bench.at_rate(settings, best, variant)
-            bench.write_row(bench.make_row(at_rate, variant, mine, its, truth, about, Bootstrap()), args.rows)
-            print(f"{args.rows}: {variant.name}", file=sys.stderr)
+            row = bench.make_row(bench.at_rate(settings, best, variant), variant, mine, its, truth, about, Bootstrap())
+            print(f"{args.rows}: {variant.name}{bench.write_row(row, args.rows)}", file=sys.stderr)
+
+    for task in tasks:
+        write_rows(task)
 
 
 def _table(args: argparse.Namespace) -> None:

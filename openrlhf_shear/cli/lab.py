@@ -100,7 +100,7 @@ def main(args: argparse.Namespace) -> None:
     }
 
     identity = fingerprint(start)
-    best = tuned(trials, settings, variants, start, identity, args.output)
+    best = tuned(trials, settings, variants, start, identity, args.output, train=trials.seeds > 0)
     wanted = jobs(settings, variants, trials.judging, start, identity, args.output, best)
     settings_shown = asdict(settings) | ({"learning_rate": best} if trials.rates else {})
     if trials.seeds:  # print placements first, since runs take longer; without notes on pictures that need the runs

@@ -111,8 +111,7 @@ def prediction(
 ) -> Estimate:
     """Return Spearman's correlation, over rules, of the rank correlation with the gain in training.
 
-    The interval is over seeds: seeds that the same rules have are drawn together, so that pairs stay pairs. It says
-    nothing about rules that are not here.
+    The interval is over rules and seeds: seeds that the same rules have are drawn together, so that pairs stay pairs.
 
     Args:
         correlations: by rule.
@@ -124,10 +123,11 @@ def prediction(
         blocks[tuple(rule for rule in rules if seed in gains[rule])].append(seed)
     x = np.array([correlations[rule] for rule in rules], dtype=float)
 
-    def rho(times: Mapping[int, float]) -> float:
+    def rho(times: Mapping[int, float], chosen: Sequence[int] | slice = slice(None)) -> float:
         weights = [np.array([times[seed] for seed in gains[rule]]) for rule in rules]
         sums = [float(np.dot(times, [*gains[rule].values()])) for rule, times in zip(rules, weights, strict=True)]
-        return spearman_of(x, ratio(np.array(sums), np.array([times.sum() for times in weights])))
+        gain = ratio(np.array(sums), np.array([times.sum() for times in weights]))
+        return spearman_of(x[chosen], gain[chosen])
 
     seeds = [seed for block in blocks.values() for seed in block]
     value, low, high = rho(dict.fromkeys(seeds, 1.0)) if rules else np.nan, None, None
@@ -135,7 +135,13 @@ def prediction(
         warning = "not defined: it needs three rules whose correlations and whose gains differ"
         return Estimate(None, None, None, len(seeds), len(rules), warning=warning)
     draws = [Bootstrap(bootstrap.resamples, bootstrap.seed + i).draws(len(b)) for i, b in enumerate(blocks.values())]
-    drawn = np.array([rho(dict(zip(seeds, np.concatenate(each), strict=True))) for each in zip(*draws, strict=True)])
+    chosen = np.random.default_rng(bootstrap.seed).integers(len(rules), size=(bootstrap.resamples, len(rules)))
+    drawn = np.array(
+        [
+            rho(dict(zip(seeds, np.concatenate(each), strict=True)), rows)
+            for *each, rows in zip(*draws, chosen, strict=True)
+        ]
+    )
     drawn = drawn[np.isfinite(drawn)]
     if len(drawn):
         low, high = interval(drawn)

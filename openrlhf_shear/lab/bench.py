@@ -17,7 +17,8 @@ from openrlhf_shear.data.writing import beside, write_text
 from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vine_alignment
 from openrlhf_shear.lab.placement import placement, start_models, traces
 from openrlhf_shear.lab.runs import digest
-from openrlhf_shear.lab.settings import TRIED, LabSettings
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.step_size import over_equal_steps, step_kl
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.trials import BASELINE
 from openrlhf_shear.lab.variants import Variant
@@ -26,7 +27,7 @@ from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.comparisons import iqm, probability_of_improvement
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
-from openrlhf_shear.report.provenance import distinct, provenance
+from openrlhf_shear.report.provenance import distinct, provenance, same_kind
 from openrlhf_shear.tasks.arithmetic.policy import load_policy
 
 _EXAMPLES = 32  # problems of each split in a version
@@ -81,7 +82,7 @@ def make_row(
     settings: LabSettings,
     variant: Variant,
     runs: Sequence[LabRun],
-    its: Sequence[LabRun],
+    baselines: Mapping[float, Sequence[LabRun]],
     truth: Truth,
     about: Mapping,
     bootstrap: Bootstrap,
@@ -89,21 +90,23 @@ def make_row(
     """Return a rule's row, as JSON values.
 
     Args:
-        runs, its: the finished runs of the rule and of the baseline; seeds that both have are compared.
+        runs: the finished runs of the rule.
+        baselines: those of the baseline, by learning rate; seeds that the rule has too are compared.
         about: further entries: `version`, `start` and `baseline_learning_rate`.
     """
-    others = {run.seed: run for run in its}
+    others = {run.seed: run for run in baselines.get(about["baseline_learning_rate"], ())}
     pairs = [(run, others[run.seed]) for run in sorted(runs, key=lambda run: run.seed) if run.seed in others]
     measures = measures_of(run for pair in pairs for run in pair)
     measure = EVALUATED if EVALUATED in measures else "mean"
-    scores, baselines = [getattr(run, measure) for run, _ in pairs], [getattr(other, measure) for _, other in pairs]
-    differences = [score - other for score, other in zip(scores, baselines, strict=True)]
+    scores, their = [getattr(run, measure) for run, _ in pairs], [getattr(other, measure) for _, other in pairs]
+    differences = [score - other for score, other in zip(scores, their, strict=True)]
     compared = variant.name != BASELINE and bool(pairs)
     placed = placement(traces(settings, variant, truth.known), bootstrap)
     return plain(
         {
             "rule": variant.name,
             "knobs": variant.identity(settings),
+            "oracle": variant.reads_truth(settings),
             "task": settings.task,
             **about,
             "setting": setting_of(settings),
@@ -113,8 +116,11 @@ def make_row(
             "score": sum(scores) / len(scores) if scores else None,
             "difference": paired(differences) if compared else None,
             "final": paired([run.final - other.final for run, other in pairs]) if compared else None,
+            "step_kl": step_kl([run for run, _ in pairs]) / step_kl([other for _, other in pairs]) if pairs else None,
+            "equal_steps": over_equal_steps([run for run, _ in pairs], baselines, measure) if compared else None,
+            "same_kind": all(same_kind(run.made, other.made) is not False for run, other in pairs),
             "iqm": iqm(differences, bootstrap) if compared else None,
-            "improvement": probability_of_improvement(scores, baselines, bootstrap) if compared else None,
+            "improvement": probability_of_improvement(scores, their, bootstrap) if compared else None,
             **rule_alignment(settings, variant, truth, bootstrap),
             "ceiling": vine_alignment(truth, bootstrap)["correlation"],
             "continuations": truth.values.continuations,
@@ -139,14 +145,29 @@ def _cost(runs: Iterable[LabRun]) -> float | None:
     return median(shares) if shares and max(shares) > 0 else None
 
 
-def write_row(row: Mapping, file: Path) -> None:
+def write_row(row: Mapping, file: Path) -> str:
     """Write a row to a file of JSON lines, over an earlier row of the same rule, task, version, start and setting.
 
-    Rates are part of the setting here. Seeds that judge and seeds that do not (`is_tried`) have a row each.
+    Rates are part of the setting here. Return what to say of the earlier row; "" without one.
+
+    Raises:
+        ValueError: the earlier row has more seeds, or is of another rule of that name.
     """
-    rows = {_key(each): each for each in [*read_rows(file), row]}
+    rows = {_key(each): each for each in read_rows(file)}
+    earlier, said = rows.get(_key(row)), ""
+    if earlier:
+        if earlier["knobs"] != row["knobs"]:
+            raise ValueError(f"{file}: another rule there is called {row['rule']}; rename yours, or remove that row")
+        if len(earlier["seeds"]) > len(row["seeds"]):
+            seeds = f"{len(earlier['seeds'])} seeds, and this one {len(row['seeds'])}"
+            raise ValueError(f"{file}: the row of {row['rule']} there has {seeds}; train the missing ones")
+        if earlier["score"] is not None:
+            kind = {True: "the same kind of", False: "another kind of", None: "an unknown"}[same_kind(row, earlier)]
+            said = f": {row['score']:.4f}, earlier {earlier['score']:.4f} on {kind} machine"
+    rows[_key(row)] = row
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, "".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
+    return said
 
 
 def read_rows(file: Path) -> list[dict]:
@@ -162,12 +183,7 @@ def read_rows(file: Path) -> list[dict]:
 def _key(row: Mapping) -> str:
     """Return what no two rows of a file share."""
     names = ("task", "version", "rule", "start", "setting", "learning_rate", "baseline_learning_rate")
-    return json.dumps([row[name] for name in names] + [is_tried(row)], sort_keys=True)
-
-
-def is_tried(row: Mapping) -> bool:
-    """Return whether a row's seeds are those on which rules were tried, which judge nothing."""
-    return min(row["seeds"], default=0) >= TRIED
+    return json.dumps([row[name] for name in names], sort_keys=True)
 
 
 def at_rate(settings: LabSettings, rates: Mapping[str, float], variant: Variant) -> LabSettings:

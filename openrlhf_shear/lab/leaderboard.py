@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openrlhf_shear.lab.alignment import VINE, prediction
-from openrlhf_shear.lab.bench import is_tried
 from openrlhf_shear.lab.pictures import prediction_picture
-from openrlhf_shear.lab.settings import TRIED, LabSettings
-from openrlhf_shear.lab.trials import BASELINE
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.trials import BASELINE, SEEDS
 from openrlhf_shear.lab.worth import EVALUATED
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.estimates import Estimate, Form, Paired
@@ -23,12 +22,19 @@ PRINTED = (
     "<!-- printed by python -m openrlhf_shear.cli.credit_bench table -->"  # scripts/prose.py skips the table below
 )
 HEADER = (
-    *("Rule", "Seeds", f"Over {BASELINE}", f"Final over {BASELINE}", "IQM", "Improves", "Rank correlation"),
-    *("Largest within 1 token", "Share", "Cost", "Rate", "Commit"),
+    *("Rule", "Seeds", f"Over {BASELINE}", "KL of a step", "Over equal steps", f"Final over {BASELINE}", "IQM"),
+    *("Improves", "Rank correlation", "Largest within 1 token", "Share", "Cost", "Rate", "Machine", "Commit"),
 )
-SHORT = ("Rule", "Seeds", f"Over {BASELINE}", "Rank correlation")  # columns of the Markdown page
+SHORT = (
+    "Rule",
+    "Seeds",
+    f"Over {BASELINE}",
+    "KL of a step",
+    "Over equal steps",
+    "Rank correlation",
+)  # columns of the Markdown page
 OTHER = "another version of the task: compare with nothing above"
-TRIALS = f"seeds from {TRIED} on, which judge nothing"
+FEW = "not all seeds of the task: judges nothing"
 FORMS = {"improvement": ".2f", "correlation": ".3f", "largest": ".1%", "share": ".1%"}
 HERE = Path(__file__).parent
 
@@ -62,9 +68,9 @@ class Board:
 
     @property
     def short_table(self) -> Table:
-        """The trained rules and the columns of the Markdown page; the HTML page has all of them."""
+        """The rules with all seeds, and the columns of the Markdown page; the HTML page has all of them."""
         places = [HEADER.index(title) for title in SHORT]
-        trained = [_cells(row) for row in self.rows if row["seeds"]]
+        trained = [_cells(row) for row in self.rows if is_whole(row)]
         return Table(self.title, SHORT, [[cells[place] for place in places] for cells in trained])
 
     @property
@@ -81,14 +87,15 @@ class Board:
         if found.value is not None:
             notes.append(
                 f"Over {found.rows} rules, the rank correlation and the gain have a Spearman correlation of "
-                f"{found.text('.2f')}, with its interval over seeds."
+                f"{found.text('.2f')}, with its interval over rules and seeds."
             )
         return notes
 
     @property
     def prediction(self) -> Estimate:
-        """How well the rank correlation predicts the gain, over the rules that were trained."""
-        gains = {row["rule"]: row["differences"] for row in self._by_rule if row["differences"]}
+        """How well the rank correlation predicts the gain, over the rules with all seeds that rank tokens at all."""
+        ranking = [row for row in self._by_rule if row["differences"] and not row["rule"].endswith("/matched")]
+        gains = {row["rule"]: row["differences"] for row in ranking if is_whole(row)}
         correlations = {rule: each.value for rule, each in self._correlations.items() if rule in gains}
         return prediction(correlations, gains, Bootstrap())
 
@@ -133,7 +140,7 @@ def _place(row: Mapping) -> tuple[bool, float, str]:
 
 
 def markdown(boards: Sequence[Board], page: str) -> str:
-    """Return the page with the largest board of each task between `BEGIN` and `END`, of seeds that judge.
+    """Return the page with the largest board of each task between `BEGIN` and `END`.
 
     Raises ValueError: the page lacks these two lines.
     """
@@ -141,7 +148,7 @@ def markdown(boards: Sequence[Board], page: str) -> str:
     _, end, after = after.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no place for the tables; add the lines {BEGIN} and {END}")
-    largest = {board.rows[0]["task"]: board for board in reversed(boards) if not is_tried(board.rows[0])}
+    largest = {board.rows[0]["task"]: board for board in reversed(boards)}
     parts = [
         "\n\n".join([f"### {board.title}", PRINTED, board.short_table.to_markdown(), *board.notes]) + "\n"
         for board in boards
@@ -166,21 +173,42 @@ def _title(row: Mapping) -> str:
     knobs = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in own.items())
     rate = f"{BASELINE} at {row['baseline_learning_rate']:g}"
     of = f"{row['task'].capitalize()}, version {row['version']}, start policy {row['start']}"
-    return "; ".join(filter(None, (of, knobs, rate, measure, is_tried(row) and TRIALS)))
+    return "; ".join(filter(None, (of, knobs, rate, measure)))
+
+
+def is_whole(row: Mapping) -> bool:
+    """Return whether a row has all seeds of its task."""
+    return row["seeds"] == [*SEEDS[row["task"]]]
 
 
 def _cells(row: Mapping) -> list[Shown]:
+    machines = dict.fromkeys(run["machine"] for run in row["runs"])
     return [
-        Shown(f"`{row['rule']}`"),
-        Shown(str(len(row["seeds"])), len(row["seeds"])),
+        Shown(f"`{row['rule']}`{' (oracle)' if row['oracle'] else ''}"),
+        Shown(_seeds(row), len(row["seeds"])),
         _points(_paired(row, "difference")),
+        _number(row["step_kl"], ".2f"),
+        _points(_paired(row, "equal_steps")),
         _points(_paired(row, "final")),
         _points(_estimate(row, "iqm")),
         *(_shown(_estimate(row, name), form) for name, form in FORMS.items()),
-        Shown("" if row["cost"] is None else f"{row['cost']:.1%}", "" if row["cost"] is None else row["cost"]),
+        _number(row["cost"], ".1%"),
         Shown(f"{row['learning_rate']:g}", row["learning_rate"]),
+        Shown(", ".join(machines) + ("" if row["same_kind"] else " (two kinds)")),
         Shown(str(row["commit"])),
     ]
+
+
+def _seeds(row: Mapping) -> str:
+    """Return the number of seeds, and which they are."""
+    seeds = row["seeds"]
+    if not seeds:
+        return "0"
+    return f"{len(seeds)} ({seeds[0]} to {seeds[-1]}){'' if is_whole(row) else f', {FEW}'}"
+
+
+def _number(value: float | None, form: str) -> Shown:
+    return Shown("") if value is None else Shown(format(value, form), value)
 
 
 def _shown(number: Estimate | Paired | None, form: Form) -> Shown:

@@ -130,8 +130,9 @@ def prediction_picture(
 
     return Picture(
         *("prediction", heading, place),
-        f"Spearman's correlation over {len(rules)} rules: {found.text('.2f')}, with its 95% interval over seeds. Bars "
-        "are 95% intervals: across over problems, up over seeds. The scale is linear up to 0.1, then logarithmic.",
+        f"Spearman's correlation over {len(rules)} rules: {found.text('.2f')}, with its 95% interval over rules and "
+        "seeds. Bars are 95% intervals: across over problems, up over seeds. The scale is linear up to 0.1, then "
+        "logarithmic.",
         *columns({"rule": rules, **spread("rank correlation", x), **_paired("gain", y)}),
         plot,
         4.6 + 0.17 * len(rules),

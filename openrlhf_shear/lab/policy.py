@@ -83,6 +83,13 @@ class Policy:
     def lm_head(self) -> LMHead:
         return LMHead(self.model.get_output_embeddings().weight.detach())
 
+    @property
+    def state(self) -> dict[str, object]:
+        """All that an update reads and writes: the weights, the optimizer's state and settings, the model's hooks."""
+        hooks = [len(module._forward_hooks) + len(module._backward_hooks) for module in self.model.modules()]
+        weights = [*self._weights, *self.model.parameters()]
+        return {"the policy": [weights, hooks], "the optimizer": self._optimizer.state_dict()}
+
     def update(self, loss: torch.Tensor) -> float:
         """Take one optimiser step on the loss; return the norm of its gradient before clipping."""
         for parameter in self.model.parameters():

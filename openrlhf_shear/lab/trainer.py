@@ -17,6 +17,7 @@ from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import Problem, task_of
+from openrlhf_shear.lab.untouched import code, refuse_new_code, untouched
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
 
@@ -84,7 +85,7 @@ def train(
     Raises:
         CreditRuleError: the rule failed.
     """
-    started = time.perf_counter()
+    started, functions = time.perf_counter(), code()
     rule, task = variant.rule(settings), task_of(settings)
     policy = Policy(start, settings)
     models = Models(policy, Policy(start, settings) if "ref_log_probs" in rule.needs else None, task)
@@ -121,6 +122,7 @@ def train(
         evaluations += [0.0] * (settings.steps // (settings.eval_every or settings.steps + 1) - len(evaluations))
         for _ in range(step, settings.steps):
             step_done()
+    refuse_new_code(variant.name, functions)
     accuracy = tuple(metrics.pop("accuracy"))
     by_step = {name: tuple(values) for name, values in metrics.items()}
     seconds = time.perf_counter() - started
@@ -142,7 +144,8 @@ def _step(
     parts = order.chunk(settings.mini_batches)
     reading, first = read_mini_batches(policy, rollouts, parts, rule.needs)
     further = further_inputs(rule.needs, models, problems, rollouts, draw)
-    credit = credited(rule, control, rollouts, reading, draw, number, further)
+    with untouched(rule.name, lambda: policy.state | {"its input": [vars(rollouts), vars(reading), further]}):
+        credit = credited(rule, control, rollouts, reading, draw, number, further)
     measured = {
         "accuracy": rollouts.accuracy,
         "mixed_groups": rollouts.mixed,
@@ -198,7 +201,8 @@ def _update(
         reading = policy.read(rollouts.sequences[rows], mask) if i else first
         if isinstance(rule, UpdateRule):
             seen = reading.entropies, reading.log_probs, old[rows]
-            wanted, metrics = checked_advantages(rule, wanted, mask, *seen)
+            with untouched(rule.name, lambda seen=seen: policy.state | {"its input": seen}):
+                wanted, metrics = checked_advantages(rule, wanted, mask, *seen)
             for name, value in metrics.items():
                 values[f"rule/{name}"].append(value)
         clip = settings.clip_low, settings.clip_high

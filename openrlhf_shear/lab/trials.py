@@ -25,15 +25,17 @@ TRACKS = {
     "bookkeeping-paraphrased": replace(_BOOKKEEPING, task="bookkeeping-paraphrased"),
 }
 QUICK = ("arithmetic", "bookkeeping")  # the tasks of a row unless others are asked for
-_SEEDS = "Training runs a rule; 0 trains nothing and reads the finished runs."
+SEEDS = {
+    "arithmetic": range(5),
+    "bookkeeping": range(14),
+    "bookkeeping-paraphrased": range(14),
+}  # of a row, all of them
 
 
 @dataclass(frozen=True)
-class Trials(Knobs, section="lab"):
-    """Seeds of a comparison, and how each rule's learning rate is tuned."""
+class Tuning(Knobs, section="lab"):
+    """How each rule's learning rate is tuned, and on how many cores."""
 
-    seeds: int = knob(10, _SEEDS, NOT_NEGATIVE)
-    first_seed: int = knob(0, "First of the consecutive seeds.", NOT_NEGATIVE)
     workers: int = knob(len(os.sched_getaffinity(0)), "Parallel runs, by default one a core.", COUNT)
     learning_rates: str | None = knob(
         None, "Rates to try for every rule, e.g. 5e-5,1e-4,2e-4; each then trains at its best."
@@ -46,22 +48,14 @@ class Trials(Knobs, section="lab"):
 
     def conflicts(self) -> Iterator[Refusal]:
         """Yield what is wrong between the knobs; ValueError for rates that are no positive numbers."""
-        if self.learning_rates is None:
+        if self.rates is None:
             for name in {*self.changed()} & {"tuning_seeds", "first_tuning_seed", "widen_rates"}:
                 yield self.refusal(name, "needs --learning-rates, the rates to try", "e.g. --learning-rates 1e-4,2e-4")
-        elif self.rates and {*self.tuning} & {*self.judging}:
-            first = max(TRIED, self.judging[-1] + 1)
-            yield self.refusal("first_tuning_seed", "makes a seed tune and judge", f"e.g. {first}")
 
     @property
-    def rates(self) -> list[float]:
-        """The learning rates to try; [] without tuning."""
-        return [] if self.learning_rates is None else parse_rates(self.learning_rates)
-
-    @property
-    def judging(self) -> range:
-        """The seeds that judge; the first one if nothing is trained."""
-        return range(self.first_seed, self.first_seed + max(self.seeds, 1))
+    def rates(self) -> list[float] | None:
+        """The learning rates to try; None without tuning."""
+        return None if self.learning_rates is None else parse_rates(self.learning_rates)
 
     @property
     def tuning(self) -> range:
@@ -69,10 +63,22 @@ class Trials(Knobs, section="lab"):
 
 
 @dataclass(frozen=True)
-class QuickTrials(Trials):
-    """`Trials` of the credit bench."""
+class Trials(Tuning):
+    """`Tuning`, and the seeds of a comparison."""
 
-    seeds: int = knob(5, _SEEDS, NOT_NEGATIVE)
+    seeds: int = knob(10, "Training runs a rule; 0 trains nothing and reads the finished runs.", NOT_NEGATIVE)
+    first_seed: int = knob(0, "First of the consecutive seeds.", NOT_NEGATIVE)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.rates and {*self.tuning} & {*self.judging}:
+            first = max(TRIED, self.judging[-1] + 1)
+            yield self.refusal("first_tuning_seed", "makes a seed tune and judge", f"e.g. {first}")
+
+    @property
+    def judging(self) -> range:
+        """The seeds that judge; the first one if nothing is trained."""
+        return range(self.first_seed, self.first_seed + max(self.seeds, 1))
 
 
 def parse_rates(text: str) -> list[float]:

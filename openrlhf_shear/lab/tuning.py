@@ -7,19 +7,25 @@ from statistics import fmean
 
 from openrlhf_shear.lab.runs import LabJob, jobs, run_all
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.trials import Trials, widened
+from openrlhf_shear.lab.trials import Tuning, widened
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
 
 
 def tuned(
-    trials: Trials, settings: LabSettings, variants: Sequence[Variant], start: Path, identity: str, output: Path
+    trials: Tuning,
+    settings: LabSettings,
+    variants: Sequence[Variant],
+    start: Path,
+    identity: str,
+    output: Path,
+    train: bool,
 ) -> dict[str, float]:
     """Train what is missing of the tuning, print its scores, and return each rule's best rate by its name.
 
     Without rates to try, that is the rate of `settings`. Other arguments are as for `runs.jobs`.
 
-    Raises ValueError: runs are missing, and `trials` trains nothing.
+    Raises ValueError: runs are missing, and `train` is False.
     """
     if not trials.rates:
         return {variant.name: settings.learning_rate for variant in variants}
@@ -32,8 +38,8 @@ def tuned(
             for job in jobs(replace(settings, learning_rate=rate), [variant], trials.tuning, start, identity, output)
         ]
         missing = sum(not job.path.is_file() for job in wanted)
-        if missing and not trials.seeds:
-            raise ValueError(f"the tuning lacks {missing} runs, which --seeds 0 does not train; use --seeds 1 or more")
+        if missing and not train:
+            raise ValueError(f"the tuning lacks {missing} runs, and this command trains nothing")
         best = best_rates(wanted, run_all(wanted, trials.workers))
         wider = {name: widened(ranges[name], rate) for name, rate in best.items()}
         if not widenings_left or wider == ranges:

@@ -9,6 +9,7 @@
 import ast
 import hashlib
 import inspect
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ORACLES)
 _SHARED = ("window", "stride", "epsilon_rel")  # of SHEAR, which the lab's settings supply unless a name sets them
+_TRUTH = re.compile(rb"openrlhf_shear\W+(import\W+)?(tasks|lab)\b")
 _GIVEN = {*NEEDS, *UPDATE_NEEDS, "first_errors"} - {"prm_scores"}
 
 
@@ -77,6 +79,11 @@ class Variant:
             return identity | _changed_arguments(ORACLES[self.estimator], self._rule_name.arguments())
         config = self._spec(settings).config
         return identity | (config.changed() if config else {})
+
+    def reads_truth(self, settings: LabSettings) -> bool:
+        """Return whether the rule asks for the first errors, or its files name the code that knows them."""
+        texts = self._files(settings) if is_outside(self.estimator) else ()
+        return "first_errors" in self.rule(settings).needs or any(_TRUTH.search(text) for text in texts)
 
     def _files(self, settings: LabSettings) -> list[bytes]:
         """Return the files of the rule's class and of its bases outside this package and the standard library."""

@@ -1,8 +1,10 @@
 """Origin of results: commit, command, machine, versions."""
 
 import functools
+import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+_FIELD = re.compile(r"^([\w ]+?)\s*:\s*(.*)$", re.MULTILINE)  # of /proc/cpuinfo
+_BLAS = re.compile(r"(?:Math Kernel Library Version|MKL-DNN|OpenBLAS) v?[\d.]+")
+_VECTORS = re.compile(r"avx|fma|amx|sse4|asimd|sve")
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "numba")
 
 
@@ -25,6 +30,7 @@ def provenance() -> dict:
         "commit": commit(),
         "command": shlex.join(["python", *command, *sys.argv[1:]]),
         "machine": ", ".join([cpu_model(), f"{os.cpu_count()} cores", *_gpus()]),
+        "kind": kind(),
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
     }
 
@@ -39,8 +45,27 @@ def distinct(provenances: Iterable[Mapping | None]) -> list[Mapping]:
     kinds = {}
     for each in provenances:
         if each is not None:
-            kinds.setdefault((each["commit"], each["machine"], *each["versions"].items()), each)
+            kind = json.dumps([each["machine"], each.get("kind")])
+            kinds.setdefault((each["commit"], kind, *each["versions"].items()), each)
     return [*kinds.values()]
+
+
+def kind() -> dict:
+    """Return what decides how this machine rounds: CPU, vector instructions, BLAS, threads; None where unknown."""
+    info, torch = Path("/proc/cpuinfo"), sys.modules.get("torch")  # torch is not imported for this: it takes seconds
+    fields = dict(_FIELD.findall(info.read_text())) if info.is_file() else {}
+    return {
+        "cpu": [fields.get(name) for name in ("vendor_id", "cpu family", "model", "stepping")],
+        "flags": " ".join(sorted(flag for flag in fields.get("flags", "").split() if _VECTORS.match(flag))),
+        "blas": _BLAS.findall(torch.__config__.show()) if torch else None,
+        "threads": torch.get_num_threads() if torch else None,
+    }
+
+
+def same_kind(first: Mapping | None, second: Mapping | None) -> bool | None:
+    """Return whether two provenances are of machines that round alike; None where one does not say."""
+    kinds = [made.get("kind") if made else None for made in (first, second)]
+    return kinds[0] == kinds[1] if all(kinds) else None
 
 
 @functools.cache

@@ -1,7 +1,9 @@
 """The planned questions' differences: tuned rates, which runs are paired, and each row of the decision tables."""
 
 import json
+import lzma
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from lab_cases import MADE, write_run
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.report.estimates import paired
 
 ROOT = Path(__file__).parents[3]
 TUNING = range(920, 923)
@@ -138,6 +141,25 @@ def test_the_page_has_the_kept_answer():
         row = _shown(found["difference"])
         assert all(row[name] in page for name in ("evaluated", "final", "best", "steps", "iqm", "improvement"))
         assert found["conclusion"].split(",")[0] in page.replace("Words", "words")
+
+
+def test_what_the_page_says_of_single_seeds_and_ties():
+    page = (ROOT / "docs/credit-questions.md").read_text()
+    kept = json.loads((ROOT / "benchmarks/results/credit_questions.json").read_text())["questions"]
+    by_seed = [*kept["1"]["difference"]["by_seed"].values()]
+    without = [paired(by_seed[:i] + by_seed[i + 1 :]).high for i in range(len(by_seed))]
+    assert paired(by_seed).high < 0.01
+    assert (
+        f"without any\none of {sum(high > 0.01 for high in without)} of the {len(by_seed)} seeds it lies above 1"
+        in page
+    )
+    with lzma.open(ROOT / "benchmarks/results/credit_questions_runs.jsonl.xz", "rt") as lines:
+        runs = [run for run in map(json.loads, lines) if run["settings"].get("steps") == 20 and run["seed"] < 900]
+    best = defaultdict(list)
+    for run in runs:
+        best[run["seed"]].append(max(run["evaluations"]))
+    ties = [len({*pair}) == 1 for pair in best.values()]
+    assert f"{sum(ties)} of the {len(ties)} best evaluations are ties" in page
 
 
 def test_the_plan_and_the_script_that_trains_name_the_same_settings():

@@ -1,21 +1,28 @@
 """The page of results and the README's chart are what `benchmarks/results_page.py` makes of the files of results."""
 
 import io
+import json
+import lzma
 import re
 import subprocess
 import tomllib
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 pytest.importorskip("matplotlib", reason="needs the extra [tools]")
 import numpy as np
 from matplotlib.image import imread
-from results_page import CHART, PAGE, RESULTS, bookkeeping_gains, chart, lab_gains, page
+from results_page import CHART, PAGE, RESULTS, TUNED, bookkeeping_gains, chart, lab_gains, page, read
+from scipy.stats import spearmanr
 
+from openrlhf_shear.report.estimates import Paired
 from openrlhf_shear.report.figures import render
 
 ROOT = Path(__file__).parents[3]
+STUDY = (ROOT / "docs/study-bookkeeping.md").read_text()
 ROWS = tomllib.loads((ROOT / "benchmarks/results_rows.toml").read_text())
 
 
@@ -50,7 +57,37 @@ def test_the_kept_chart_is_drawn_from_the_kept_numbers():
 
 def test_the_readme_has_these_numbers():
     readme = (ROOT / "README.md").read_text()
-    lab, books, large = lab_gains(), bookkeeping_gains("over uniform", "primary"), bookkeeping_gains("5.1M")
-    for gain in (lab["shear"], lab["error_odds"], books["shear"], books["error_odds"], large["shear"]):
+    lab, books = lab_gains(), bookkeeping_gains()
+    (large,) = (
+        row for row in read("ledger_comparison")["differences"] if row["part"] == "5.1M" and row["rule"] == "shear"
+    )
+    bench = map(json.loads, (RESULTS / "credit_bench.jsonl").read_text().splitlines())
+    bench = {row["rule"]: row for row in bench if row["task"] == "bookkeeping" and row["learning_rate"] == 1e-4}
+    old, fresh = ({row["rule"]: row for row in read(name)["rules"]} for name in ("credit_lab_all", "credit_lab_fresh"))
+    judged = "error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015"
+    of = {"part": "judged", "rule": judged, "over": f"{judged}/matched"}
+    (own,) = (row for row in read("ledger_comparison")["differences"] if of.items() <= row.items())
+    found = [
+        *(lab["error_odds"], books["shear"], books["error_odds"], books["oracle_first_wrong/matched"], books[TUNED]),
+        *(Paired(**large["mean"]), Paired(**own["mean"]), Paired(**old["shear"]["against"]["baseline"]["mean"])),
+        Paired(**fresh["error_odds"]["against"]["matched"]["mean"]),
+        Paired(**fresh["error_odds"]["against"]["baseline"]["final"]),
+        Paired(**bench["error_odds"]["equal_steps"]),
+    ]
+    for gain in found:
         values = [f"{round(100 * value, 1) + 0.0:+.1f}" for value in gain.shown]
-        assert f"{values[0].replace('+0.0', '0.0')} ({values[1]} to {values[2]})" in readme
+        assert f"{values[0].replace('+0.0', '0.0')} ({values[1]} to {values[2]})" in readme, values
+
+
+def test_the_size_of_a_step_predicts_the_gain_as_the_study_says():
+    with lzma.open(RESULTS / "bookkeeping_runs.jsonl.xz", "rt") as lines:
+        runs = [run for run in map(json.loads, lines) if run["seed"] < 14]
+    kl, accuracy = defaultdict(list), defaultdict(list)
+    for run in runs:
+        if not {"start", "learning_rate"} & run["settings"].keys():
+            kl[run["rule"]].append(fmean(run["metrics"]["kl"][:10]))
+            accuracy[run["rule"]].append(fmean(run["accuracy"]))
+    arms = [rule for rule in kl if len(kl[rule]) == 14]
+    rho = spearmanr([fmean(kl[rule]) for rule in arms], [fmean(accuracy[rule]) for rule in arms]).statistic
+    said = re.search(r"Over the (\d+) arms, the KL of a step .*?\s([\d.]+)\.\s", STUDY, re.S)
+    assert (str(len(arms)), f"{rho:.2f}") == said.groups()

@@ -18,7 +18,7 @@ from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.lab.trials import TRACKS
+from openrlhf_shear.lab.trials import SEEDS, TRACKS
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.estimates import Estimate
@@ -31,6 +31,13 @@ SMALL = {"steps": 2, "samples_per_prompt": 4, "eval_problems": 2, "placement_pro
 TRACK = LabSettings(**SMALL, window=8)
 RULES = "uniform,oracle_first_wrong,entropy_adv"
 ACCURACY = {"uniform": (0.5, 0.4, 0.6), "oracle_first_wrong": (0.6, 0.7, 0.7), "entropy_adv": (0.4, 0.4, 0.6)}
+KL = {"uniform": [1e-4, 3e-4], "oracle_first_wrong": [2e-4, 4e-4], "entropy_adv": [1e-4, 1e-4]}
+
+
+@pytest.fixture(autouse=True)
+def three_seeds(monkeypatch, request):
+    if "kept" not in request.node.name:
+        monkeypatch.setitem(SEEDS, "arithmetic", range(3))
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +46,12 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     wanted = jobs(TRACK, parse_rules(RULES), range(3), POLICY_DIR, fingerprint(POLICY_DIR), folder / "runs")
     for job in wanted:
-        metrics = {"credit_seconds": [0.5, 0.1], "seconds": [1.0, 1.0]}
+        metrics = {"credit_seconds": [0.5, 0.1], "seconds": [1.0, 1.0], "kl": KL[job.variant.name]}
         write_run(job, ACCURACY[job.variant.name][job.seed], metrics=metrics)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(credit_bench, "TRACKS", {"arithmetic": TRACK})
-        line = ["run", "--rules", RULES, "--tasks", "arithmetic", "--seeds", "0", "--continuations", "3"]
+        patch.setitem(SEEDS, "arithmetic", range(3))
+        line = ["run", "--rules", RULES, "--tasks", "arithmetic", "--read_only", "--continuations", "3"]
         main([*line, "--output", str(folder / "runs"), "--rows", str(folder / "rows.jsonl")])
     return {row["rule"]: row for row in bench.read_rows(folder / "rows.jsonl")}, folder
 
@@ -78,13 +86,25 @@ def test_placement_and_correlation_are_of_the_rule(made):
     assert oracle["ceiling"] == uniform["ceiling"]
 
 
+def test_a_row_tells_the_size_of_its_steps_and_an_oracle(made):
+    rows = made[0]
+    assert [row["step_kl"] for row in rows.values()] == pytest.approx([0.5, 1.5, 1.0])
+    assert [row["oracle"] for row in rows.values()] == [row["rule"] == "oracle_first_wrong" for row in rows.values()]
+    assert rows["oracle_first_wrong"]["equal_steps"] is None, "uniform has one rate here"
+
+
 def test_the_same_rule_in_the_same_setting_has_one_row(made, tmp_path):
     row = made[0]["entropy_adv"]
-    file, others = tmp_path / "x/y.jsonl", ({"learning_rate": 2e-4}, {"baseline_learning_rate": 2e-4}, {"seeds": [900]})
-    for changes in ({"score": 0.1}, *others, {"score": 0.2}):
-        bench.write_row(row | changes, file)
+    file, others = tmp_path / "x/y.jsonl", ({"learning_rate": 2e-4}, {"baseline_learning_rate": 2e-4})
+    said = [bench.write_row(row | changes, file) for changes in ({"score": 0.1}, *others, {"score": 0.2})]
+    assert said == ["", "", "", ": 0.2000, earlier 0.1000 on the same kind of machine"]
     rows = bench.read_rows(file)
-    assert len(rows) == 4 and sum(each["score"] == 0.2 for each in rows) == 1 and row | {"score": 0.1} not in rows
+    assert len(rows) == 3 and sum(each["score"] == 0.2 for each in rows) == 1 and row | {"score": 0.1} not in rows
+    assert "on another kind of machine" in bench.write_row(row | {"kind": {"cpu": ["a"]}}, file)
+    with pytest.raises(ValueError, match="the row of entropy_adv there has 3 seeds, and this one 2; train"):
+        bench.write_row(row | {"seeds": [0, 1]}, file)
+    with pytest.raises(ValueError, match=r"another rule there is called entropy_adv; rename yours, or remove that row"):
+        bench.write_row(row | {"knobs": {"estimator": "entropy_adv", "source": "x"}}, file)
     file.write_text(f"{json.dumps(row)}\n{{}}\n")
     with pytest.raises(ValueError, match=r"y\.jsonl, line 2, is no row of the credit bench; remove it"):
         bench.read_rows(file)
@@ -133,12 +153,12 @@ def test_only_equal_versions_starts_settings_and_baselines_share_a_board(made):
     assert len(board_of([*rows, rows[0] | {"learning_rate": 2e-4}])) == 1, "a rule may have been tuned"
 
 
-def test_rows_of_seeds_that_judge_nothing_have_a_board_of_their_own(made):
-    rows = [*made[0].values()]
-    tried = rows[0] | {"seeds": [900, 901]}
-    first, second = board_of([*rows, tried])
-    assert len(first.rows) == 3 and [row["seeds"] for row in second.rows] == [[900, 901]]
-    assert second.title == f"{first.title}; seeds from 900 on, which judge nothing"
+@pytest.mark.parametrize("seeds", [[0, 1], [7, 8, 9], [0, 1, 2, 3]])
+def test_a_row_without_the_seeds_of_its_task_is_marked_and_not_on_the_page(made, seeds):
+    rows = [made[0]["uniform"], made[0]["entropy_adv"] | {"seeds": seeds}]
+    (board,) = board_of(rows)
+    assert any(f"({seeds[0]} to {seeds[-1]}), not all seeds of the task" in str(cell) for cell in board.cells[1])
+    assert "entropy_adv" not in markdown([board], f"{BEGIN}\n{END}\n") and "entropy_adv" in html([board])
 
 
 def test_a_rule_at_two_rates_counts_once_and_at_its_better_one(made):
@@ -154,7 +174,9 @@ def test_the_page_has_the_tables_between_its_two_lines(made):
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
     shown = markdown(made_boards, page)
     assert shown.startswith(f"before\n{BEGIN}\n") and shown.endswith(f"{END}\nafter\n") and "old" not in shown
-    assert "| `oracle_first_wrong` | 3 | +16.7 (" in shown and "| `uniform` | 3 |  |" in shown
+    assert (
+        "| `oracle_first_wrong` (oracle) | 3 (0 to 2) | +16.7 (" in shown and "| `uniform` | 3 (0 to 2) |  |" in shown
+    )
     assert "Over 2 rules" not in shown, "two rules predict nothing"
     assert markdown(made_boards, shown) == shown
     for broken in ("no lines", BEGIN, END):
@@ -178,7 +200,7 @@ def test_a_click_sorts(browser, made, tmp_path):
     loads_alone(browser, path)
     load(browser, path)
     browser.execute_script("document.querySelectorAll('th button')[2].click()")
-    assert each(browser, "tbody th", "n.textContent") == ["oracle_first_wrong", "entropy_adv", "uniform"]
+    assert each(browser, "tbody th", "n.textContent") == ["oracle_first_wrong (oracle)", "entropy_adv", "uniform"]
     browser.execute_script("document.querySelectorAll('th button')[2].click()")
     assert each(browser, "tbody th", "n.textContent")[0] == "entropy_adv"
 
@@ -251,6 +273,6 @@ def test_a_rule_without_runs_has_a_row_without_a_gain(made):
     (variant,) = parse_rules("shear")
     truth = bench.kept_truth(TRACK, POLICY_DIR, fingerprint(POLICY_DIR), 3, made[1] / "runs")
     about = {"version": "v", "start": "s", "baseline_learning_rate": 1e-4}
-    row = bench.make_row(TRACK, variant, [], [], truth, about, Bootstrap(10))
+    row = bench.make_row(TRACK, variant, [], {}, truth, about, Bootstrap(10))
     assert (row["seeds"], row["measure"]) == ([], "mean")
     assert row["score"] is row["difference"] is row["cost"] is None

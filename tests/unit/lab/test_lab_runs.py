@@ -51,7 +51,7 @@ def test_a_failed_run_is_named_and_finished_runs_stay(trained):
     assert str(error).startswith("lab_failing_rule:Fails, seed 7: ") and "no credit today" in str(error)
     assert uniform.path.is_file() and not failing.path.exists()
     written = json.loads(uniform.path.read_text())
-    assert written["made"].keys() == {"commit", "command", "machine", "versions"}
+    assert written["made"].keys() == {"commit", "command", "machine", "kind", "versions"}
     assert LabSettings(**written["settings"]) == SETTINGS and written["start"] == fingerprint(POLICY_DIR)
     files = [path for path in uniform.path.parents[2].rglob("*") if path.is_file()]
     assert files == [uniform.path], "nothing half-written stays"
