@@ -12,29 +12,28 @@ _compiled, _inlined = njit(**_OPTIONS), njit(**_OPTIONS, forceinline=True)  # wh
 
 @_compiled
 def make_kernel(
-    products, first, last, x, y, x_squared, y_squared, cancellation, shift, scale, floor,
-    kernel, row_max, column_max,
-):  # fmt: skip
-    """Fill the rows [first, last) of the kernel `K = exp(shift - ||x_i - y_j|| / scale)`, (n, m) float32.
+    products, first, x, y, x_squared, y_squared, cancellation, shift, scale, floor, kernel, row_max, column_max
+):
+    """Fill the rows from `first` of the kernel `K = exp(shift - ||x_i - y_j|| / scale)`, (n, m) float32.
 
     Entries with an exponent below `floor` become 0. All inputs must be finite. Squared distances below `cancellation`
     of the squared norms are computed again, from the tokens x (n, d) and y (m, d).
 
     Args:
-        products: `x_i . y_j` (n, m); may be `kernel` itself.
+        products: `x_i . y_j` of the rows to fill.
         row_max: (n,), filled with the maxima of these rows.
         column_max: (m,), raised to the maxima of the columns over these rows.
 
     Returns:
-        The number of entries that are 0.
+        Whether an entry is 0.
     """
-    squared, zeros = np.empty(kernel.shape[1], np.float32), 0
+    squared, zeros = np.empty(kernel.shape[1], np.float32), np.float32(0)
     scale, shift, floor = np.float32(1 / scale), np.float32(shift), np.float32(floor)
-    for i in range(first, last):
-        source, row, own, near = products[i], kernel[i], x_squared[i], 0
+    for i in range(first, first + len(products)):
+        source, row, own, near = products[i - first], kernel[i], x_squared[i], np.float32(0)
         for j in range(len(squared)):
             squared[j] = own + y_squared[j] - np.float32(2) * source[j]
-            near += squared[j] <= cancellation * (own + y_squared[j])
+            near += np.float32(squared[j] <= cancellation * (own + y_squared[j]))
         if near > 0:
             for j in range(len(squared)):
                 if squared[j] <= cancellation * (own + y_squared[j]):
@@ -43,11 +42,10 @@ def make_kernel(
             exponent = shift - np.sqrt(squared[j]) * scale
             value = _exp(floor if exponent < floor else exponent)
             row[j] = np.float32(0) if exponent < floor else value
-            zeros += exponent < floor
-        row_max[i] = _largest(row)
-        for j in range(len(squared)):
+            zeros += np.float32(exponent < floor)
             column_max[j] = max(column_max[j], row[j])
-    return zeros
+        row_max[i] = _largest(row)
+    return zeros > 0
 
 
 @_inlined

@@ -9,13 +9,14 @@ takes it.
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 
 from openrlhf_shear.kernels import numba_first, numba_matrix
 from openrlhf_shear.kernels import numba_loops as loops
-from openrlhf_shear.transport.geometry import Spans, Tokens
+from openrlhf_shear.transport.geometry import Spans, Tokens, products
 from openrlhf_shear.transport.sinkhorn import SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
 from openrlhf_shear.transport.tiles import Tile, tiles
@@ -27,6 +28,7 @@ _LOG_SUM = 80.0  # log of the largest product that a bound sums up
 _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potentials give a bound
 # The size of a task is about a millisecond of work, so that starting it costs little in comparison.
 _SOLVED_ENTRIES = 2**18  # entries of pairs' blocks in a task
+_PRODUCT_ROWS = 512  # of a thread's product, which is still in the cache when its entries become those of the kernel
 _BOUNDED_ROWS, _BOUNDED_COLUMNS = 64, 512  # kernel rows or columns in a task: they stay in the cache for all spans
 _FIRST_SPANS = 16  # row spans in a task of the first bounds: the sums of their parts stay in the cache
 FEW_ENTRIES = 2**20  # less work runs in the calling thread: on a busy machine another thread starts late
@@ -46,29 +48,31 @@ class NumbaSinkhorn(FastPairs):
         self._make_kernel(Tokens(tile.a.tokens), Tokens(tile.b.tokens), epsilon * tile.a.scale)
 
     def _make_kernel(self, x: Tokens, y: Tokens, scale: float) -> None:
-        """Make the kernel (T_a, T_b), and the largest entries of its rows and columns.
+        """Make the kernel (T_a, T_b), and the largest entries of its rows and columns, from some rows' products each.
 
-        Float32 products are overwritten by the kernel. `scale` is eps in the units of the tokens.
+        `scale` is eps in the units of the tokens.
         """
         highest = (x.largest**0.5 + y.largest**0.5) / scale  # an upper bound of the costs, in units of eps
         longest = max(self._rows[1].max(), self._columns[1].max())
         self._shift = min(highest / 2, _LOG_RANGE, _LOG_TOTAL - math.log(longest))
-        kernel = torch.from_numpy(np.empty((len(x), len(y)), np.float32))  # unlike torch, NumPy requests huge pages
-        with torch.autocast("cpu", enabled=False):
-            products = torch.mm(x.factor, y.factor.T, out=kernel if x.factor.dtype == kernel.dtype else None)
+        self._finite, self._floored = math.isfinite(highest), False
+        self._kernel = np.empty((len(x), len(y)), np.float32)  # unlike torch, NumPy requests huge pages
         tokens = x.factor.numpy(), y.factor.numpy(), x.squared.numpy(), y.squared.numpy()
         row_max, column_max = np.zeros(len(x), np.float32), np.zeros((self._threads, len(y)), np.float32)
 
-        def task(part: slice) -> int:
+        def fill(first: int, inner: np.ndarray, part: slice) -> bool:
             return numba_matrix.make_kernel(
-                products.numpy(), part.start, part.stop, *tokens, x.cancellation,
-                self._shift, scale, _LOG_FLOOR, kernel.numpy(), row_max, column_max[part.start // size],
+                inner[part], first + part.start, *tokens, x.cancellation, self._shift, scale, _LOG_FLOOR,
+                self._kernel, row_max, column_max[part.start * self._threads // len(inner)],
             )  # fmt: skip
 
-        size = -(-len(x) // self._threads)
-        self._finite = math.isfinite(highest)
-        self._floored = self._finite and sum(self._in_parallel(task, len(x), size, len(y))) > 0
-        self._kernel, self._largest = kernel.numpy(), (row_max, column_max.max(0))
+        step = _PRODUCT_ROWS * self._threads
+        for first in range(0, len(x) if self._finite else 0, step):
+            with torch.autocast("cpu", enabled=False):
+                inner = products(x.factor[first : first + step], y.factor).numpy()
+            floored = self._in_parallel(partial(fill, first, inner), len(inner), len(inner), len(y))
+            self._floored |= any(floored)
+        self._largest = row_max, column_max.max(0)
 
     def _solve(
         self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int

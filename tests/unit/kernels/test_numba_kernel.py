@@ -27,7 +27,7 @@ def test_the_exponential_is_good_to_the_rounding_of_its_argument():
     tokens, squared, kernel = np.zeros((20, 1), np.float32), np.zeros(20, np.float32), np.empty((1, 20), np.float32)
     for x in np.linspace(-87, 87, 40_001).astype(np.float32):
         products, maxima = np.zeros_like(kernel), (np.zeros(1, np.float32), np.zeros(20, np.float32))
-        make_kernel(products, 0, 1, tokens[:1], tokens, squared[:1], squared, 1e-4, x, 1.0, -100.0, kernel, *maxima)
+        make_kernel(products, 0, tokens[:1], tokens, squared[:1], squared, 1e-4, x, 1.0, -100.0, kernel, *maxima)
         # x log2(e) is rounded to half a unit of up to 126; log(2) times that is the exponent's error. 3 roundings more.
         assert (np.abs(kernel / np.exp(np.float64(x)) - 1) <= EPS * (np.abs(x) + 3)).all()
 
@@ -54,8 +54,9 @@ def sides(dtype: torch.dtype, offset: float = 0.0, cut: SpanCut = OVERLAPPING) -
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0.0, 5.0])
 @pytest.mark.parametrize("epsilon", [0.5, 0.05, 0.015])
-def test_the_kernel_is_the_one_of_the_costs(dtype, offset, epsilon):
+def test_the_kernel_is_the_one_of_the_costs(monkeypatch, dtype, offset, epsilon):
     """The distance of spans of one token, and its bounds, are the cost: `eps (shift - log K)`."""
+    monkeypatch.setattr(numba_sinkhorn, "_PRODUCT_ROWS", 50)  # of 130
     a, b = sides(dtype, offset, SpanCut(1, 1))
     tile = next(tiles(a, b, 2**28))
     solver = NumbaSinkhorn(tile, epsilon)
