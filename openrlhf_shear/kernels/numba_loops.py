@@ -31,11 +31,6 @@ _inlined = njit(**_OPTIONS, fastmath=_FASTMATH, forceinline=True)
 _inlined_finite = njit(**_OPTIONS, fastmath=True, forceinline=True)
 
 
-@_inlined
-def _buffer(size):
-    return np.empty(size, np.float32)
-
-
 @_inlined_finite
 def _log(x):
     """Return the float32 `log` of normal numbers > 0, vectorised.
@@ -73,8 +68,9 @@ def solve_pairs(
     """
     width = (column_sizes.max() + 15) // 16 * 16
     buffer = np.zeros((row_sizes.max(), width), np.float32)
-    log_alpha, u, sums = _buffer(len(buffer)), _buffer(len(buffer)), _buffer(len(buffer))
-    log_beta, v, column_sums = _buffer(width), _buffer(width), _buffer(width)
+    of_rows, of_columns = np.empty((3, len(buffer)), np.float32), np.empty((3, width), np.float32)
+    log_alpha, u, sums = of_rows[0], of_rows[1], of_rows[2]
+    log_beta, v, column_sums = of_columns[0], of_columns[1], of_columns[2]
     for p in range(len(pairs)):
         k, other = pairs[p]
         n, m = row_sizes[k], column_sizes[other]
@@ -355,7 +351,7 @@ def row_span_sums(kernel, left, right, starts, sizes, scalings, lost, logs):
     Columns are in [left, right). The sum is an upper bound despite dropped kernel entries (at most `lost` each) and
     products that underflow.
     """
-    total = _buffer(right - left)
+    total = np.empty(right - left, np.float32)
     for k in range(len(starts)):
         total[:] = scalings[k].sum() * lost + sizes[k] * TINY
         _add_rows(kernel[starts[k] : starts[k] + sizes[k]], left, scalings[k], total, 0, sizes[k])
@@ -369,7 +365,7 @@ def column_span_sums(kernel, first, last, starts, sizes, scalings, lost, logs):
 
     Rows i are in [first, last). The sum is an upper bound, as in `row_span_sums`.
     """
-    rows, total = kernel[first:last], _buffer(last - first)
+    rows, total = kernel[first:last], np.empty(last - first, np.float32)
     for k in range(len(starts)):
         v = scalings[k, : sizes[k]]
         _row_sums(rows, starts[k], v, total, 0, len(rows))

@@ -144,11 +144,8 @@ class NumbaSinkhorn(FastPairs):
         def task(part: slice) -> None:
             sums(self._kernel, part.start, part.stop, *spans, scalings, lost, logs)
 
-        def average(part: slice) -> None:
-            loops.span_means(logs[part], starts, sizes, of_others[part])
-
         self._in_parallel(task, logs.shape[1], most, int(spans[1].sum()))
-        self._in_parallel(average, len(mean), len(mean), logs.shape[1])
+        loops.span_means(logs, starts, sizes, of_others)
         return torch.from_numpy((mean[:, None] + self.epsilon * (self._shift - of_others)).astype(np.float32))
 
     def _scalings(self, potentials: torch.Tensor, spans, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -130,7 +130,7 @@ class TritonBatch:
         pieces = logs.split(sizes) if with_logs else [self._cost] * len(sizes)
         costs = self._cost.split([height * width for height, width in self._shapes])
         for tile, cost, piece, (ends, _, _) in zip(self.tiles, costs, pieces, parts, strict=True):
-            tile.use_cost(cost.view(len(tile.a.tokens), len(tile.b.tokens)))
+            vars(tile)["cost"] = cost.view(len(tile.a.tokens), len(tile.b.tokens))  # in place of its property
             if not with_logs:
                 width = len(tile.b.tokens)
                 ends = torch.tensor([*range(0, width, _COST_COLUMNS), width])

@@ -51,10 +51,6 @@ class Tile:
         """Costs (T_a, T_b) float32, in units of nbar, computed at the first use."""
         return token_costs(self.a.tokens, self.b.tokens, self.a.scale, workspace_bytes=self.max_bytes // 2)
 
-    def use_cost(self, cost: torch.Tensor) -> None:
-        """Use these costs (T_a, T_b) from now on; a backend has made them."""
-        vars(self)["cost"] = cost
-
     @property
     def device(self) -> torch.device:
         return self.a.tokens.device
