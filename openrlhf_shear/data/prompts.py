@@ -7,7 +7,7 @@ rollout pages see what the policy reads. Token ids are always made without furth
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,23 +61,28 @@ class PromptFormat:
         return self.template.format(text) if self.template and "{}" in self.template else text
 
     def text(self, tokenizer: Any, prompt: str | Turns) -> str:
-        """Return the text that the policy reads, special tokens included; `prompt_ids` makes its ids.
+        """Return the text that the policy reads (`texts`) of a single prompt."""
+        return self.texts(tokenizer, [prompt])[0]
+
+    def texts(self, tokenizer: Any, prompts: Sequence[str | Turns]) -> list[str]:
+        """Return the texts that the policy reads, special tokens included; `prompt_ids` makes their ids.
 
         Raises:
-            TwoStartsError: the prompt already begins with a BOS, and another would precede it.
+            TwoStartsError: a prompt already begins with a BOS, and another would precede it.
             LookupError, ValueError: as in `filled`. The chat template may raise other errors.
         """
+        inner = _inner(tokenizer)
+        start = inner.bos_token
         if self.chat:
-            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            start = _inner(tokenizer).bos_token
+            chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
+            texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
         else:
-            start, text = _with_start(_inner(tokenizer), self.filled(prompt))
-        if start and text.startswith(start):
-            rest = text[len(start) :]
-            if rest.startswith(start) or (start in rest and any(turn.startswith(start) for turn in _texts(prompt))):
+            start, texts = _with_start(inner, map(self.filled, prompts))
+        for prompt, text in zip(prompts, texts, strict=True) if start else ():
+            again = text.startswith(start) and text.find(start, len(start))
+            if again == len(start) or (again > 0 and any(turn.startswith(start) for turn in _texts(prompt))):
                 raise TwoStartsError(f"begins with {start}, which the policy would read twice")
-        return text
+        return texts
 
 
 CHAT = PromptFormat(chat=True)
@@ -111,15 +116,26 @@ def _inner(tokenizer: Any) -> Any:
     return tokenizer.tokenizer if hasattr(tokenizer, "image_processor") else tokenizer
 
 
-def _with_start(tokenizer: Any, text: str) -> tuple[str, str]:
-    """Return the tokenizer's default start of a text ("" for none), and `text` with this start."""
-    ids, start = _start(tokenizer, tokenizer.bos_token)
-    if not ids or text.startswith(start):
-        return start, text
+def _with_start(tokenizer: Any, texts: Iterable[str]) -> tuple[str, list[str]]:
+    """Return the tokenizer's default start of a text ("" for none), and the texts with this start."""
+    bos_token = tokenizer.bos_token
+    ids, start = _start(tokenizer, bos_token)
+    if not ids:
+        return start, list(texts)
+    before = functools.partial(_before, tokenizer, bos_token)
+    return start, [text if text.startswith(start) else before(text[:1]) + text for text in texts]
+
+
+@functools.lru_cache(maxsize=4096)
+def _before(tokenizer: Any, bos_token: str | None, first: str) -> str:
+    """Return what puts the default start before a text that begins with this character, and keeps the text's ids.
+
+    If a tokenizer marks the beginning of a text (SentencePiece's "▁"), it is the start and a space.
+    """
+    ids, start = _start(tokenizer, bos_token)
+    text = first and f"{first}a"
     wanted = [*ids, *prompt_ids(tokenizer, text)]
-    # If a tokenizer marks the beginning of a text (SentencePiece's "▁"), a space after the BOS gives the same ids.
-    candidates = (start + text, f"{start} {text}")
-    return start, next((each for each in candidates if prompt_ids(tokenizer, each) == wanted), candidates[0])
+    return next((each for each in (start, f"{start} ") if prompt_ids(tokenizer, each + text) == wanted), start)
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,12 +3,14 @@
 transformers is loaded only if a check needs it.
 """
 
+import itertools
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, did_you_mean, refusal, refuse
 from openrlhf_shear.data import hub
@@ -66,21 +68,32 @@ class Prompts:
             refuse(_CHAT, problem, True, "--data.input_template, or a model with a chat template (chat_template.jinja)")
         return tokenizer
 
-    def text(self, where: str, prompt: str | list) -> str:
-        """Return a prompt's text as the policy reads it. Raises LineError: a template refuses the prompt."""
+    def texts(self, rows: Sequence[tuple[str, str | list]]) -> list[str]:
+        """Return the texts of prompts, given with their places, as the policy reads them.
+
+        Raises LineError: a template refuses a prompt.
+        """
+        prompts = [prompt for _, prompt in rows]
         try:
-            return self.format.text(self._tokenizer, prompt) if self._spelled else self.format.filled(prompt)
+            if not self._spelled:
+                return list(map(self.format.filled, prompts))
+            return self.format.texts(self._tokenizer, prompts)
         except LineError:
             raise
-        except TwoStartsError as error:
+        except Exception as error:  # a template is a program
+            if len(rows) == 1:
+                self._refuse(rows[0][0], error)
+        return [text for row in rows for text in self.texts([row])]
+
+    def _refuse(self, where: str, error: Exception) -> NoReturn:
+        if isinstance(error, TwoStartsError):
             remedy = "prompts without it, or whole prompts with neither template"
             refuse("data.input_key", f"gives a prompt ({where}) that {error}", self._run.data.input_key, remedy)
-        except Exception as error:  # a template is a program
-            if self.format.chat:
-                remedy = "prompts that the model's chat template takes, or no such flag"
-                refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
-            message, template = f"{type(error).__name__}: {error}", self.format.template
-            refuse("data.input_template", f"is no template ({message})", template, "a single {} and no other braces")
+        if self.format.chat:
+            remedy = "prompts that the model's chat template takes, or no such flag"
+            refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
+        message, template = f"{type(error).__name__}: {error}", self.format.template
+        refuse("data.input_template", f"is no template ({message})", template, "a single {} and no other braces")
 
     def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> Iterator[Finding]:
         """Warn of prompts that will be cut off, and refuse a data set in which every prompt is too long.
@@ -89,17 +102,13 @@ class Prompts:
         """
         most = room(self._run)
         around = _bytes(first) - (_bytes(prompts[0][1]) if isinstance(prompts[0][1], str) else 0)
-        long = []
-        for where, prompt in prompts:
-            if isinstance(prompt, str) and _bytes(prompt) + around <= most:
-                continue
-            text = self.text(where, prompt)  # every list of messages gets here: a template may refuse any of them
-            if _bytes(text) > most:
-                long.append(text)
-        if not long or self._run.use_ms:
-            return
-        counts = [len(prompt_ids(self._tokenizer, text)) for text in long]
-        cut = [count for count in counts if count > most]
+        # every list of messages goes through its template, which may refuse any of them
+        rows = (row for row in prompts if not isinstance(row[1], str) or _bytes(row[1]) + around > most)
+        cut = []
+        while part := list(itertools.islice(rows, 64)):
+            long = [text for text in self.texts(part) if _bytes(text) > most]
+            if not self._run.use_ms:
+                cut += (count for text in long if (count := len(prompt_ids(self._tokenizer, text))) > most)
         of = f"of the {len(prompts)} prompts of {name} have more than the {most} tokens that responses leave them"
         if len(cut) == len(prompts):
             longer = self._run.data.max_len - most + max(cut)
@@ -267,7 +276,7 @@ def _data_set(
     yield from _question_labels(run, name, columns)
     if run.data.max_images_per_prompt > 0:  # a vision model's processor makes the text
         return ReadRows((f"{rows[0][0]} of {name}", str(rows[0][1]), label), digests)
-    first = prompts.text(*rows[0])
+    (first,) = prompts.texts(rows[:1])
     yield from prompts.check_lengths(name, rows, first)
     return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
 

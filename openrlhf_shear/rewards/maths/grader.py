@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from openrlhf_shear.rewards.grader import Grader, Limits, Sample
 from openrlhf_shear.rewards.labels import golds_of
-from openrlhf_shear.rewards.maths.grade import grade_math, tidy_golds
+from openrlhf_shear.rewards.maths.grade import checked_golds, grade_math
 from openrlhf_shear.rewards.maths.numbers import Number
 from openrlhf_shear.rewards.maths.text import tidy
 from openrlhf_shear.rewards.maths.values import read_value
@@ -31,7 +31,7 @@ def _grade(sample: Sample, limits: Limits, workers: MathWorkers) -> Verdict:
 
 def _label_problem(label: object) -> str | None:
     try:
-        tidy_golds(golds_of(label))
+        checked_golds(golds_of(label))
     except ValueError as error:
         return f"is refused ({error})"
     return None

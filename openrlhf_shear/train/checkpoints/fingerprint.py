@@ -47,7 +47,7 @@ class Fingerprint:
     topics: dict[str, dict[str, object]]
 
     def with_data(self, data: dict[str, object]) -> "Fingerprint":
-        """Return a copy with the facts that come from the rows (`training_rows.of_rows`)."""
+        """Return a copy with the facts that come from the rows (`training_rows.of_digests`)."""
         return Fingerprint(self.topics | {"data": self.topics["data"] | data})
 
     def changes(self, saved: dict[str, dict[str, object]], converted: bool = False) -> list[Change]:
@@ -136,7 +136,7 @@ def check(run: Run, now: Fingerprint, rows: dict[str, object] | None) -> Iterato
     """Compare the newest checkpoint with this run before anything starts, if the run resumes.
 
     Args:
-        rows: the facts of the training rows (`training_rows.of_rows`); None if only the trainer can read them.
+        rows: the facts of the training rows (`training_rows.of_digests`); None if only the trainer can read them.
 
     Raises:
         ValueError: the newest checkpoint belongs to a run other than `now`.

@@ -18,35 +18,31 @@ from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.data.training_rows import CONTENTS, blended, of_digests, row_digest, training_rows
 from openrlhf_shear.train.sampling.order import PromptOrder
 
+_AT_ONCE = 64  # rows that go through the chat template together
 
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """Prompt of a data set, with its label, images and source."""
 
-    source: str  # column `datasource`, by which evaluations are reported
-    text: str  # the text that the policy reads, with special tokens
-    label: object  # the file's value; "" without --data.label_key
-    images: object  # None for none
-    problem: str  # the problem without templates: the last user turn of a chat
+# Prompt of a data set: a plain tuple, since the garbage collector would visit a million objects again and again.
+# - source: column `datasource`, by which evaluations are reported
+# - text: as the policy reads it, with special tokens
+# - label: the file's value; "" without --data.label_key
+# - images: None for none
+# - problem: without templates; the last user turn of a chat
+# - digest: of the data row (`data.training_rows`)
+PromptRow = tuple[str, str, object, object, str, bytes]
 
 
 class PromptRows(Dataset):
     """Data set of a run's training or evaluation prompts."""
 
-    def __init__(self, rows: Sequence[PromptRow], fingerprint: dict[str, object]):
-        """
-        Args:
-            rows: the prompts.
-            fingerprint: the fingerprint of the data rows (`data.training_rows`).
-        """
-        self.rows, self.fingerprint = rows, fingerprint
+    def __init__(self, rows: Iterable[PromptRow]):
+        self.rows = list(rows)
+        self.fingerprint = of_digests([digest for *_, digest in self.rows])
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[str, str, object, object]:
-        row = self.rows[index]
-        return row.source, row.text, row.label, row.images
+        return self.rows[index][:4]
 
     @staticmethod
     def collate_fn(items: Sequence[tuple]) -> tuple[list, ...]:
@@ -61,7 +57,7 @@ class PromptRows(Dataset):
     @property
     def problems(self) -> dict[str, str]:
         """Problem without templates, by the text that the policy reads."""
-        return {row.text: row.problem for row in self.rows}
+        return {text: problem for _, text, _, _, problem, _ in self.rows}
 
 
 @dataclass(frozen=True)
@@ -81,21 +77,16 @@ def read_prompts(strategy, tokenizer) -> Prompts:
     """
     data, evaluation, train = strategy.args.data, strategy.args.eval, strategy.args.train
 
-    def rows(names: str, split: str) -> list[Iterator[tuple[PromptRow, bytes]]]:
+    def rows(names: str, split: str) -> list[Iterator[PromptRow]]:
         return [_rows(name.strip(), split, strategy, tokenizer) for name in names.split(",")]
 
-    sets = [list(itertools.islice(each, data.max_samples)) for each in rows(data.prompt_dataset, data.prompt_split)]
-    prompts, held_out = _prompts(blended(sets, data.prompt_probs, train.seed)[: data.max_samples]), None
+    sets = [list(each) for each in rows(data.prompt_dataset, data.prompt_split)]
+    prompts, held_out = PromptRows(blended(sets, data.prompt_probs, train.seed)[: data.max_samples]), None
     if evaluation.dataset:
         whole = itertools.chain.from_iterable(rows(evaluation.dataset, evaluation.split))
-        held_out = _loader(strategy, _prompts(itertools.islice(whole, data.max_samples)))
+        held_out = _loader(strategy, PromptRows(itertools.islice(whole, data.max_samples)))
     order = PromptOrder(len(prompts), train.seed)
     return Prompts(order, _loader(strategy, prompts, order), held_out)
-
-
-def _prompts(rows: Iterable[tuple[PromptRow, bytes]]) -> PromptRows:
-    rows = list(rows)
-    return PromptRows([prompt for prompt, _ in rows], of_digests([digest for _, digest in rows]))
 
 
 def _loader(strategy, prompts: PromptRows, order: PromptOrder | None = None) -> DataLoader:
@@ -103,34 +94,45 @@ def _loader(strategy, prompts: PromptRows, order: PromptOrder | None = None) -> 
     return strategy.setup_dataloader(prompts, 1, True, False, prompts.collate_fn, sampler=order, num_workers=workers)
 
 
-def _rows(name: str, split: str, strategy, tokenizer) -> Iterator[tuple[PromptRow, bytes]]:
-    """Return the prompt and the digest of each row of a data set."""
+def _rows(name: str, split: str, strategy, tokenizer) -> Iterator[PromptRow]:
+    """Yield the prompts of a data set, of its first --data.max_samples rows."""
     data = strategy.args.data
     prompt_format = PromptFormat(data.apply_chat_template, data.input_template)
     read = training_rows(name, split, strategy.args.use_ms, hub=True)
     if read is None:  # ModelScope's
         found = blending_datasets(name, None, strategy, dataset_split=split)
         read = ((f"row {number}", row) for number, row in enumerate(found, 1))
-    for where, row in read:
-        prompt = _prompt_row(f"{where} of {name}", row, data, prompt_format, tokenizer)
-        yield prompt, row_digest(row, data.input_key, data.label_key)
+    read = itertools.islice(read, data.max_samples)
+    while part := list(itertools.islice(read, _AT_ONCE)):
+        for where, row in part:
+            _check(f"{where} of {name}", row, data, prompt_format)
+        for (_, row), text in zip(part, _texts(name, part, data, prompt_format, tokenizer), strict=True):
+            source, images = row.get("datasource") or "default", row.get(data.image_key)
+            label = "" if data.label_key is None else label_at(row, data.label_key)
+            problem = _problem(value_at(row, data.input_key), text)
+            yield source, text, label, images, problem, row_digest(row, data.input_key, data.label_key)
 
 
-def _prompt_row(where: str, row: dict, data: Namespace, prompt_format: PromptFormat, tokenizer) -> PromptRow:
-    prompt, label = value_at(row, data.input_key), "" if data.label_key is None else label_at(row, data.label_key)
-    if problem := prompt_format.problem(prompt):
+def _check(where: str, row: dict, data: Namespace, prompt_format: PromptFormat) -> None:
+    """Raise DataError for a row without a prompt or with an invalid label."""
+    if problem := prompt_format.problem(value_at(row, data.input_key)):
         raise DataError(f"data.input_key {data.input_key}: {where} {problem}")
-    if data.label_key is not None and (problem := no_label(label)):
+    if data.label_key is not None and (problem := no_label(label_at(row, data.label_key))):
         raise DataError(f"data.label_key {data.label_key}: {where} {problem}")
+
+
+def _texts(
+    name: str, part: list[tuple[str, dict]], data: Namespace, prompt_format: PromptFormat, tokenizer
+) -> list[str]:
     if prompt_format.chat and data.max_images_per_prompt > 0:  # <image> in a text stands for a picture
-        text, _ = preprocess_data(row, None, data.input_key, None, tokenizer.apply_chat_template)
-    else:
-        try:
-            text = prompt_format.text(tokenizer, prompt)
-        except Exception as error:  # a chat template is a program, and can raise anything
-            raise DataError(f"data.input_key {data.input_key}: {where}: {type(error).__name__}: {error}") from error
-    images = row.get(data.image_key)
-    return PromptRow(row.get("datasource") or "default", text, label, images, _problem(prompt, text))
+        return [preprocess_data(row, None, data.input_key, None, tokenizer.apply_chat_template)[0] for _, row in part]
+    try:
+        return prompt_format.texts(tokenizer, [value_at(row, data.input_key) for _, row in part])
+    except Exception as error:  # a chat template is a program, and can raise anything
+        if len(part) == 1:
+            why = f"{part[0][0]} of {name}: {type(error).__name__}: {error}"
+            raise DataError(f"data.input_key {data.input_key}: {why}") from error
+    return [text for each in part for text in _texts(name, [each], data, prompt_format, tokenizer)]
 
 
 def _problem(prompt: str | list[dict], text: str) -> str:

@@ -10,7 +10,7 @@ from cases import cases, table
 from command_lines import refusal
 
 from openrlhf_shear.cli.train_ppo_ray import main, parse
-from openrlhf_shear.data.training_rows import CONTENTS, COUNT, of_rows
+from openrlhf_shear.data.training_rows import CONTENTS, COUNT, of_digests, row_digest
 from openrlhf_shear.line.run import ACCEPT_CHANGES
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
@@ -25,7 +25,8 @@ def checkpoint_of(line: list[str], data: dict | None = None, tag: str = "global_
     aside = folder / f"{tag}{folders.PARTIAL}"
     aside.mkdir(parents=True)
     (aside / "mp_rank_00_model_states.pt").write_bytes(bytes(64))
-    made = parse(line).fingerprint.with_data(data or of_rows(ROWS, "question", "answer"))
+    rows = of_digests([row_digest(row, "question", "answer") for row in ROWS])
+    made = parse(line).fingerprint.with_data(data or rows)
     (aside / fingerprint.FILE).write_text(json.dumps(made.topics))
     folders.commit(folder, tag, contents.digests(contents.shares([aside], 1)[0]))
     return folder / tag
