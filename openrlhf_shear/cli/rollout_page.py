@@ -17,7 +17,8 @@ RUN is the folder of a run, whose steps are all shown, or a single file. Two com
   python -m openrlhf_shear.cli.rollout_page diagnosis/rollouts.parquet --output page.html --limit 20 --title "MATH"
 
 The page is a single file that needs no other file and no network: open it in any browser, send it, keep it. It shows
-the policy's output as text and never runs it. Press ? on the page for its keys.
+the policy's output as text and never runs it. Press ? on the page for its keys. Above 20 MB, PAGE.html is an overview
+that leads to a page for each step, in the folder PAGE_steps beside it.
 """
 
 
@@ -35,20 +36,17 @@ def main(args: argparse.Namespace) -> None:
     if args.output.is_dir():
         raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
     # Imported late, so that --help and errors in the flags are quick.
-    from openrlhf_shear.rollouts.page import make_page
-    from openrlhf_shear.rollouts.record import read_steps
+    from openrlhf_shear.rollouts.page import write_pages
 
-    run = read_steps(args.run)
-    if not run.rollouts:
-        raise ValueError(f"{args.run} holds no rollouts, so there is nothing to show; use a file with rollouts")
-    page = make_page(run.rollouts, run.settings, args.title, args.limit, run.steps).encode()
     try:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_bytes(page)
+        page, *beside = write_pages(args.run, args.output, args.title, args.limit)
     except OSError as error:
         problem = f"--output {args.output} cannot be written: {error.strerror}; name a file in a writable folder"
         raise ValueError(problem) from error
-    print(f"{args.output}: {len(page) / 1e6:.2f} MB")
+    print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
+    if beside:
+        megabytes = sum(each.stat().st_size for each in beside) / 1e6
+        print(f"{beside[0].parent}: {len(beside)} pages to which it leads, {megabytes:.2f} MB")
 
 
 def _count(text: str) -> int:

@@ -8,8 +8,10 @@ Legend: T response tokens, K spans of a rollout; spans as `transport.span_starts
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from pathlib import Path
 from types import NoneType
@@ -19,7 +21,7 @@ from openrlhf_shear.data.files import one_line
 from openrlhf_shear.data.writing import beside
 
 if TYPE_CHECKING:
-    import pyarrow
+    import pyarrow.parquet
 
 VERSION = 1  # of the columns of all kinds; a reader refuses any other version
 _KIND, _VERSION, _SETTINGS = (f"openrlhf_shear.{name}".encode() for name in ("kind", "version", "settings"))
@@ -84,17 +86,29 @@ def read_table(path: str | Path, kind: str) -> tuple[pyarrow.Table, dict]:
 
     Raises TableError where the file is missing or unreadable, or of another kind or version.
     """
-    import pyarrow
-    import pyarrow.parquet
+    file, settings = _opened(path, kind)
+    with _readable(path):
+        return file.read(), settings
 
-    path = Path(path)
-    if not path.is_file():
-        raise TableError(f"{path} does not exist; use the path of a {kind} table")
+
+@contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    import pyarrow
+
     try:
-        table = pyarrow.parquet.read_table(path)
+        yield
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise TableError(f"{path} is no parquet file that can be read: {one_line(error)}") from error
-    says = table.schema.metadata or {}
+
+
+def _opened(path: str | Path, kind: str) -> tuple[pyarrow.parquet.ParquetFile, dict]:
+    import pyarrow.parquet
+
+    if not Path(path).is_file():
+        raise TableError(f"{path} does not exist; use the path of a {kind} table")
+    with _readable(path):
+        file = pyarrow.parquet.ParquetFile(path)
+    says = file.schema_arrow.metadata or {}
     if says.get(_KIND) != kind.encode():
         raise TableError(f"{path} is not a {kind} table of openrlhf_shear; use one that it wrote")
     version = says[_VERSION].decode()
@@ -103,7 +117,7 @@ def read_table(path: str | Path, kind: str) -> tuple[pyarrow.Table, dict]:
             f"{path} has version {version} of the {kind} table, this openrlhf_shear reads version {VERSION}; "
             "make it again, or use the release that wrote it"
         )
-    return table, json.loads(says[_SETTINGS])
+    return file, json.loads(says[_SETTINGS])
 
 
 @dataclass(frozen=True)
@@ -178,44 +192,59 @@ def write_rollouts(path: str | Path, rollouts: Iterable[Rollout], settings: Mapp
 def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict]:
     """Return what `write_rollouts` wrote, and its settings; TableError for another kind or version."""
     table, settings = read_table(path, KIND)
-    rows = []
+    return list(_rollouts(table)), settings
+
+
+def _rollouts(table: pyarrow.Table) -> Iterator[Rollout]:
     for row in table.to_pylist():
         heatmaps = row.pop("heatmaps")
-        rows.append(Rollout(**row, heatmaps=None if heatmaps is None else [Heatmap(**each) for each in heatmaps]))
-    return rows, settings
+        yield Rollout(**row, heatmaps=None if heatmaps is None else [Heatmap(**each) for each in heatmaps])
 
 
-@dataclass(frozen=True)
-class RunRollouts:
-    """Rollouts of a file, or of all steps of a run."""
+def read_groups(path: str | Path, limit: int | None = None) -> tuple[Iterator[list[Rollout]], int]:
+    """Return the first `limit` groups of a file, a few of which are in memory, and the number of all its groups.
 
-    rollouts: list[Rollout]  # groups of several steps are called "3 of step 20"
-    settings: dict  # as `write_rollouts` keeps them; `step` only if there is a single step
-    steps: dict[str, int] = field(default_factory=dict)  # group -> step; empty for a single file
+    Raises TableError, at once or while reading, as `read_rollouts` does.
+    """
+    file, _ = _opened(path, KIND)
+    with _readable(path):
+        names = file.read(["group"])["group"].to_pylist()
+    sizes = Counter(names)
+    return _groups(path, file, names, {name: sizes[name] for name in islice(sizes, limit)}), len(sizes)
 
 
-def read_steps(path: str | Path) -> RunRollouts:
-    """Read a file of rollouts, or all such files below a run's folder.
+def _groups(
+    path, file: pyarrow.parquet.ParquetFile, names: list[str], sizes: dict[str, int]
+) -> Iterator[list[Rollout]]:
+    groups, end = defaultdict(list), 0
+    for part in range(file.num_row_groups):
+        start, end = end, end + file.metadata.row_group(part).num_rows
+        if sizes.keys().isdisjoint(names[start:end]):
+            continue
+        with _readable(path):
+            table = file.read_row_group(part)
+        for rollout in _rollouts(table):
+            groups[rollout.group].append(rollout)
+            if len(groups[rollout.group]) == sizes.get(rollout.group):
+                yield groups.pop(rollout.group)
 
-    Raises TableError: the folder holds no such file, or files of several runs; or a file cannot be read.
+
+def run_files(path: str | Path) -> tuple[dict[Path, int | None], dict]:
+    """Return the files below a run's folder with their steps, or a single file without one; and their settings.
+
+    Settings are as `write_rollouts` keeps them, with `step` only for a single file. Raises TableError: the folder holds
+    no such file, or files of several runs; or a file cannot be read.
     """
     path = Path(path)
-    files = _files(path) if path.is_dir() else [path]
-    if len(files) == 1:
-        return RunRollouts(*read_rollouts(files[0]))
-    tables = [read_rollouts(file) for file in files]
-    first = tables[0][1]
-    for file, (_, settings) in zip(files, tables, strict=True):
-        if differ := [name for name in _SHARED if settings.get(name) != first.get(name)]:
-            raise TableError(f"{files[0]} and {file} differ in their {differ[0]}; name one file")
-    rollouts, steps = [], {}
-    for table, settings in tables:
-        step = int(settings["step"])
-        named = [replace(rollout, group=f"{rollout.group} of step {step}") for rollout in table]
-        steps |= dict.fromkeys((rollout.group for rollout in named), step)
-        rollouts += named
-    shared = {name: value for name, value in tables[-1][1].items() if name != "step"}
-    return RunRollouts(rollouts, shared, steps)
+    files = {file: _opened(file, KIND)[1] for file in (_files(path) if path.is_dir() else [path])}
+    first, *others = files
+    for file in others:
+        if differ := [name for name in _SHARED if files[file].get(name) != files[first].get(name)]:
+            raise TableError(f"{first} and {file} differ in their {differ[0]}; name one file")
+    if not others:
+        return {first: None}, files[first]
+    shared = {name: value for name, value in files[file].items() if name != "step"}
+    return {file: int(settings["step"]) for file, settings in files.items()}, shared
 
 
 def _files(folder: Path) -> list[Path]:

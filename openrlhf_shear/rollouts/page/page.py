@@ -33,8 +33,29 @@ def make_page(
         limit: the most groups to show of a step (default: all).
         steps: the step of each group, if the rollouts are of several steps.
     """
-    steps = steps or {}
     groups = data.group_rollouts(rollouts, limit, steps)
+    left_out = len({rollout.group for rollout in rollouts}) - len(groups)
+    return page_of(
+        groups, [data.to_json(data.block(group)) for group in groups], settings, title, steps or {}, left_out
+    )
+
+
+def page_of(
+    groups: Sequence[Sequence[Rollout]],
+    blocks: Sequence[str],
+    settings: Mapping[str, Any],
+    title: str | None,
+    steps: Mapping[str, int],
+    left_out: int,
+    overview: str | None = None,
+) -> str:
+    """Return the HTML of whole groups.
+
+    Args:
+        blocks: of each group, its data (`data.block`) as JSON.
+        left_out: groups that the page does not show.
+        overview: the address of a page that leads here.
+    """
     window = settings.get("window")
     window = window if isinstance(window, int) and window > 0 else None
     rule, estimator = settings.get("rule"), settings.get("estimator")
@@ -43,7 +64,7 @@ def make_page(
         _asset("page.html"),
         style=data.css() + _asset("page.css"),
         script='"use strict";\n' + "".join(_asset(f"{name}.js") for name in SCRIPTS),
-        heading=title or _heading(settings, sorted({*steps.values()})),
+        heading=title or heading(settings, _steps(settings.get("step"), sorted({*steps.values()}))),
         rule=titled([estimator])[0] if isinstance(estimator, str) and ":" in estimator else rule,
         has_spans=any(rollout.span_starts for rollout in shown),
         has_distances=any(rollout.heatmaps for rollout in shown),
@@ -52,11 +73,12 @@ def make_page(
         colours=len(data.LIGHT),
         facts=summary(groups),
         settings={name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
-        left_out=len({rollout.group for rollout in rollouts}) - len(groups),
+        left_out=left_out,
+        overview=overview,
         has_steps=len({*steps.values()}) > 1,
         has_errors=any(rollout.first_error is not None for rollout in shown),
         index=data.to_json(data.index(groups, window, steps)),
-        blocks=[data.to_json(data.block(group)) for group in groups],
+        blocks=blocks,
     )
 
 
@@ -64,12 +86,14 @@ def _asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def _heading(settings: Mapping[str, Any], steps: Sequence[int]) -> str:
-    step, model = settings.get("step"), settings.get("model")
-    heading = "Rollouts" if step is None else f"Rollouts of step {step}"
-    if steps:
-        heading = f"Rollouts of steps {steps[0]} to {steps[-1]}"
-    return heading if model is None else f"{heading}, {model_name(str(model))}"
+def _steps(step: int | None, steps: Sequence[int]) -> str:
+    return f"steps {steps[0]} to {steps[-1]}" if steps else "" if step is None else f"step {step}"
+
+
+def heading(settings: Mapping[str, Any], of: str = "") -> str:
+    """Return the default heading of rollouts `of` some steps."""
+    model = settings.get("model")
+    return f"Rollouts{of and f' of {of}'}{'' if model is None else f', {model_name(str(model))}'}"
 
 
 def model_name(model: str) -> str:

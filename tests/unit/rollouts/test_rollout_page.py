@@ -1,18 +1,21 @@
 """What goes into the rollout page, and what its command refuses."""
 
 import base64
+import html
 import json
 import re
 from dataclasses import replace
+from urllib.parse import unquote
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from command_lines import refusal
 from rollout_rows import SETTINGS, arithmetic_groups, group
 
 from openrlhf_shear.cli import rollout_page
 from openrlhf_shear.report.page import HERE
-from openrlhf_shear.rollouts.page import data, make_page
+from openrlhf_shear.rollouts.page import data, make_page, pages, write_pages
 from openrlhf_shear.rollouts.page.page import summary
 from openrlhf_shear.rollouts.record import Heatmap, write_rollouts
 
@@ -96,6 +99,61 @@ def test_a_run_shows_all_its_steps_and_the_limit_counts_groups_of_a_step(tmp_pat
     assert [group["step"] for group in index["groups"]] == [1, 1, 20, 20, 40, 40]
     assert index["groups"][2]["name"] == "problem-000 of step 20"
     assert 'id="step"' in text and 'id="step"' not in made_by_command(tmp_path)
+
+
+def test_a_limit_reads_the_rows_that_it_shows(tmp_path, monkeypatch):
+    rows = [row for name in range(40) for row in group(f"{name}", ["ab", "cd"] * 4, [True, False] * 4)]
+    for step in (1, 20):
+        write_rollouts(tmp_path / f"run/step{step:06d}.parquet", rows, SETTINGS | {"step": step})
+    counts, read = [], pyarrow.parquet.ParquetFile.read_row_group
+
+    def counted(file, part):
+        table = read(file, part)
+        counts.append(table.num_rows)
+        return table
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read_row_group", counted)
+    write_pages(tmp_path / "run", tmp_path / "page.html", limit=9)
+    assert counts == [64, 64] * 2 and "62 more groups of the file left out" in (tmp_path / "page.html").read_text()
+    counts.clear()
+    write_pages(tmp_path / "run/step000001.parquet", tmp_path / "page.html")
+    assert sum(counts) == len(rows)
+
+
+def shown_groups(page):
+    """The names of a page's groups, each of which it holds."""
+    text = page.read_text()
+    names = [each["name"] for each in json.loads(re.search(r'id="index">(.*?)</script>', text)[1])["groups"]]
+    assert all(f'id="block-{place}"' in text for place in range(len(names)))
+    return names
+
+
+def test_a_large_page_is_cut_into_steps_and_a_large_step_into_parts(tmp_path, monkeypatch, capsys):
+    for step, problems in ((1, 2), (20, 7)):
+        rows = [replace(row, group=f"{row.group}{ATTACK[:-1]}") for row in arithmetic_groups(problems)]
+        write_rollouts(tmp_path / f"run/step{step:06d}.parquet", rows, SETTINGS | {"step": step, "model": ATTACK[:-1]})
+    most = 300_000
+    monkeypatch.setattr(pages, "MOST", most)
+    output = tmp_path / "a 'page'.html"
+    page, *beside = write_pages(tmp_path / "run", output)
+    names = [each.relative_to(tmp_path).as_posix() for each in beside]
+    assert names == [f"a 'page'_steps/{name}.html" for name in ("step1", "step20", "step20_part2")]
+    text = page.read_text()
+    links = re.findall('<a href="(?!#)(.*?)">(.*?)</a>', text)
+    assert [unquote(html.unescape(address)) for address, _ in links] == names
+    assert [name for _, name in links] == ["Step 1", "Step 20", "Step 20, part 2"]
+    first, *others = map(shown_groups, beside)
+    assert first == [f"problem-{i:03d}{ATTACK[:-1]} of step 1" for i in range(2)] and sum(map(len, others)) == 7
+    assert all(each.stat().st_size < most for each in (page, *beside))
+    for each in (page, *beside):
+        assert "</script><!--" not in each.read_text() and each.read_text().count("script-src 'sha256-") == 1
+    assert "<td>9</td>" not in text and "<td>56</td>" not in text and "<td>16</td>" in text, "rollouts of each page"
+    assert 'href="../a%20%27page%27.html"' in beside[0].read_text()
+    rollout_page.main([str(tmp_path / "run"), "--output", str(output), "--title", "<b>", "--limit", "2"])
+    assert "2 pages to which it leads" in capsys.readouterr().out
+    assert "<h1>&lt;b&gt;</h1>" in page.read_text() and "5 more groups left out" in page.read_text()
+    monkeypatch.setattr(pages, "MOST", 20e6)
+    assert write_pages(tmp_path / "run", output) == [output] and len(shown_groups(output)) == 9
 
 
 def test_folders_that_are_no_run_are_refused_in_a_line(tmp_path, capsys):

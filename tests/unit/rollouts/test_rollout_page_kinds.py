@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from browsing import each, js, load, press, text
-from rollout_rows import SETTINGS, arithmetic_groups, group, long_groups
+from browsing import each, js, load, loads_alone, press, text
+from rollout_rows import ATTACKS, SETTINGS, arithmetic_groups, group, long_groups, odd_groups
 
-from openrlhf_shear.rollouts.page import make_page
+from openrlhf_shear.rollouts.page import make_page, pages
+from openrlhf_shear.rollouts.record import write_rollouts
 
 ui = pytest.importorskip("selenium.webdriver.support.ui")
 
@@ -30,6 +31,25 @@ def test_a_step_narrows_the_list(browser, tmp_path):
     ui.Select(browser.find_element("id", "step")).select_by_value("20")
     assert text(browser, "#found") == "8 of 16 rollouts"
     assert all("other" in row for row in each(browser, ".row", "n.textContent"))
+
+
+def test_an_overview_leads_to_the_page_of_a_step_and_back(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "MOST", 150_000)
+    for step in (1, 20):
+        write_rollouts(tmp_path / f"run/step{step:06d}.parquet", odd_groups(), SETTINGS | {"step": step})
+    overview, *beside = pages.write_pages(tmp_path / "run", tmp_path / "all #1.html", title=ATTACKS[3])
+    loads_alone(browser, overview)
+    assert text(browser, "h1") == ATTACKS[3]
+    for page, link in zip(beside, each(browser, "main a", "n.href"), strict=True):
+        assert link == page.as_uri()
+        loads_alone(browser, page)
+        assert len(each(browser, ".card .tokens", "n")) > 1
+        assert js(browser, "window.hit") is None
+    load(browser, overview)
+    browser.find_element("link text", "Step 20").click()
+    assert "of step 20" in text(browser, "#group-name")
+    browser.find_element("link text", "All rollouts").click()
+    assert js(browser, "location.href") == overview.as_uri()
 
 
 @pytest.mark.parametrize(
