@@ -133,7 +133,7 @@ def _logged(curves: Curves, limit: int | None, notes: list[str]) -> tuple[Evalua
         for tag, points in curves.items()
         if tag.startswith(SUITE)
     }
-    averages = series.pop("average", {})
+    averages, facts = series.pop("average", {}), {tag: dict(points) for tag, points in curves.items()}
     evaluations, partial = [], []
     for step in sorted(set().union(averages, *series.values())):
         scores = {name: values[step] for name, values in series.items() if step in values}
@@ -142,16 +142,16 @@ def _logged(curves: Curves, limit: int | None, notes: list[str]) -> tuple[Evalua
         else:
             average = averages[step] if step in averages else fmean(scores.values())
             evaluations.append(
-                Evaluation(step, scores, average, {n: _logged_basis(curves, n, step, limit) for n in scores})
+                Evaluation(step, scores, average, {n: _logged_basis(facts, n, step, limit) for n in scores})
             )
     if partial:
         notes.append("left out, as not every benchmark was evaluated: steps " + ", ".join(map(str, partial)))
     return tuple(evaluations)
 
 
-def _logged_basis(curves: Curves, benchmark: str, step: int, limit: int | None) -> Basis:
+def _logged_basis(facts: dict[str, dict[int, float]], benchmark: str, step: int, limit: int | None) -> Basis:
     tags = (f"eval/suite_{what}/{benchmark}" for what in ("problems", "truncated_fraction", "no_answer_fraction"))
-    problems, truncated, no_answer = (dict(curves.get(tag, ())).get(step) for tag in tags)
+    problems, truncated, no_answer = (facts.get(tag, {}).get(step) for tag in tags)
     return Basis(None if problems is None else int(problems), limit, truncated, no_answer)
 
 

@@ -53,7 +53,9 @@ def parsed(tmp_path, monkeypatch):
             (tmp_path / f"{name}.jsonl").write_text(
                 json.dumps({"prompt": [{"role": "user", "content": "1?"}], "label": LABELS.get(name, "1")}) + "\n"
             )
-    spoken = SimpleNamespace(bos_token=None, apply_chat_template=lambda chat, **how: chat[0]["content"])
+    spoken = SimpleNamespace(
+        bos_token=None, apply_chat_template=lambda chats, **how: [chat[0]["content"] for chat in chats]
+    )
     monkeypatch.setattr(Prompts, "_tokenizer", spoken)
     monkeypatch.setattr(models, "model_config", lambda *_: None)
     monkeypatch.setattr(
