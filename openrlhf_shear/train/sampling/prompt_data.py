@@ -21,13 +21,9 @@ from openrlhf_shear.train.sampling.order import PromptOrder
 _AT_ONCE = 64  # rows that go through the chat template together
 
 
-# Prompt of a data set: a plain tuple, since the garbage collector would visit a million objects again and again.
-# - source: column `datasource`, by which evaluations are reported
-# - text: as the policy reads it, with special tokens
-# - label: the file's value; "" without --data.label_key
-# - images: None for none
-# - problem: without templates; the last user turn of a chat
-# - digest: of the data row (`data.training_rows`)
+# Prompt of a data set: (source, text, label, images, problem, digest). It is a plain tuple, since the garbage collector
+# visits objects again and again. `source` is the column `datasource`, `text` is what the policy reads, and `problem` is
+# the text without templates: the last user turn of a chat.
 PromptRow = tuple[str, str, object, object, str, bytes]
 
 
