@@ -21,7 +21,8 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
 RESULTS = Path(__file__).resolve().parent / "results"
-STUDIES = ("bookkeeping_runs", "bookkeeping_again_runs", "bookkeeping_gates_runs", "credit_questions_runs")
+_BOOKKEEPING = ("bookkeeping_runs", "bookkeeping_again_runs", "bookkeeping_gates_runs")
+STUDIES = (*_BOOKKEEPING, "credit_questions_runs", "credit_bench_runs")
 
 
 def table_of(study: str) -> Path:
@@ -29,6 +30,8 @@ def table_of(study: str) -> Path:
 
 
 def read(table: Path) -> list[dict]:
+    if not table.is_file():
+        return []
     with lzma.open(table, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
@@ -60,7 +63,7 @@ def unpack(table: Path, output: Path) -> int:
 
 def pack(table: Path, output: Path) -> int:
     """Add the runs below the lab's `output` to the table; return the number of its rows."""
-    rows = {place(row): row for row in read(table)} if table.is_file() else {}
+    rows = {place(row): row for row in read(table)}
     for file in output.glob("runs/*/*/seed*.json"):
         row = json.loads(file.read_text())
         rows.setdefault(place(row), row)
