@@ -46,6 +46,7 @@ LORA = f"--ds.lora.rank {LORA_RANK} --ds.lora.alpha {LORA_ALPHA}"
 KL_LOSS = f"--algo.kl.use_loss --algo.kl.init_coef {KL} --algo.kl.estimator k3 --actor.entropy_coef {ENTROPY}"
 GSPO = "--actor.policy_loss_type gspo"
 RING = f"{PACKED} --ds.ring_attn_size 2"
+CHUNKED = "--actor.logits_chunk 50"
 TENSOR = "--ds.tensor_parallel_size 2"
 
 
@@ -79,11 +80,17 @@ def _rows() -> Iterator[Row]:
     yield Row("GSPO-token, dynamic", f"{GSPO} --algo.advantage.estimator uniform {DYNAMIC}")
     yield Row("an update rule, fixed", "--algo.advantage.estimator entropy_adv --actor.entropy_coef 0")
     yield Row("an update rule, dynamic", f"--algo.advantage.estimator entropy_adv --actor.entropy_coef 0 {DYNAMIC}")
+    yield Row("logits in chunks, fixed", CHUNKED)
+    yield Row("logits in chunks, packed, KL and entropy, dynamic", f"{CHUNKED} {PACKED} {KL_LOSS} {DYNAMIC}")
+    yield Row("logits in chunks, 2 ranks, ZeRO-3", f"{CHUNKED} --ds.zero_stage 3", ranks=2)
+    lora = f"{CHUNKED} {LORA} {DYNAMIC} --ds.zero_stage 3 --algo.advantage.estimator entropy_adv"
+    yield Row("logits in chunks, 2 ranks, LoRA, an update rule, dynamic, ZeRO-3", lora, ranks=2)
     yield Row("critic, fixed", role="critic")
     yield Row("critic, dynamic", DYNAMIC, role="critic")
     yield Row("2 ranks, critic, dynamic", DYNAMIC, role="critic", ranks=2)
     yield Row("ring, fixed", RING, ranks=2, launch="ring")
     yield Row("ring, dynamic", f"{RING} {DYNAMIC}", ranks=2, launch="ring")
+    yield Row("ring, logits in chunks, dynamic", f"{CHUNKED} {RING} {DYNAMIC}", ranks=2, launch="ring")
     yield Row("images, one rollout a micro-batch", "--train.micro_batch_size 1", sees=True)
     yield Row("images, frozen vision encoder", "--actor.freeze_visual_encoder", sees=True)
     yield Row("2 ranks, images, ZeRO-2", "--ds.zero_stage 2", ranks=2, sees=True)
@@ -95,6 +102,7 @@ def _rows() -> Iterator[Row]:
         ("fixed", ""),
         ("dynamic", DYNAMIC),
         ("dynamic, gradients in float32", f"{DYNAMIC} --ds.grad_accum_dtype fp32"),
+        ("logits in chunks, dynamic", f"{CHUNKED} {DYNAMIC}"),
     ):
         yield Row(f"{name}, bfloat16", flags, bfloat16=True)
     yield Row("2 ranks, dynamic, bfloat16", DYNAMIC, ranks=2, bfloat16=True)

@@ -15,6 +15,18 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "
 _CHANGES_LOGITS += ("lm_head_multiplier", "logits_soft_cap", "output_logit_soft_cap")
 
 
+def plain_head(model: torch.nn.Module) -> torch.nn.Linear:
+    """Return the LM head of a transformers model; ValueError: its product with the state is not the logits."""
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        kind = f"{type(head).__module__}.{type(head).__name__}"
+        raise ValueError(f"the LM head is a {kind}; leave it without adapters and quantisation")
+    for name in _CHANGES_LOGITS:
+        if getattr(model.config.get_text_config(decoder=True), name, None) not in (None, 1, 1.0):
+            raise ValueError(f"{name} of the model's config.json changes the logits; use another model")
+    return head
+
+
 @dataclass(frozen=True)
 class LMHead:
     """A policy's LM head."""
@@ -27,15 +39,9 @@ class LMHead:
     def of(cls, model: torch.nn.Module, temperature: float = 1.0) -> Self:
         """Return the LM head of a transformers model.
 
-        Raises ValueError: the model's logits are not the head's product with the state, or the head is in shards.
+        Raises ValueError: as `plain_head`, or the head is in shards.
         """
-        head = model.get_output_embeddings()
-        if type(head) is not torch.nn.Linear:
-            kind = f"{type(head).__module__}.{type(head).__name__}"
-            raise ValueError(f"the LM head is a {kind}; leave it without adapters and quantisation")
-        for name in _CHANGES_LOGITS:
-            if getattr(model.config.get_text_config(decoder=True), name, None) not in (None, 1, 1.0):
-                raise ValueError(f"{name} of the model's config.json changes the logits; use another model")
+        head = plain_head(model)
         if head.weight.ndim != 2 or not head.weight.numel():
             raise ValueError("the LM head is cut into shards; use ZeRO-2")
         return cls(head.weight.detach(), temperature, None if head.bias is None else head.bias.detach())

@@ -143,6 +143,11 @@ def _add_start(group: argparse._ArgumentGroup) -> None:
         "machines; 0 means the smallest GPU of this machine"
     )
     _add(group, "--device_memory", 0.0, size, metavar="GIB")
+    chunk = (
+        "Tokens whose logits the policy makes at a time, e.g. 2048, which bounds their memory; an update then makes "
+        "them twice. 0 means the logits of all tokens of a pass"
+    )
+    _add(group, "--actor.logits_chunk", 0, chunk, metavar="TOKENS")
     group.add_argument(
         "--config",
         nargs="+",

@@ -117,13 +117,21 @@ def backward_bytes(run: Run, shape: ModelShape, tokens: float) -> tuple[float, f
     """Return the bytes of activations and of logits in an update's pass over t tokens.
 
     Logits are three tensors (t, V): float32 logits that the loss keeps, their float32 gradient, and its bfloat16 copy
-    (`Actor.forward`, flash-attn's cross entropy). The current layer also holds gradients of its kept activations.
+    (`Actor.forward`, flash-attn's cross entropy). With --actor.logits_chunk they are those of a chunk, beside two
+    gradients of the LM head: the chunk's, and the sum. The current layer also holds gradients of its kept activations.
     """
     layer, _ = layer_bytes(shape)
     boundary = LOW * shape.hidden
     stored = boundary * shape.layers + layer if run.actor.gradient_checkpointing_enable else layer * shape.layers
     working = 6 * shape.mlp + 8 * shape.hidden
-    return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW)
+    rows = chunk_tokens(run, tokens)
+    sums = 2 * LOW * shape.vocabulary * shape.hidden * (rows < tokens)
+    return tokens * (stored + working), rows * shape.vocabulary * (4 + 4 + LOW) + sums
+
+
+def chunk_tokens(run: Run, tokens: float) -> float:
+    """Return of how many of a pass's tokens there are logits at a time."""
+    return min(tokens, run.actor.logits_chunk or tokens)
 
 
 def pass_tokens(run: Run, certain: bool = False) -> tuple[int, int]:
@@ -195,7 +203,10 @@ def estimate(
     seen = min(run.rollout.max_new_tokens or run.data.max_len, run.data.max_len)
     group = LOW * actor.hidden * run.rollout.n_samples_per_prompt * seen * len(states)
     activations, logits = backward_bytes(run, actor, updated)
-    forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
+    forward = {
+        "activations": read * layer_bytes(actor)[1],
+        "logits": chunk_tokens(run, read) * actor.vocabulary * (LOW + 4),
+    }
     limit = run.credit.max_waiting_bytes  # unset, it adapts to the free memory
     waiting = min(-(-run.rollout.batch_size // ranks) * group, WAITING_BYTES if limit is None else limit)
     forward["group_states"] = group + waiting + LOW * actor.hidden * read * run.ds.ring_attn_size * len(states)

@@ -59,6 +59,7 @@ RANGES = {
             *("eval.k", "eval.limit", "train.max_restarts", "data.dataloader_num_workers"),
             *("data.max_images_per_prompt", "algo.kl.init_coef", "actor.aux_loss_coef", "critic.value_clip"),
             *("actor.eps_clip", "actor.eps_clip_low_high", "eval.temperature", "vllm.max_gap"),
+            "actor.logits_chunk",
         ),
         _NOT_NEGATIVE,
     ),

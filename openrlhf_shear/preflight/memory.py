@@ -14,6 +14,7 @@ from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 _ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # the CPU backend's values
+_CHUNK = 2048  # tokens: their logits take 3 GB with a vocabulary of 152k, and are products large enough for a GPU
 _ROOM = 0.95  # share of a GPU that advised flags may fill
 
 
@@ -104,6 +105,8 @@ def _possible(run: Run) -> Iterator[tuple[str, object]]:
         yield from (("vllm.enable_sleep", True), ("ds.enable_sleep", True))
         yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(8, 2, -1))
     yield "actor.gradient_checkpointing_enable", True
+    if run.ds.tensor_parallel_size == 1:
+        yield "actor.logits_chunk", min(run.actor.logits_chunk or _CHUNK, _CHUNK)
     for stage in ("rollout", "train"):
         flag = f"{stage}.{'max_tokens_per_gpu' if run.train.dynamic_batch_enable else 'micro_batch_size'}"
         tokens = run.flags[flag] or run.train.max_tokens_per_gpu

@@ -100,6 +100,12 @@ STRATEGY = Patch(
     "strategy.ShearStrategy",
     "ZeRO-3 loads rotary frequencies in bfloat16, and upstream deletes old checkpoints before it writes the new one",
 )
+ACTOR = Patch(
+    "openrlhf.trainer.ray.ppo_actor:Actor",
+    "logits.ChunkedActor, with --actor.logits_chunk, while the policy loads",
+    "float32 logits of a pass and their gradients are half of a GPU's memory at 32k tokens; upstream's actor makes its "
+    "model by this name",
+)
 CRITIC = Patch(
     "openrlhf.trainer.ray.ppo_critic:CriticModelActor",
     "critic.ShearCriticActor",

@@ -1,6 +1,7 @@
 """Policy actor: weighs tokens where the hidden states are, and watches its updates."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import ray
 import torch
@@ -17,12 +18,14 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.kernels.backends import compile_ahead
 from openrlhf_shear.rollouts.columns import token_texts
+from openrlhf_shear.train import hooks
 from openrlhf_shear.train.checkpoints.saveable import refuse_unsaveable, without_adapters
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
 from openrlhf_shear.train.screen.outcome import NotFiniteError, RefusedError
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.average import WeightAverage
+from openrlhf_shear.train.update.logits import ChunkedActor
 from openrlhf_shear.train.update.losses import credited_loss
 from openrlhf_shear.train.update.policy_files import SavesPolicy
 from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
@@ -41,13 +44,16 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
 
         Raises:
             NotFiniteError: a weight is not finite.
-            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save.
+            RefusedError: the model has adapters that cannot be merged for vLLM, or files that transformers cannot save;
+                or its LM head cannot work in chunks.
         """
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
         if self._rule is not None and STATES & self._rule.needs:
             compile_ahead(spec.search.backend, "cuda" if torch.cuda.is_available() else "cpu")
-        super().init_model_from_pretrained(strategy, pretrain, *args, **kwargs)
+        chunk = strategy.args.actor.logits_chunk
+        with hooks.ACTOR.held(partial(ChunkedActor, chunk)) if chunk else nullcontext():
+            super().init_model_from_pretrained(strategy, pretrain, *args, **kwargs)
         if self.actor.is_vlm:  # upstream keeps the tokenizer alone, and saved models would lack the processor
             self.tokenizer = get_tokenizer(pretrain, None)
         lora.refuse_unmergeable(self.actor.model.module)
