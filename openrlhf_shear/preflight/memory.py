@@ -105,16 +105,16 @@ def _possible(run: Run) -> Iterator[tuple[str, object]]:
         yield from (("vllm.enable_sleep", True), ("ds.enable_sleep", True))
         yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(8, 2, -1))
     yield "actor.gradient_checkpointing_enable", True
-    if run.ds.tensor_parallel_size == 1:
-        yield "actor.logits_chunk", min(run.actor.logits_chunk or _CHUNK, _CHUNK)
     for stage in ("rollout", "train"):
         flag = f"{stage}.{'max_tokens_per_gpu' if run.train.dynamic_batch_enable else 'micro_batch_size'}"
         tokens = run.flags[flag] or run.train.max_tokens_per_gpu
         while tokens > 1:
             tokens //= 2
             yield flag, tokens
-    if run.ds.tensor_parallel_size == 1 and "lm_head" not in run.traits.needs:
-        yield "ds.zero_stage", 3
+    if run.ds.tensor_parallel_size == 1:
+        yield "actor.logits_chunk", min(run.actor.logits_chunk or _CHUNK, _CHUNK)
+        if "lm_head" not in run.traits.needs:
+            yield "ds.zero_stage", 3
     yield from (("ref.offload", True), ("ds.adam_offload", True))
     yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(4, 10))
 

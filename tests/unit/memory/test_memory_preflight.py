@@ -101,6 +101,21 @@ def test_a_7b_run_by_hand(line):
     assert max(log_probs.total, step.total, credit.total) < backward.total < 60 * GIB
 
 
+def test_logits_in_chunks_by_hand(line, capsys):
+    """Qwen2.5-14B, 32k tokens a rollout: V = 152064, d = 5120. Chunks are what we advise."""
+    words = f"{HYBRID} {SLEEP} 0.6 --vllm.num_engines 8 --algo.advantage.estimator uniform --algo.kl.init_coef 0 "
+    words += "--rollout.n_samples_per_prompt 8 --data.max_len 32768 --train.micro_batch_size 1 --ds.zero_stage 3 "
+    words += "--rollout.micro_batch_size 1 "
+    whole, chunked = (estimated(line("qwen2.5-14b", words + more, 140)) for more in ("", "--actor.logits_chunk 2048"))
+    logits = {phase.name: phase.parts.get("logits") for phase in whole.phases}
+    assert logits["backward"] == 32768 * 152_064 * (4 + 4 + 2) and logits["log-probs"] == 32768 * 152_064 * (2 + 4)
+    logits = {phase.name: phase.parts.get("logits") for phase in chunked.phases}
+    # A chunk's logits with their gradients, and two bfloat16 gradients of the LM head
+    assert logits["backward"] == 2048 * 152_064 * (4 + 4 + 2) + 2 * 2 * 152_064 * 5120
+    assert logits["log-probs"] == 2048 * 152_064 * (2 + 4)
+    assert "--actor.logits_chunk 2048" in refusal(capsys, line("qwen2.5-14b", words, 80))
+
+
 @pytest.mark.parametrize(
     ("model", "words", "share", "memory"),
     [
