@@ -53,22 +53,15 @@ def without_nonfinite(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     log-probs and entropies become 0 here; their states stay, so that a rule can count them.
     """
     numbers = [{name: rows for name in _NUMBERS if (rows := getattr(group, name))} for group in groups]
+    every = (rows for of_group in numbers for rows in of_group.values())
     sums = iter(
-        to_cpu(
-            torch.stack([row.sum(dtype=torch.float32).to(rows[0].device) for row in rows])
-            for of_group in numbers
-            for rows in of_group.values()
-        )
+        to_cpu(torch.stack([row.sum(dtype=torch.float32).to(rows[0].device) for row in rows]) for rows in every)
     )
-    return [
-        _without(group, of_group, torch.stack([next(sums) for _ in of_group]).isfinite().all(0).tolist())
-        if of_group
-        else group
-        for group, of_group in zip(groups, numbers, strict=True)
-    ]
+    return [_without(*each, [next(sums) for _ in each[1]]) for each in zip(groups, numbers, strict=True)]
 
 
-def _without(group: RolloutGroup, numbers: dict[str, Sequence[torch.Tensor]], usable: list[bool]) -> RolloutGroup:
+def _without(group: RolloutGroup, numbers: dict[str, Sequence[torch.Tensor]], sums: list[torch.Tensor]) -> RolloutGroup:
+    usable = torch.stack(sums).isfinite().all(0).tolist() if sums else []
     if all(usable):
         return group
     changed = {

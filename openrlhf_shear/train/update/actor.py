@@ -21,14 +21,14 @@ from openrlhf_shear.rollouts.columns import token_texts
 from openrlhf_shear.train import hooks
 from openrlhf_shear.train.checkpoints.saveable import refuse_unsaveable, without_adapters
 from openrlhf_shear.train.experience.states import STATES, ReadsStates
-from openrlhf_shear.train.screen.outcome import NotFiniteError, RefusedError
+from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.average import WeightAverage
 from openrlhf_shear.train.update.logits import ChunkedActor
 from openrlhf_shear.train.update.losses import credited_loss
 from openrlhf_shear.train.update.policy_files import SavesPolicy
-from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
+from openrlhf_shear.train.update.update import ActorSteps, refuse_broken_weights
 from openrlhf_shear.train.upstream import plain_class
 
 
@@ -65,7 +65,7 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
             self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank, shared)
         self._trained = 0
         strategy.arrival = Arrival(self.actor.model, "policy")
-        self._refuse_broken_weights("as it was loaded")
+        refuse_broken_weights(self.actor.model.module, "policy", "as it was loaded")
         if self.ema_model:
             strategy.average = WeightAverage(self.actor.model)
             if self.checkpoint_states:
@@ -96,14 +96,14 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
             else:
                 log_probs = super().forward(*inputs)
         if "log_probs" in needs:
-            tensors["log_probs"] = _of_responses(log_probs, mask)
+            tensors["log_probs"] = _of_responses(log_probs.float(), mask)
         if "entropies" in needs:
-            tensors["entropies"] = _of_responses(entropies[0][:, -mask.shape[1] :], mask)
+            tensors["entropies"] = _of_responses(entropies[0].float(), mask)
         if {"token_ids", "token_texts"} & set(needs):
-            ids = [row[keep] for row, keep in zip(sequences[:, -mask.shape[1] :].cpu(), mask, strict=True)]
-            tensors["token_ids"] = ids
+            tensors["token_ids"] = _of_responses(sequences, mask)
             if "token_texts" in needs:
-                tensors["token_texts"] = [tuple(token_texts(self.tokenizer, row.tolist())) for row in ids]
+                texts = (token_texts(self.tokenizer, row.tolist()) for row in tensors["token_ids"])
+                tensors["token_texts"] = list(map(tuple, texts))
         if "turns" in needs:
             tensors["turns"] = [turn_numbers(row) for row in mask]
         self._collector.add(credit, mask.sum(1).tolist(), tensors)
@@ -151,7 +151,7 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
             shaped = shaped_advantages(*parts, steps.rule_metrics)
         with steps.watching(), shaped:
             super().fit(*args, **kwargs)
-        self._refuse_broken_weights("after an update")
+        refuse_broken_weights(self.actor.model.module, "policy", "after an update")
         self._trained = steps.trained // self.trainer.max_epochs
         counts = {"optimizer_steps": steps.applied_steps, "skipped_steps": steps.skipped_steps, "moved": steps.moved}
         return steps.status() | {f"update/{name}": float(value) for name, value in counts.items()}
@@ -160,11 +160,6 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
         """Return the number of rated rollouts in the last update's applied steps, on this rank, and reset it."""
         trained, self._trained = self._trained, 0
         return trained
-
-    def _refuse_broken_weights(self, when: str) -> None:
-        name = first_not_finite(self.actor.model.module)
-        if name:
-            raise NotFiniteError(f"the policy's weight {name} is NaN or infinite {when}")
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to vLLM as upstream does, with LoRA's adapters merged."""
@@ -201,5 +196,5 @@ class ShearPolicyActor(ReadsStates, SavesPolicy, plain_class(PolicyModelActor)):
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    """Split (B, A), on any device, into B tensors (T_i,), float32 on the CPU."""
-    return [row[keep] for row, keep in zip(values.float().cpu(), mask, strict=True)]
+    """Split the last A columns of values, on any device, into B tensors (T_i,) on the CPU; `mask` is (B, A) bool."""
+    return [row[keep] for row, keep in zip(values[:, -mask.shape[1] :].cpu(), mask, strict=True)]

@@ -8,9 +8,8 @@ from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 from openrlhf_shear.train.carriers import Save
 from openrlhf_shear.train.checkpoints.folders import CRITIC
 from openrlhf_shear.train.checkpoints.saveable import model_written, refuse_unsaveable
-from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.arrival import Arrival
-from openrlhf_shear.train.update.update import CriticSteps, first_not_finite
+from openrlhf_shear.train.update.update import CriticSteps, refuse_broken_weights
 from openrlhf_shear.train.upstream import plain_class
 
 
@@ -26,7 +25,7 @@ class ShearCriticActor(plain_class(CriticModelActor)):
         if self.tokenizer is not None:  # --critic.save_value_network
             refuse_unsaveable("--critic.model_name_or_path", self.critic.module, self.tokenizer)
         strategy.arrival = Arrival(self.critic, "critic")
-        self._refuse_broken_weights("as it was loaded")
+        refuse_broken_weights(self.critic.module, "critic", "as it was loaded")
 
     def fit(self) -> dict:
         """Run upstream's update, watched; return its metrics.
@@ -38,13 +37,8 @@ class ShearCriticActor(plain_class(CriticModelActor)):
         steps = CriticSteps(self.trainer, self.critic)
         with steps.watching():
             super().fit()
-        self._refuse_broken_weights("after an update")
+        refuse_broken_weights(self.critic.module, "critic", "after an update")
         return steps.status() | {"critic_skipped_steps": float(steps.skipped_steps)}
-
-    def _refuse_broken_weights(self, when: str) -> None:
-        name = first_not_finite(self.critic.module)
-        if name:
-            raise NotFiniteError(f"the critic's weight {name} is NaN or infinite {when}")
 
     def save_model(self) -> None:
         """Save the critic's model as upstream does. Raises ModelNotWrittenError: the disk refuses it."""

@@ -9,6 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from openrlhf_shear.train.carriers import FAILED, FILLER
+from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.meter import Meter
 
 _NOTHING = 1e-9  # tokens of a filler micro-batch, not 0: OpenRLHF divides by the sum for its progress bar
@@ -165,8 +166,8 @@ class CriticSteps(WatchedSteps):
 
 
 @torch.no_grad()
-def first_not_finite(module: torch.nn.Module) -> str:
-    """Return the first parameter that is not finite on any rank, or ""; every rank calls this."""
+def refuse_broken_weights(module: torch.nn.Module, model: str, when: str) -> None:
+    """Raise NotFiniteError if a parameter of the model is not finite on any rank; every rank calls this."""
     names, flags = [], []
     for name, parameter in module.named_parameters():
         values = getattr(parameter, "ds_tensor", parameter.data)  # this rank's shard under ZeRO-3
@@ -177,4 +178,5 @@ def first_not_finite(module: torch.nn.Module) -> str:
         counts = broken.to(torch.int32)
         torch.distributed.all_reduce(counts)
         broken = counts > 0
-    return next((name for name, out in zip(names, broken.tolist(), strict=True) if out), "")
+    if any(found := broken.tolist()):
+        raise NotFiniteError(f"the {model}'s weight {names[found.index(True)]} is NaN or infinite {when}")

@@ -16,7 +16,7 @@ from openrlhf_shear.train.update.actor import ShearPolicyActor
 from openrlhf_shear.train.update.arrival import arrivals
 from openrlhf_shear.train.update.average import WeightAverage
 from openrlhf_shear.train.update.meter import Meter
-from openrlhf_shear.train.update.update import ActorSteps, first_not_finite
+from openrlhf_shear.train.update.update import ActorSteps, refuse_broken_weights
 
 
 class Engine:
@@ -320,9 +320,10 @@ def test_rounding_is_no_lost_gradient():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_the_first_weight_that_is_not_finite_is_named(value):
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    assert first_not_finite(module) == ""
+    refuse_broken_weights(module, "critic", "here")
     module[1].bias.data[1] = value
-    assert first_not_finite(module) == "1.bias"
+    with pytest.raises(NotFiniteError, match=r"the critic's weight 1\.bias is NaN or infinite here"):
+        refuse_broken_weights(module, "critic", "here")
 
 
 @pytest.mark.parametrize("held", [True, False])
