@@ -4,9 +4,9 @@ Upstream's `Actor.forward` makes float32 logits of all tokens, and the loss thei
 bytes a token and entry of the vocabulary. Here the LM head itself returns log-probs. It takes some tokens at a time,
 and makes their logits once more in the backward pass: 2 V d further operations a token.
 
-Nothing at hand does this. The fused losses of Liger and DeepSpeed (`TiledFusedLogitsLoss`) make gradients in the
-forward pass, before those of the log-probs are known; upstream's --ds.use_liger_kernel only uses them for a model that
-is given labels. torch's `linear_cross_entropy` returns losses in bfloat16.
+Nothing at hand does this. DeepSpeed's `TiledFusedLogitsLoss` makes gradients in the forward pass, before those of the
+log-probs are known. torch's `linear_cross_entropy` returns losses in bfloat16. Liger's fused loss knows no entropies
+and no temperature. Upstream's --ds.use_liger_kernel does not reach it, as `Actor` gives the model no labels.
 """
 
 from functools import partial
@@ -25,8 +25,8 @@ from openrlhf_shear.train.screen.outcome import RefusedError
 class ChunkedActor(Actor):
     """OpenRLHF's actor with logits of `tokens` tokens at a time.
 
-    One call of the LM head makes all chunks, so ZeRO-3 gathers its weight as always: once before the forward pass, and
-    once before the backward pass, in which the chunks run again.
+    One call of the LM head makes all chunks. So ZeRO-3 gathers its weight as always: once for the forward pass, and
+    once for the backward pass, in which the chunks run again. The weight's gradient is a sum over chunks, in its dtype.
     """
 
     def __init__(self, tokens: int, *args, temperature: float = 1.0, **kwargs):
