@@ -4,28 +4,49 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 FAULTS = json.loads((ROOT / "benchmarks/results/faults.json").read_text())["rows"]
-_ROW = re.compile(r"`(\w+)` (\d+)")
+_ROW = re.compile(r"`(\w+)`(?:×(\d+))?")
 
 
-def lines_of_faults() -> list[list[str]]:
-    """Cells of the table in docs/reliability.md: fault, answer, rows of the bench, exit codes, seconds."""
-    section = (ROOT / "docs/reliability.md").read_text().partition("## Measured")[2].partition("\n## ")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines()]
-    return [line for line in cells if len(line) == 5 and _ROW.search(line[2])]
+def promises(page: str) -> list[list[str]]:
+    """Cells of a page's main table: promise, what shows it, last run."""
+    table = (ROOT / page).read_text().partition("| promise | ")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def lines_of_faults() -> list[tuple[list[str], str]]:
+    """Lines of docs/reliability.md with rows of the fault bench: the rows' names, and their last runs."""
+    lines = [(_ROW.findall(shown), last) for _, shown, last in promises("docs/reliability.md")]
+    assert all(int(trials or 1) == FAULTS[name]["trials"] for rows, _ in lines for name, trials in rows)
+    return [([name for name, _ in rows], last) for rows, last in lines if rows]
 
 
 def test_every_row_of_the_fault_bench_is_in_the_table():
-    counted = [(name, int(trials)) for line in lines_of_faults() for name, trials in _ROW.findall(line[2])]
-    assert sorted(counted) == sorted((name, row["trials"]) for name, row in FAULTS.items())
+    assert sorted(name for rows, _ in lines_of_faults() for name in rows) == sorted(FAULTS)
 
 
-def test_a_line_of_faults_has_the_exit_codes_and_the_longest_time_of_its_rows():
-    for _, _, rows, codes, seconds in lines_of_faults():
-        results = [FAULTS[name] for name, _ in _ROW.findall(rows)]
-        assert {", ".join(re.findall(r"exit (\d+)", result["ends"])) for result in results} == {codes}, rows
-        assert f"{max(second for result in results for second in result['seconds']):.0f}" == seconds, rows
+def test_a_line_of_faults_has_the_commits_the_exit_codes_and_the_longest_time_of_its_rows():
+    for rows, last in lines_of_faults():
+        results = [FAULTS[name] for name in rows]
+        commits = sorted({re.sub(r"^(\w{7})\w*", r"\1", result["commit"]) for result in results})
+        (codes,) = {", ".join(re.findall(r"exit (\d+)", result["ends"])) for result in results}
+        longest = max(second for result in results for second in result["seconds"])
+        assert last == f"{', '.join(commits)}: {codes}; {longest:.0f}", rows
+
+
+@pytest.mark.parametrize("page", ["docs/reliability.md"])
+def test_what_shows_a_promise_is_there(page):
+    shown = [
+        place
+        for _, cell, last in promises(page)
+        for place in re.findall(r"`([\w./:]+\.(?:py|json)[\w:]*)`", cell + last)
+    ]
+    for file, _, test in (place.partition("::") for place in shown):
+        assert f"def {test}" in (ROOT / "tests" / file).read_text(), file
+    assert shown
 
 
 def test_no_fault_lost_a_prompt_and_every_run_to_compare_with_was_equal():
