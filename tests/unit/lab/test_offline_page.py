@@ -36,7 +36,14 @@ def test_a_row_has_the_kept_lift_and_difference(page, row):
     rule, words = ROWS[row]
     rules, differences = (FOUND["comparison"][name] for name in ("rules", "differences"))
     over = said(differences[rule][words], "+.3f") if words else ""
-    assert f"| {row} | {said(rules[rule]['lift'])} | {over}".strip() in page
+    own, right = said(rules[rule]["auc"]), said(rules[rule]["auc_control"]) if rule.startswith(SHEAR) else ""
+    assert " ".join(f"| {row} | {said(rules[rule]['lift'])} | {over} | {own} | {right} |".split()) in page
+
+
+def test_the_first_hypothesis_could_not_come_out_positive(page):
+    share = FOUND["comparison"]["rules"][ROWS["SHEAR, window 32"][0]]["chance"]["value"]
+    lift = 1.12 / (1 + 0.12 * share)
+    assert f"contrast of 1.12, weights that are large on the marked step alone have a lift of {lift:.2f}" in page
 
 
 def test_the_gate_the_hypotheses_and_the_counts_are_those_of_the_file(page):
