@@ -6,6 +6,5 @@ keyboard, starts the page, and puts a response first on a phone.
 """
 
 from openrlhf_shear.rollouts.page.page import make_page
-from openrlhf_shear.rollouts.page.pages import write_pages
 
-__all__ = ["make_page", "write_pages"]
+__all__ = ["make_page"]
