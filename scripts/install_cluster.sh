@@ -46,16 +46,12 @@ pip install --no-deps --progress-bar off -r requirements.lock
     refuse "pip found torch's CPU build: remove it from pip's find-links or extra index"
 echo "install_cluster.sh: 2/4 DeepSpeed, with FusedAdam and CPU Adam compiled"
 # Without this step every node compiles them in its first run.
-# - setuptools: that of the lock cannot build DeepSpeed where torch is installed (DeepSpeed issue 7165).
 # - DS_ACCELERATOR: on a machine without a GPU DeepSpeed would build for the CPU.
 # - TORCH_CUDA_ARCH_LIST: DeepSpeed's default names GPUs that nvcc 13 no longer knows.
 # - DS_SKIP_CUDA_CHECK: torch accepts another minor version of CUDA 13 (with a warning), DeepSpeed refuses it.
-tools=$(mktemp -d)
-trap 'rm -rf "$tools"' EXIT
-pip install --no-deps --quiet --target "$tools" setuptools==78.1.1
 archs=$(tr ';' '\n' <<<"${FLASH_ATTN_CUDA_ARCHS:-80;90;100;120}" | sed 's/.$/.&/' | paste -sd ';')
 [ "$found" = "$cuda" ] || echo "install_cluster.sh: nvcc is $found and torch's CUDA $cuda: DeepSpeed's check of that is off for this build"
-CUDA_HOME=$home PYTHONPATH=$tools DS_BUILD_FUSED_ADAM=1 DS_BUILD_CPU_ADAM=1 DS_ACCELERATOR=cuda DS_SKIP_CUDA_CHECK=1 \
+CUDA_HOME=$home DS_BUILD_FUSED_ADAM=1 DS_BUILD_CPU_ADAM=1 DS_ACCELERATOR=cuda DS_SKIP_CUDA_CHECK=1 \
     TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$archs} \
     pip install --no-deps --no-build-isolation --no-cache-dir --force-reinstall "$(sed -n 's/^\(deepspeed==[^ ]*\).*/\1/p' requirements.lock)"
 echo "install_cluster.sh: 3/4 flash-attn, ${FLASH_ATTN_WHEEL:-compiled}"

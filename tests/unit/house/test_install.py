@@ -18,7 +18,7 @@ PIP = """#!/bin/sh
 cat >/dev/null
 optimizers=${DS_BUILD_FUSED_ADAM:+$DS_BUILD_CPU_ADAM for $DS_ACCELERATOR $TORCH_CUDA_ARCH_LIST in $CUDA_HOME: }
 [ "$1" = -m ] && echo "$optimizers${FLASH_ATTENTION_FORCE_BUILD:+forced }$*" |
-    sed 's/ --target [^ ]*\\| --[-a-z]* off\\| --[-a-z]*//g' >>"$CALLS"
+    sed 's/ --[-a-z]* off\\| --[-a-z]*//g' >>"$CALLS"
 [ "$*" != "$FAILS" ]
 """
 NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release {}, V{}'\n"

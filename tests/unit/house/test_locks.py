@@ -1,6 +1,7 @@
 """The lock files against their requirements, and the installed CPU profile against its lock."""
 
 import re
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,8 @@ ROOT = Path(__file__).parents[3]
 CLUSTER, CPU, EXCLUDED = "requirements.txt", "requirements-cpu.txt", "requirements-cpu.excluded.txt"
 LOCKS = {CLUSTER: "requirements.lock", CPU: "requirements-cpu.lock"}
 PYTHONS = ("3.11", "3.12")
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OVERRIDES = dict(text.split("==") for text in PYPROJECT["tool"]["uv"]["override-dependencies"])
 
 
 def listed(name: str) -> list[Requirement]:
@@ -61,8 +64,8 @@ def test_a_lock_satisfies_its_requirements(source, left_out):
     pins = locked(LOCKS[source])
     assert unmet(listed(source), pins, left_out) == []
     assert left_out.isdisjoint(pins)
-    core = re.search(r"^dependencies = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert unmet([Requirement(text) for text in re.findall(r'"(.*?)"', core[1])], pins, left_out) == []
+    assert unmet([Requirement(text) for text in PYPROJECT["project"]["dependencies"]], pins, left_out) == []
+    assert OVERRIDES.items() <= pins.items()
 
 
 def test_what_is_tested_is_what_the_cluster_gets():
@@ -97,10 +100,10 @@ def test_what_is_installed_is_what_is_locked():
 
 
 def test_the_lock_is_whole():
-    """All that its packages ask for is in it, or excluded by name: `install_cpu.sh` installs with --no-deps."""
+    """All that its packages ask for is in it, or excluded or overridden by name: `install_cpu.sh` has --no-deps."""
     here = installed_cpu_profile()
-    missing = []
+    missing, left_out = [], names(listed(EXCLUDED)) | set(OVERRIDES)
     for name in (*locked(LOCKS[CPU]), "torch"):
         asked = [Requirement(text) for text in metadata.requires(name) or []]
-        missing += [f"{name}: {problem}" for problem in unmet(asked, here, names(listed(EXCLUDED)))]
+        missing += [f"{name}: {problem}" for problem in unmet(asked, here, left_out)]
     assert missing == []
