@@ -22,7 +22,7 @@ from openrlhf_shear.train.checkpoints.contents import changed
 
 FILE, STATE = "fingerprint.json", "fingerprint"  # the file, and the key in DeepSpeed's client state
 _LAYOUT = "layout"
-_CONVERTER = "DeepSpeed's converter for another number of ranks (docs/reliability.md: another world by itself)"
+_CONVERTER = "DeepSpeed's converter for another number of ranks (docs/reliability.md#not-promised)"
 _VOLATILE = ("_name_or_path", "transformers_version")  # keys of config.json that differ between copies of a model
 
 

@@ -37,7 +37,7 @@ def test_a_line_of_faults_has_the_commits_the_exit_codes_and_the_longest_time_of
         assert last == f"{', '.join(commits)}: {codes}; {longest:.0f}", rows
 
 
-@pytest.mark.parametrize("page", ["docs/reliability.md"])
+@pytest.mark.parametrize("page", ["docs/reliability.md", "docs/security.md"])
 def test_what_shows_a_promise_is_there(page):
     shown = [
         place
@@ -47,6 +47,12 @@ def test_what_shows_a_promise_is_there(page):
     for file, _, test in (place.partition("::") for place in shown):
         assert f"def {test}" in (ROOT / "tests" / file).read_text(), file
     assert shown
+
+
+def test_the_commits_of_the_page_on_security_are_those_of_its_file():
+    found = json.loads((ROOT / "benchmarks/results/hostile_neighbours.json").read_text())
+    commits = {part["environment"]["commit"][:7] for part in (found, found["before"])}
+    assert {last for *_, last in promises("docs/security.md")} == commits | {"CI"}
 
 
 def test_no_fault_lost_a_prompt_and_every_run_to_compare_with_was_equal():
