@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import types
+from functools import partial
 from pathlib import Path
 
 MIB = 2**20
@@ -21,8 +22,12 @@ SIZES = {  # hidden size, layers, MLP, vocabulary
     "small": (384, 6, 1024, 16384),
     "middle": (640, 10, 1792, 32768),
     "large": (1024, 14, 2816, 32768),
+    "wide": (384, 6, 1024, 152064),
 }
-CASES = (("small", 3, True), ("middle", 3, True), ("large", 3, True), ("large", 2, True), ("middle", 3, False))
+CASES = (  # size, ZeRO stage, whether activations are checkpointed, tokens of --actor.logits_chunk
+    *(("small", 3, True, 0), ("middle", 3, True, 0), ("large", 3, True, 0), ("large", 2, True, 0)),
+    *(("middle", 3, False, 0), ("wide", 3, True, 0), ("wide", 3, True, 64)),
+)
 
 
 def write_model(folder: Path, size: str) -> None:
@@ -36,13 +41,14 @@ def write_model(folder: Path, size: str) -> None:
     (folder / "tokenizer.json").write_text("{}")
 
 
-def flags(folder: Path, stage: int, checkpointing: bool, tokens: int) -> list[str]:
+def flags(folder: Path, stage: int, checkpointing: bool, chunk: int, tokens: int) -> list[str]:
     (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n')
     (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): return {'rewards': 0.0}\n")
     values = {"actor.model_name_or_path": folder, "data.prompt_dataset": folder / "prompts.jsonl"}
     values |= {"data.input_key": "prompt", "reward.remote_url": folder / "reward.py", "device": "cpu"}
     values |= {"actor.num_gpus_per_node": RANKS, "vllm.num_engines": 1, "algo.kl.init_coef": 0, "ds.zero_stage": stage}
     values |= {"algo.advantage.estimator": "group_norm", "rollout.n_samples_per_prompt": 2, "data.max_len": tokens}
+    values |= {"actor.logits_chunk": chunk}
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return words + ["--actor.gradient_checkpointing_enable"] * checkpointing
 
@@ -106,6 +112,7 @@ def work(words: list[str], tokens: int) -> dict[str, int]:
     from openrlhf.utils.config import hierarchize
 
     from openrlhf_shear.cli.train_ppo_ray import parse
+    from openrlhf_shear.train.update.logits import ChunkedActor
     from openrlhf_shear.train.update.strategy import ShearStrategy
 
     torch.set_num_threads(1)
@@ -120,7 +127,9 @@ def work(words: list[str], tokens: int) -> dict[str, int]:
     before, found = resident(), {}
 
     config = strategy.get_ds_train_config()
-    actor = Actor(name, attn_implementation=args.ds.attn_implementation, param_dtype=dtype, ds_config=config)
+    chunk = args.actor.logits_chunk
+    kind = partial(ChunkedActor, chunk) if chunk else Actor
+    actor = kind(name, attn_implementation=args.ds.attn_implementation, param_dtype=dtype, ds_config=config)
     if args.actor.gradient_checkpointing_enable:
         actor.gradient_checkpointing_enable({"use_reentrant": False})
     settings = {"optim": "adam", "muon": {}, "adam": vars(args.actor.adam), "scheduler_steps": 10, "max_norm": 1.0}
@@ -198,16 +207,17 @@ def main() -> None:
     from measure import environment, print_table, write_json
 
     rows = []
-    for size, stage, checkpointing in CASES:
+    for size, *how in CASES:
         with tempfile.TemporaryDirectory() as folder:
             write_model(Path(folder), size)
-            words = flags(Path(folder), stage, checkpointing, args.tokens)
+            words = flags(Path(folder), *how, args.tokens)
             found, expected = measure(words, args.tokens), estimated(words)
         for phase in ("idle", "log-probs", "backward"):
             sizes = {"measured_mib": found[phase] / MIB, "estimated_mib": expected[phase] / MIB}
-            case = {"size": size, "zero_stage": stage, "checkpointing": checkpointing, "phase": phase}
-            rows.append(case | sizes | {"ratio": expected[phase] / found[phase]})
-    headings = {"size": "size", "zero_stage": "ZeRO", "checkpointing": "checkpointing", "phase": "phase"}
+            case = dict(zip(("zero_stage", "checkpointing", "logits_chunk"), how, strict=True)) | {"phase": phase}
+            rows.append({"size": size} | case | sizes | {"ratio": expected[phase] / found[phase]})
+    headings = {"size": "size", "zero_stage": "ZeRO", "checkpointing": "checkpointing"}
+    headings |= {"logits_chunk": "tokens of logits", "phase": "phase"}
     headings |= {"measured_mib": "measured, MiB", "estimated_mib": "estimated, MiB", "ratio": "ratio"}
     print_table(f"{RANKS} ranks, {args.tokens} tokens a pass", rows, headings)
     if args.output:

@@ -83,6 +83,21 @@ def test_the_table_of_gradients_sums_up_its_rows():
         assert cells[2] == f"{min(row['cosine'] for row in rows):.6f} | {norms} | {off}", name
 
 
+def test_the_measured_memory_is_its_file_s():
+    page = " ".join((ROOT / "docs/memory.md").read_text().split())
+    rows = json.loads((ROOT / "benchmarks/results/memory_cpu.json").read_text())["rows"]
+    ratios = {
+        phase: [row["ratio"] for row in rows if row["phase"] == phase] for phase in ("idle", "log-probs", "backward")
+    }
+    least, most = ([f"{of(each):.2f}" for each in ratios.values()] for of in (min, max))
+    assert f"{least[0]} to {most[0]} of the idle memory" in page
+    assert f"{least[1]} to {most[1]} in the log-prob pass and {least[2]} to {most[2]} in backward" in page
+    wide = {
+        r["logits_chunk"]: f"{r['measured_mib']:,.0f}" for r in rows if (r["size"], r["phase"]) == ("wide", "backward")
+    }
+    assert f"`--actor.logits_chunk 64` lowers backward from {wide[0]} to {wide[64]} MiB" in page
+
+
 def test_the_driver_s_numbers_are_its_file_s():
     page = (ROOT / "docs/performance.md").read_text()
     found = json.loads((ROOT / "benchmarks/results/driver.json").read_text())
