@@ -203,10 +203,8 @@ def estimate(
     seen = min(run.rollout.max_new_tokens or run.data.max_len, run.data.max_len)
     group = LOW * actor.hidden * run.rollout.n_samples_per_prompt * seen * len(states)
     activations, logits = backward_bytes(run, actor, updated)
-    forward = {
-        "activations": read * layer_bytes(actor)[1],
-        "logits": chunk_tokens(run, read) * actor.vocabulary * (LOW + 4),
-    }
+    forward = {"activations": read * layer_bytes(actor)[1]}
+    forward["logits"] = chunk_tokens(run, read) * actor.vocabulary * (LOW + 4)
     limit = run.credit.max_waiting_bytes  # unset, it adapts to the free memory
     waiting = min(-(-run.rollout.batch_size // ranks) * group, WAITING_BYTES if limit is None else limit)
     forward["group_states"] = group + waiting + LOW * actor.hidden * read * run.ds.ring_attn_size * len(states)

@@ -124,9 +124,7 @@ def parallel(run: Run) -> Iterator[Finding]:
         # transformers cannot load a model under both, and OpenRLHF's weight sync gathers only one kind of shards.
         yield run.refusal("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", "2")
     if size > 1 and run.actor.logits_chunk:
-        yield run.refusal(
-            "actor.logits_chunk", "does not go with --ds.tensor_parallel_size, which cuts the LM head", "0"
-        )
+        yield run.refusal("actor.logits_chunk", "does not go with a head that --ds.tensor_parallel_size cuts", "0")
     if run.ds.param_dtype != "bf16":  # OpenRLHF's engines refuse other weights at the first weight sync
         yield run.refusal("ds.param_dtype", "must be bf16, the rollout engines' dtype", "bf16")
 

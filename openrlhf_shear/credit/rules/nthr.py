@@ -61,12 +61,9 @@ class NthrRule(CreditRule):
         matrix = torch.zeros(len(entries), states.shape[1], device=states.device)  # M
         for g, h in (pair for i in right for pair in _gradients(group, i, entries)):
             matrix.addmm_(g.T, h)
-        rows = [[((g @ matrix) * h).sum(1) for g, h in _gradients(group, i, entries)] for i in (*right, *wrong)]
-        parts = iter(to_cpu(part for of_rollout in rows for part in of_rollout))
-        scores = {
-            i: torch.cat([torch.empty(0), *(next(parts) for _ in of_rollout)])
-            for i, of_rollout in zip((*right, *wrong), rows, strict=True)
-        }
+        products = ([((g @ matrix) * h).sum(1) for g, h in _gradients(group, i, entries)] for i in (*right, *wrong))
+        rows = to_cpu(torch.cat([matrix.new_empty(0), *parts]) for parts in products)
+        scores = dict(zip((*right, *wrong), rows, strict=True))
         return scores, self.config.beta * min(scores[i].mean().item() for i in right if group.lengths[i])
 
 

@@ -42,23 +42,13 @@ class ChunkedActor(Actor):
         self._tokens, self._sampled_at = tokens, temperature
         head.forward = partial(self._log_probs, head)
 
-    def forward(
-        self,
-        sequences,
-        action_mask,
-        attention_mask=None,
-        return_output=False,
-        ring_attn_group=None,
-        return_entropy=False,
-        **others,
-    ):
+    def forward(self, sequences, action_mask, attention_mask=None, return_output=False, return_entropy=False, **others):
         """Return upstream's result for an action mask: log-probs (B, A), with `return_output` also the output."""
         labels = torch.roll(sequences, -1, 1)
         if self.packing_samples:
-            labels = unpad_and_slice_tensor(sequences, attention_mask, ring_attn_group)[2]
+            labels = unpad_and_slice_tensor(sequences, attention_mask, others.get("ring_attn_group"))[2]
         self._labels, self._entropies = labels, return_entropy
-        how = {"return_output": True, "allgather_logits": True, "ring_attn_group": ring_attn_group}
-        output = super().forward(sequences, None, attention_mask, **how, **others)
+        output = super().forward(sequences, None, attention_mask, return_output=True, allgather_logits=True, **others)
         log_probs, *entropies = output["logits"].view(*sequences.shape, -1)[:, :-1].unbind(-1)
         if return_entropy:
             (output.entropy,) = entropies

@@ -44,14 +44,12 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         """Return every metric over all ranks; every rank calls this."""
-        ranks = [dict(self._sums)]
+        ranks = [self._sums]
         if torch.distributed.is_initialized():
-            ranks = [{} for _ in range(torch.distributed.get_world_size())]
+            ranks *= torch.distributed.get_world_size()
             torch.distributed.all_gather_object(ranks, dict(self._sums))
-        totals: dict[str, list[float]] = {}
-        for sums in ranks:
-            for name, (value, weight) in sums.items():
-                total = totals.setdefault(name, [0.0, 0.0])
-                total[0] += value
-                total[1] += weight
+        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for name, (value, weight) in (item for sums in ranks for item in sums.items()):
+            totals[name][0] += value
+            totals[name][1] += weight
         return {name: value / weight for name, (value, weight) in sorted(totals.items())}
