@@ -11,6 +11,7 @@ from openrlhf_shear.data import hub
 from openrlhf_shear.data.files import looks_local, near_path
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.memory.model_shape import ModelShape, model_shape
+from openrlhf_shear.preflight.weights import broken
 
 PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 _ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -144,9 +145,12 @@ def models(run: Run, files: Models) -> Iterator[Finding]:
         if model in files:
             yield from usable(files[model], run.trust_remote_code)
     actor = files["actor"]
-    if actor.name and os.path.isdir(actor.name) and _TOKENIZERS.isdisjoint(os.listdir(actor.name)):
-        remedy = "AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER) to put the base model's there"
-        yield refusal(actor.flag, "names a folder without a tokenizer", actor.name, remedy)
+    if actor.name and os.path.isdir(actor.name):
+        if _TOKENIZERS.isdisjoint(os.listdir(actor.name)):
+            remedy = "AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER) to put the base model's there"
+            yield refusal(actor.flag, "names a folder without a tokenizer", actor.name, remedy)
+        elif not (actor.missing or actor.invalid or actor.own_code):
+            yield from broken(actor.flag, actor.name, actor.config)
     yield from _positions("data.max_len", run.data.max_len, actor)
     if "prm" in files:
         yield from _prm(run, files["prm"])
