@@ -7,7 +7,7 @@ rollout pages see what the policy reads. Token ids are always made without furth
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,9 @@ class PromptFormat:
             chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
             texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
         else:
-            start, texts = _with_start(inner, map(self.filled, prompts))
+            _, start = _start(inner, inner.bos_token)
+            before, filled = functools.partial(_before, inner, inner.bos_token), map(self.filled, prompts)
+            texts = [text if text.startswith(start) else before(text[:1]) + text for text in filled]
         for prompt, text in zip(prompts, texts, strict=True) if start else ():
             again = text.startswith(start) and text.find(start, len(start))
             if again == len(start) or (again > 0 and any(turn.startswith(start) for turn in _texts(prompt))):
@@ -114,16 +116,6 @@ def _texts(prompt: str | Turns) -> list[str]:
 def _inner(tokenizer: Any) -> Any:
     """Return the tokenizer within a processor of images, or the tokenizer itself."""
     return tokenizer.tokenizer if hasattr(tokenizer, "image_processor") else tokenizer
-
-
-def _with_start(tokenizer: Any, texts: Iterable[str]) -> tuple[str, list[str]]:
-    """Return the tokenizer's default start of a text ("" for none), and the texts with this start."""
-    bos_token = tokenizer.bos_token
-    ids, start = _start(tokenizer, bos_token)
-    if not ids:
-        return start, list(texts)
-    before = functools.partial(_before, tokenizer, bos_token)
-    return start, [text if text.startswith(start) else before(text[:1]) + text for text in texts]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -61,9 +61,9 @@ def page_of(
     rule, estimator = settings.get("rule"), settings.get("estimator")
     shown = [rollout for group in groups for rollout in group]
     return render(
-        _asset("page.html"),
-        style=data.css() + _asset("page.css"),
-        script='"use strict";\n' + "".join(_asset(f"{name}.js") for name in SCRIPTS),
+        asset("page.html"),
+        style=data.css() + asset("page.css"),
+        script='"use strict";\n' + "".join(asset(f"{name}.js") for name in SCRIPTS),
         heading=title or heading(settings, _steps(settings.get("step"), sorted({*steps.values()}))),
         rule=titled([estimator])[0] if isinstance(estimator, str) and ":" in estimator else rule,
         has_spans=any(rollout.span_starts for rollout in shown),
@@ -82,7 +82,7 @@ def page_of(
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 

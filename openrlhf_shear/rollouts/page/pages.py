@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from openrlhf_shear.report.page import render
 from openrlhf_shear.rollouts.page import data
-from openrlhf_shear.rollouts.page.page import HERE, heading, page_of, summary
+from openrlhf_shear.rollouts.page.page import asset, heading, page_of, summary
 from openrlhf_shear.rollouts.record import Rollout, read_groups, run_files
 
 MOST = 20e6  # bytes of a page
@@ -22,7 +22,7 @@ class _Part:
     number: int  # within the step, from 1
     groups: list[list[Rollout]] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)  # of each group, as `page_of` takes them
-    size: int = _FRAME
+    size: int = 0
 
     @property
     def name(self) -> str:
@@ -56,13 +56,13 @@ def write_pages(path: Path, output: Path, title: str | None = None, limit: int |
         for part in _parts(groups, settings.get("step") if step is None else step, of_run=step is not None):
             waiting.append(part)
             size += part.size
-            while size > MOST and waiting:
+            while size + _FRAME > MOST and waiting:
                 pages.append(_write(waiting.pop(0), output, settings, title))
     if not size:
         raise ValueError(f"{path} holds no rollouts, so there is nothing to show; use a file with rollouts")
     if pages:
         names = list(dict.fromkeys(name for page in pages for name in page["facts"]))
-        style, template = (HERE / "overview.css").read_text(), (HERE / "overview.html").read_text()
+        template, style = asset("overview.html"), asset("overview.css")
         text = render(template, style, "", title or heading(settings), pages=pages, names=names, left_out=left_out)
     else:
         shown = [group for part in waiting for group in part.groups]
@@ -78,7 +78,7 @@ def _parts(groups: Iterable[list[Rollout]], step: int | None, of_run: bool) -> I
         group.sort(key=lambda rollout: rollout.sample)
         block = data.to_json(data.block(group))
         size = len(block) + _ROW * len(group)
-        if part.groups and part.size + size > MOST:
+        if part.groups and part.size + size + _FRAME > MOST:
             yield part
             part = _Part(step, part.number + 1)
         named = [replace(rollout, group=f"{rollout.group} of step {step}") for rollout in group] if of_run else group
@@ -95,11 +95,5 @@ def _write(part: _Part, output: Path, settings: Mapping, title: str | None) -> d
     path.parent.mkdir(exist_ok=True)
     heads, back = f"{title}, {part.name}" if title else heading(settings, part.name), f"../{quote(output.name)}"
     path.write_text(page_of(part.groups, part.blocks, settings, heads, {}, 0, back), encoding="utf-8")
-    address = f"{quote(path.parent.name)}/{path.name}"
-    return {
-        "path": path,
-        "address": address,
-        "name": part.name,
-        "size": path.stat().st_size,
-        "facts": dict(summary(part.groups)),
-    }
+    address, facts = f"{quote(path.parent.name)}/{path.name}", dict(summary(part.groups))
+    return {"path": path, "address": address, "name": part.name, "size": path.stat().st_size, "facts": facts}
