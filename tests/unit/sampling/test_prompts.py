@@ -13,6 +13,7 @@ from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from transformers import AutoTokenizer
 
 from openrlhf_shear.cli import sampling_flags
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.diagnosis.sampled import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
@@ -180,6 +181,39 @@ def test_image_in_a_question_to_a_text_model_stays_as_it_is(tmp_path, monkeypatc
     args.data.max_images_per_prompt = 1
     prompts = read_prompts(Strategy(args), tokenizer).training
     assert "{'type': 'image'}" in prompts[0][1], "of a model that sees it is a picture"
+
+
+def test_a_template_that_refuses_one_of_many_rows_names_it(job, tmp_path, capsys):
+    refusing = "{% if messages[0]['content'] == 'bad' %}{{ raise_exception('no bad ones') }}{% endif %}" + CHAT
+    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(Path("refuses"), "begins", refusing))
+    Path("refuses/config.json").write_text("{}")
+    rows = [[{"role": "user", "content": "bad" if line == 170 else "good"}] for line in range(1, 201)]
+    Path("many.jsonl").write_text("".join(json.dumps({"question": row, "answer": "2"}) + "\n" for row in rows))
+    args = arguments("many.jsonl", True, None)
+    assert len(read_prompts(Strategy(args), tokenizer).training) == 100, "--data.max_samples"
+    args.data.max_samples = 200
+    with pytest.raises(DataError, match=r"data.input_key question: line 170 of many.jsonl: TemplateError: no bad ones"):
+        read_prompts(Strategy(args), tokenizer)
+    line = job("--data.prompt_dataset many.jsonl --actor.model_name_or_path refuses --data.apply_chat_template")
+    assert "data.apply_chat_template fails on line 170 of the prompts (no bad ones)" in refusal(capsys, line)
+
+
+@pytest.mark.parametrize(("kind", "chat"), [("begins", None), ("begins, marked", None), ("begins", CHAT)])
+def test_most_rows_do_not_call_the_tokenizer(tmp_path, monkeypatch, kind, chat):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path / "model", kind, chat))
+    calls = []
+    for name in ("__call__", "apply_chat_template"):
+        call = getattr(type(tokenizer), name)
+        monkeypatch.setattr(type(tokenizer), name, lambda *a, call=call, **k: calls.append(1) or call(*a, **k))
+    args = arguments("rows.jsonl", chat is not None, None)
+    args.data.max_samples, args.eval.dataset = 1280, None
+    rows = [json.dumps({"question": f"{'What' if i % 2 else ' how'} is {i}?", "answer": "2"}) for i in range(1280)]
+    Path("rows.jsonl").write_text("\n".join(rows))
+    prompts = read_prompts(Strategy(args), tokenizer).training
+    assert len(calls) <= 20, "a call for 64 rows, or for a first character"
+    wanted = [chat or tokenizer(json.loads(row)["question"])["input_ids"] for row in rows]
+    assert all(chat or prompt_ids(tokenizer, prompts[i][1]) == wanted[i] for i in range(1280))
 
 
 def test_preflight_reads_prompts_as_training_does(job, capsys):
