@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
 
 from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, did_you_mean, refusal, refuse
 from openrlhf_shear.data import hub
@@ -75,25 +74,20 @@ class Prompts:
         """
         prompts = [prompt for _, prompt in rows]
         try:
-            if not self._spelled:
-                return list(map(self.format.filled, prompts))
-            return self.format.texts(self._tokenizer, prompts)
+            return self.format.texts(self._tokenizer, prompts) if self._spelled else [*map(self.format.filled, prompts)]
         except LineError:
             raise
         except Exception as error:  # a template is a program
-            if len(rows) == 1:
-                self._refuse(rows[0][0], error)
-        return [text for row in rows for text in self.texts([row])]
-
-    def _refuse(self, where: str, error: Exception) -> NoReturn:
-        if isinstance(error, TwoStartsError):
-            remedy = "prompts without it, or whole prompts with neither template"
-            refuse("data.input_key", f"gives a prompt ({where}) that {error}", self._run.data.input_key, remedy)
-        if self.format.chat:
-            remedy = "prompts that the model's chat template takes, or no such flag"
-            refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
-        message, template = f"{type(error).__name__}: {error}", self.format.template
-        refuse("data.input_template", f"is no template ({message})", template, "a single {} and no other braces")
+            if len(rows) > 1:
+                return [text for row in rows for text in self.texts([row])]
+            if isinstance(error, TwoStartsError):
+                problem, remedy = f"gives a prompt ({rows[0][0]}) that {error}", "prompts without it, or whole prompts"
+                refuse("data.input_key", problem, self._run.data.input_key, f"{remedy} with neither template")
+            if self.format.chat:
+                remedy = "prompts that the model's chat template takes, or no such flag"
+                refuse(_CHAT, f"fails on {rows[0][0]} of the prompts ({one_line(error)})", True, remedy)
+            message, template = f"{type(error).__name__}: {error}", self.format.template
+            refuse("data.input_template", f"is no template ({message})", template, "a single {} and no other braces")
 
     def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> Iterator[Finding]:
         """Warn of prompts that will be cut off, and refuse a data set in which every prompt is too long.
