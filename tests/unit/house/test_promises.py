@@ -98,6 +98,20 @@ def test_the_measured_memory_is_its_file_s():
     assert f"`--actor.logits_chunk 64` lowers backward from {wide[0]} to {wide[64]} MiB" in page
 
 
+def test_the_table_of_files_has_the_largest_measurement_of_each_row():
+    page = (ROOT / "docs/performance.md").read_text()
+    rows = json.loads((ROOT / "benchmarks/results/files.json").read_text())["rows"]
+    largest = {row["job"]: row for row in rows}
+    cells = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d.]+) \| (\d+) \|$", page.partition("## Files")[2], re.M)
+    assert len(cells) == 8
+    for job, *numbers in cells:
+        row = largest[job]
+        assert numbers == [f"{row['rows']:,}", f"{row['seconds']:.1f}", f"{row['peak_megabytes']:.0f}"], job
+    for job, row in largest.items():
+        smaller = next(each for each in rows if each["job"] == job and each["rows"] == row["rows"] // 100)
+        assert row["microseconds_a_row"] < 1.5 * smaller["microseconds_a_row"], f"{job}: not linear"
+
+
 def test_the_driver_s_numbers_are_its_file_s():
     page = (ROOT / "docs/performance.md").read_text()
     found = json.loads((ROOT / "benchmarks/results/driver.json").read_text())
