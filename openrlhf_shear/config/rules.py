@@ -100,6 +100,46 @@ class EntropyMaskConfig(Knobs, section="entropy_mask"):
 
 
 @described(
+    "weights of 0 for praised tokens that the policy was sure not to sample",
+    needs="log_probs entropies",
+    title="STAPO",
+)
+@dataclass(frozen=True)
+class StapoConfig(Knobs, section="stapo"):
+    """Knobs of `stapo` (Liu et al. 2026, arXiv 2602.15620)."""
+
+    probability: float = knob(0.002, "Probability below which a praised token may be silenced.", SHARE)
+    fraction: float = knob(0.2, "Share of a group's tokens, with the highest entropy, that are never silenced.", _PART)
+
+
+@described("weights that grow with the token's probability", needs="log_probs", title="Adv. reweighting")
+@dataclass(frozen=True)
+class ArConfig(Knobs, section="ar"):
+    """Knobs of `ar` (Yang et al. 2025, arXiv 2505.12929)."""
+
+    alpha: float = knob(0.1, "What a token of probability 0 weighs less than one of probability 1.", SHARE)
+
+
+@described("more praise for unlikely tokens, more blame for likely ones", needs="log_probs", title="A3PO without decay")
+@dataclass(frozen=True)
+class A3PoConfig(Knobs, section="a3po"):
+    """Knobs of `a3po` (Tang et al. 2025, arXiv 2512.21625)."""
+
+    share: float = knob(0.2, "Share of a rollout's tokens that are praised or blamed more.", _PART)
+    praise: float = knob(2.0, "Factor of praise for the least likely tokens.", NOT_NEGATIVE)
+    blame: float = knob(2.0, "Factor of blame for the most likely tokens.", NOT_NEGATIVE)
+
+
+@described("its own advantages: the outcome alone, with little praise", kind="advantages", title="W-REINFORCE")
+@dataclass(frozen=True)
+class WReinforceConfig(Knobs, section="w_reinforce"):
+    """Knobs of `w_reinforce` (Zhu et al. 2025, arXiv 2506.01347)."""
+
+    positive: float = knob(0.1, "Advantage of a correct rollout's tokens.", NOT_NEGATIVE)
+    negative: float = knob(1.0, "Blame of an incorrect rollout's tokens.", NOT_NEGATIVE)
+
+
+@described(
     "its own advantages, from rewards that tokens share by entropy", needs="entropies", kind="advantages", title="GTPO"
 )
 @dataclass(frozen=True)
@@ -159,6 +199,22 @@ class PureConfig(Knobs, section="pure"):
         Range(1, remedy="e.g. 3072, or leave it out"),
         fallback="rollout.max_new_tokens",
     )
+
+
+@described(
+    "its own advantages: credit for a wrong rollout up to its first wrong step, by a process reward model",
+    needs="prm_scores",
+    kind="advantages",
+    title="PRM(VPPO)",
+)
+@dataclass(frozen=True)
+class VppoConfig(Knobs, section="vppo"):
+    """Knobs of `vppo` (Liu et al. 2026, arXiv 2601.18984)."""
+
+    alpha: float = knob(0.5, "Reward of the tokens before an incorrect rollout's first wrong step.", SHARE)
+    threshold: float = knob(0.8, "Probability of being right below which a step is wrong.", SHARE)
+    shorten: float = knob(0.1, "Share of the response that is cut off the end of these tokens.", SHARE)
+    relu: bool = knob(False, "Never blame these tokens.")
 
 
 describe(

@@ -39,12 +39,21 @@ class EntropyMaskRule(CreditRule):
         self.config = config or EntropyMaskConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
-        rated = [h for h, correct in zip(group.entropies, group.correct, strict=True) if correct is not None]
-        tokens = torch.cat([torch.empty(0), *rated])
-        if not len(tokens):
-            return Credit([torch.ones(n) for n in group.lengths])
-        tau = tokens.topk(tokens_to_train(self.config.fraction, len(tokens))).values[-1]
-        return Credit([(h >= tau).float() for h in group.entropies], {"threshold": tau.item()})
+        high, tau = high_entropies(group, self.config.fraction)
+        return Credit([row.float() for row in high], {} if tau is None else {"threshold": tau})
+
+
+def high_entropies(group: RolloutGroup, fraction: float) -> tuple[list[torch.Tensor], float | None]:
+    """Return G masks (T_i,) of entropies of at least tau, and tau, given by this fraction of the rated tokens.
+
+    Without a rated token all are high, and tau is None.
+    """
+    rated = [h for h, correct in zip(group.entropies, group.correct, strict=True) if correct is not None]
+    tokens = torch.cat([torch.empty(0), *rated])
+    if not len(tokens):
+        return [torch.ones(n, dtype=torch.bool) for n in group.lengths], None
+    tau = tokens.topk(tokens_to_train(fraction, len(tokens))).values[-1]
+    return [h >= tau for h in group.entropies], tau.item()
 
 
 def tokens_to_train(fraction: float, tokens: int) -> int:

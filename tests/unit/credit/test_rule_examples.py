@@ -84,6 +84,26 @@ METRICS = {  # rule -> a group, and its metrics by hand
         ),
         {"spared": 1 / 3, "eta": 0.0},
     ),
+    # of five correct tokens two are unlikely, of which one has a low entropy; incorrect tokens are never silenced
+    "stapo": (
+        group(
+            [True, True, False],
+            log_probs=[[-9.0, -9.0, -1.0], [-0.1, -0.1], [-9.0]],
+            entropies=[[0.1, 2.0, 0.1], [0.1, 3.0], [0.1]],
+        ),
+        {"silenced": 1 / 5},
+    ),
+    # the second step is wrong, and the good one has two tokens of ten, of which a tenth of the response is cut off
+    "vppo": (
+        RolloutGroup(
+            0,
+            (1.0, 0.0),
+            (True, False),
+            (4, 10),
+            prm_scores=tuple(StepScores.of((1, 3), scores) for scores in ((0.1, 0.1), (0.9, 0.5))),
+        ),
+        {"prefix": 0.1},
+    ),
 }
 
 

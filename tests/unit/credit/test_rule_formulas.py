@@ -7,16 +7,18 @@ difference over these seeds, most of it float32's rounding of advantages of some
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 from cases import table
-from rule_groups import credit_of, grpo, probabilities, random_group, rows_of, value_of
+from rule_groups import credit_of, full_group, grpo, probabilities, random_group, rows_of, value_of
 from scipy.stats import fisher_exact
 
 from openrlhf_shear.config.names import parse_rule
 from openrlhf_shear.config.shear import ErrorOddsConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
+from openrlhf_shear.credit.rule import StepScores
 
 SEEDS = range(6)
 NOISE = {"pure": 1e-4, "ktae": 2e-5, "error_odds": 1e-5, "spro": 5e-6, "rlsd": 5e-6, "sdpo": 5e-6, "delta": 5e-6}
@@ -35,7 +37,7 @@ def rated(group) -> list[int]:
     return [i for i, outcome in enumerate(group.correct) if outcome is not None]
 
 
-def uniform(group):
+def uniform(group, **knobs):
     return [[1.0] * n for n in group.lengths]
 
 
@@ -105,16 +107,66 @@ def ktae(group, frequency=1.0, scale=1.0):
     ]
 
 
+def likelihoods(group):
+    return [[math.exp(p) for p in row] for row in rows(group.log_probs)]
+
+
+def ar(group, alpha=0.1):
+    return [[1 - alpha * (1 - p) for p in row] for row in likelihoods(group)]
+
+
+def stapo(group, probability=0.002, fraction=0.2):
+    """Weights of praise: an unlikely token is silenced if enough of the rated tokens have a higher entropy."""
+    high = entropy_mask(group, fraction)
+    pairs = [zip(*pair, strict=True) for pair in zip(likelihoods(group), high, strict=True)]
+    return [[0.0 if p < probability and not kept else 1.0 for p, kept in row] for row in pairs]
+
+
+def a3po(group, share=0.2, praise=2.0, blame=2.0, highest=True):
+    """Weights of blame, else of praise: a token is among the k most likely of its rollout, else the least likely."""
+    made, factor = [], blame if highest else praise
+    for row in likelihoods(group):
+        k = max(1, math.floor(Fraction(str(share)) * len(row)))
+        places = sorted(((p, t) for t, p in enumerate(row)), reverse=highest)[:k]
+        made.append([factor if (p, t) in places else 1.0 for t, p in enumerate(row)])
+    return made
+
+
+def w_reinforce(group, positive=0.1, negative=1.0):
+    outcomes = [0.0 if right is None else positive if right else -negative for right in group.correct]
+    return [[outcome] * n for outcome, n in zip(outcomes, group.lengths, strict=True)]
+
+
+def vppo(group, alpha=0.5, threshold=0.8, shorten=0.1, relu=False):
+    """Step by step: tokens are good until a step is wrong."""
+    rewards = {}
+    for i in rated(group):
+        n, good, start = group.lengths[i], None, 0
+        for end, score in zip(*rows((group.prm_scores[i].ends, group.prm_scores[i].scores)), strict=True):
+            if score < threshold:
+                good = start - math.floor(Fraction(str(shorten)) * n)
+                break
+            start = end + 1
+        rewards[i] = [1.0 if group.correct[i] else alpha if good and t < good else 0.0 for t in range(n)]
+    means = [math.fsum(row) / len(row) if row else float(group.correct[i]) for i, row in rewards.items()]
+    advantages = [[0.0] * n for n in group.lengths]
+    for i, row in rewards.items():
+        made = [value - math.fsum(means) / len(means) for value in row]
+        prefix = [not group.correct[i] and value == alpha for value in row]
+        advantages[i] = [max(a, 0.0) if relu and own else a for a, own in zip(made, prefix, strict=True)]
+    return advantages
+
+
 def filled(scores, length):
     """Each token's step is the first that ends at or behind it, or the last one."""
     ends, values = scores.ends.tolist(), scores.scores.tolist()
     return [values[min(sum(end < t for end in ends), len(ends) - 1)] for t in range(length)] if values else None
 
 
-def prm_reshape(group):
-    """Weights of blame."""
+def prm_reshape(group, praise=False):
     made = [filled(scores, n) for scores, n in zip(group.prm_scores, group.lengths, strict=True)]
-    return [[1.0] * n if p is None else [1 - value for value in p] for p, n in zip(made, group.lengths, strict=True)]
+    pairs = zip(made, group.lengths, strict=True)
+    return [[1.0] * n if p is None else [value if praise else 1 - value for value in p] for p, n in pairs]
 
 
 def pure(group, temperature=0.1, verifiable_coef=1.0, width=None):
@@ -266,10 +318,9 @@ def gains(group):
     return [[a - b if set(right) - {i} else 0.0 for a, b in zip(*pair, strict=True)] for i, pair in enumerate(pairs)]
 
 
-def rlsd(group, strength=0.5, clip=0.2):
-    """Weights of blame."""
+def rlsd(group, strength=0.5, clip=0.2, sign=-1):
     return [
-        [1 - strength + strength * min(max(math.exp(-gain), 1 - clip), 1 + clip) for gain in row]
+        [1 - strength + strength * min(max(math.exp(sign * gain), 1 - clip), 1 + clip) for gain in row]
         for row in gains(group)
     ]
 
@@ -289,17 +340,19 @@ def vine(group, every=32, samples=9):
     return advantages
 
 
-ORACLES = {
-    each.__name__: each for each in (uniform, entropy_mask, gtpo, ktae, prm_reshape, pure, error_odds, otb, delta)
+ORACLES = {  # advantages, else weights of blame
+    each.__name__: each for each in (uniform, entropy_mask, gtpo, ktae, prm_reshape, pure, error_odds, otb, delta, nthr)
 }
-ORACLES |= {each.__name__: each for each in (nthr, spro, rlsd, sdpo, vine)}
+ORACLES |= {each.__name__: each for each in (spro, rlsd, sdpo, vine, ar, a3po, w_reinforce, vppo)} | {"stapo": uniform}
+PRAISE = {"prm_reshape": partial(prm_reshape, praise=True), "nthr": uniform, "rlsd": partial(rlsd, sign=1)}
+PRAISE |= {"a3po": partial(a3po, highest=False), "stapo": stapo}
 RULES = table("credit", "RULES")
 
 
-def oracle(rule: str, group: RolloutGroup) -> list[list[float]]:
+def oracle(rule: str, group: RolloutGroup, oracles=ORACLES) -> list[list[float]]:
     name = parse_rule(rule)
     knobs = {"rise_" if knob == "rise" else knob: value for knob, value in name.arguments().items()}
-    return ORACLES[name.rule](group, **knobs)
+    return oracles[name.rule](group, **knobs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -318,23 +371,33 @@ def test_a_rule_of_graded_rewards_is_its_formula(rule):
             assert found == pytest.approx(expected, abs=NOISE.get(rule.partition("/")[0], 2e-6))
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.startswith("vppo")])
+def test_vppo_of_many_steps_is_its_formula(rule):
+    """Random groups have few incorrect rollouts whose first step is right."""
+    values = []
+    for seed in SEEDS:
+        rng, group = np.random.default_rng(seed), full_group([30, 41, 20, 33, 0], [1, 0, 0, 0, 0], seed)
+        ends = [range(2, n, 3) for n in group.lengths]
+        scores = tuple(StepScores.of([*each], (rng.random(len(each)) ** 0.3).tolist()) for each in ends)
+        group = replace(group, prm_scores=scores)
+        found, expected = rows_of(rule, group), oracle(rule, group)
+        assert [pytest.approx(row, abs=2e-6) for row in expected] == found
+        values += [len({*row}) for row in expected[1:4]]
+    assert values.count(2) > 5, "rollouts with a good start"
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "/" in rule])
 def test_knobs_change_the_formulas_by_more_than_their_noise(rule):
     """Else a rule that leaves a knob out would pass."""
     groups, name = list(map(random_group, SEEDS)), rule.partition("/")[0]
-    pairs = [(a, b) for group in groups for rows in zip(oracle(rule, group), oracle(name, group), strict=True)
+    pairs = [(a, b) for group in groups for oracles in (ORACLES, PRAISE) if name in oracles
+             for rows in zip(oracle(rule, group, oracles), oracle(name, group, oracles), strict=True)
              for a, b in zip(*rows, strict=True)]  # fmt: skip
     assert max(abs(a - b) for a, b in pairs) > 100 * NOISE.get(name, 2e-6)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_praise_has_other_weights(seed):
-    """The formulas above are those of blame."""
-    group = random_group(seed)
-    filled_ = [filled(scores, n) or [1.0] * n for scores, n in zip(group.prm_scores, group.lengths, strict=True)]
-    assert rows(credit_of("prm_reshape", group).weights) == filled_
-    assert rows(credit_of("nthr", group).weights) == uniform(group)
-    for found, row in zip(credit_of("rlsd", group).weights, gains(group), strict=True):
-        assert found.tolist() == pytest.approx(
-            [0.5 + 0.5 * min(max(math.exp(gain), 0.8), 1.2) for gain in row], abs=1e-6
-        )
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.partition("/")[0] in PRAISE])
+def test_praise_has_other_weights(rule):
+    for group in map(random_group, SEEDS):
+        for found, expected in zip(credit_of(rule, group).weights, oracle(rule, group, PRAISE), strict=True):
+            assert found.tolist() == pytest.approx(expected, abs=NOISE.get(rule.partition("/")[0], 2e-6))

@@ -1,0 +1,26 @@
+"""AR: advantage reweighting (Yang et al. 2025, arXiv 2505.12929): unlikely tokens weigh less.
+
+    w_t = alpha pi(y_t) + 1 - alpha        A~_t = A w_t
+
+The gradient of a token grows with 1 - pi(y_t), so unlikely tokens dominate an update. The formula is the paper's, and
+that of the authors' code (zhyang2226/AR-Lopti, `both_linear_normal`), which takes the sampling policy's pi, as we do.
+The paper has alpha = 0.1 on mathematics, our default, and 0.2 to 0.3 on logic puzzles.
+
+Its second method, Lopti, is no credit rule: it updates unlikely tokens first, and then the others.
+"""
+
+from openrlhf_shear.config.rules import ArConfig
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+
+
+class ArRule(CreditRule):
+    """Rule of the formula above; alpha = 0 is GRPO."""
+
+    name = "ar"
+    needs = frozenset({"log_probs"})
+
+    def __init__(self, config: ArConfig | None = None):
+        self.config = config or ArConfig()
+
+    def credit(self, group: RolloutGroup) -> Credit:
+        return Credit([self.config.alpha * log_probs.exp() + 1 - self.config.alpha for log_probs in group.log_probs])
