@@ -27,6 +27,7 @@ import torch
 from measure import environment, print_table, script_parser, write_json
 from memory import Peak, resident
 from safetensors.torch import load_file
+from search_stages import STAGES, staged
 from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
@@ -40,7 +41,8 @@ ROLLOUTS, HIDDEN, MODEL_HIDDEN = 16, 64, 3584  # half of the rollouts are correc
 MOST_SPANS = 256  # of a second run of the last two lengths
 LIMITS = {"bf16 products [FLOP/s]": 800e12, "iterations of 100 x 100, bound by shared memory [1/s]": 50e6 / 0.09}
 COLUMNS = {
-    "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "us_per_pair": "us a pair",
+    "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "kernel_s": "kernel",
+    "bounds_s": "bounds", "solves_s": "solves", "us_per_pair": "us a pair",
     "solved": "solved", "iterations": "iterations a pair", "memory_gib": "GiB", "gpu_products_s": "GPU: products, s",
     "gpu_iterations_s": "iterations, s",
 }  # fmt: skip
@@ -78,10 +80,12 @@ def measured(tokens: int, most: int) -> dict:
 
     def search(a: Spans, b: Spans):
         distance = make_distance(config.distance, config.epsilon_rel, a, b, Counted)
-        return search_spans(a, b, distance, SEARCH_BYTES)
+        return search_spans(a, b, staged(spent, distance), SEARCH_BYTES)
 
+    spent = dict.fromkeys(STAGES[:-2], 0.0)
     search(*(side.part(slice(0, 5)) for side in sides))  # compiles
     iterations.clear()
+    spent.update(dict.fromkeys(spent, 0.0))
     with Peak() as peak:
         before, begin = resident(), time.perf_counter()
         found = search(*sides)
@@ -93,7 +97,7 @@ def measured(tokens: int, most: int) -> dict:
         "tokens": tokens, "spans": most, "pairs": pairs, "seconds": seconds,
         "us_per_pair": 1e6 * seconds / pairs, "solved": found.solved_fraction, "iterations": sum(iterations) / pairs,
         "memory_gib": (peak.bytes - before) / 2**30, "gpu_products_s": products / of_products,
-        "gpu_iterations_s": sum(iterations) / of_iterations,
+        "gpu_iterations_s": sum(iterations) / of_iterations, **{f"{stage}_s": s for stage, s in spent.items()},
     }  # fmt: skip
 
 
@@ -121,14 +125,13 @@ def main() -> None:
 
 
 def exponents(rows: list[dict]) -> dict[str, float]:
-    """Return p of time ~ pairs^p over the rows with all spans; needs two rows."""
+    """Return p of time ~ pairs^p, whole and of each stage, over the rows with all spans; needs two rows."""
     whole = [row for row in rows if not row["spans"]]
-    fits = {}
-    for name, chosen in (("all", whole), ("up to ten million pairs", [r for r in whole if r["pairs"] <= 1.1e7])):
-        if len(chosen) > 1:
-            logs = (np.log([row[what] for row in chosen]) for what in ("pairs", "seconds"))
-            fits[name] = float(np.polyfit(*logs, 1)[0])
-    return fits
+    if len(whole) < 2:
+        return {}
+    times = {"all": "seconds"} | {stage: f"{stage}_s" for stage in STAGES[:-2]}
+    logs = {what: np.log([row[what] for row in whole]) for what in ("pairs", *times.values())}
+    return {name: float(np.polyfit(logs["pairs"], logs[time], 1)[0]) for name, time in times.items()}
 
 
 if __name__ == "__main__":

@@ -32,11 +32,15 @@ class Group:
     backend: type[SinkhornPairs]
 
     @classmethod
-    def of(cls, states: list[torch.Tensor], correct: list[bool], args) -> Group:
-        mean_norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
+    def of(cls, states: list[torch.Tensor], correct: list[bool], args, mean_norm: float | None = None) -> Group:
+        mean_norm = mean_norm or float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
         sides = [[h for h, c in zip(states, correct, strict=True) if c is which] for which in (True, False)]
         packed = [Spans.pack(side, SpanCut(args.window, args.stride), mean_norm) for side in sides]
         return cls(*packed, args.epsilon_rel, choose_backend("auto", "cpu", args.window))
+
+    @property
+    def sides(self) -> tuple[Spans, Spans]:
+        return self.correct, self.incorrect
 
     @property
     def pairs(self) -> int:
@@ -56,20 +60,19 @@ class Group:
 
     def tile(self) -> tiles_module.Tile:
         """Return the group as one tile, whatever its size."""
-        sides = self.correct, self.incorrect
-        return tiles_module.Tile(*sides, *(slice(0, len(side)) for side in sides), max_bytes=2**28)
+        return tiles_module.Tile(*self.sides, *(slice(0, len(side)) for side in self.sides), max_bytes=2**28)
 
     def blocks(self, pairs: np.ndarray) -> list[np.ndarray]:
         """Return the float64 costs of `pairs` (P, 2), computed without the package."""
         rows, columns = (
             [slice(i, i + n) for i, n in zip(side.starts.tolist(), side.sizes.tolist(), strict=True)]
-            for side in (self.correct, self.incorrect)
+            for side in self.sides
         )
         return [np.ascontiguousarray(self._costs[rows[k], columns[j]]) for k, j in pairs]
 
     @cached_property
     def _costs(self) -> np.ndarray:
-        x, y = (side.tokens.double() / side.scale for side in (self.correct, self.incorrect))
+        x, y = (side.tokens.double() / side.scale for side in self.sides)
         return torch.cdist(x, y).numpy()
 
 
@@ -98,21 +101,23 @@ def profile(group: Group, prune: bool, at_least: float) -> dict[str, float]:
     runs: list[dict[str, float]] = []
     while len(runs) < 3 or sum(run["total"] for run in runs) < at_least:
         spent = dict.fromkeys(STAGES[:-2], 0.0)
-        timed = partial(_timed, spent)
-
-        def wrap(distance, timed=timed):
-            def of_tile(tile):
-                pairs = timed("kernel", lambda: made(distance, tile))()
-                pairs.bounds, pairs.solve = timed("bounds", pairs.bounds), timed("solves", pairs.solve)
-                return pairs
-
-            return of_tile
-
         begin = clock()
-        group.search(prune, wrap=wrap)
+        group.search(prune, wrap=partial(staged, spent))
         total = clock() - begin
         runs.append({**spent, "rest": total - sum(spent.values()), "total": total})
     return min(runs, key=lambda run: run["total"])
+
+
+def staged(spent: dict[str, float], distance: Callable) -> Callable:
+    """Wrap `distance` to add the seconds of its stages to `spent`."""
+    timed = partial(_timed, spent)
+
+    def of_tile(tile: tiles_module.Tile):
+        pairs = timed("kernel", partial(made, distance, tile))()
+        pairs.bounds, pairs.solve = timed("bounds", pairs.bounds), timed("solves", pairs.solve)
+        return pairs
+
+    return of_tile
 
 
 def _timed(spent: dict[str, float], name: str, function: Callable) -> Callable:
