@@ -9,15 +9,20 @@ covers it. Spans overlap, so far more costs than pairs are left.
 - centroids: the distance of the spans' means, at most W_1
 - k dimensions: the search's first bound, on tokens projected to their k principal directions, and the norm of the rest
 - minima alone: the pairs that are the minimum of one of their spans, which any exact search has to solve
+
+The first 2, 4 and all rollouts are groups of their own: `exponent` is p of costs needed ~ pairs^p over the last two.
 """
+
+import math
 
 import torch
 from hidden_states import ensure_group
 from measure import environment, print_table, script_parser, write_json
 from search_stages import Group
 
+LENGTH = 1000
 DIMENSIONS = (8, 32, 64, 128, 256)
-COLUMNS = {"bound": "bound", "pairs": "pairs left", "costs": "costs needed"}
+COLUMNS = {"bound": "bound", "pairs": "pairs left", "costs": "costs needed", "exponent": "exponent"}
 ROUNDING = 1e-5  # eps
 
 
@@ -65,15 +70,17 @@ def _costs(group: Group, pairs: torch.Tensor) -> float:
 
 
 def main() -> None:
-    parser = script_parser(__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1000], metavar="T")
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     args.window, args.stride, args.epsilon_rel = 100, 25, 0.015
-    found = {"environment": environment(), "lengths": {}}
-    for length in args.lengths:
-        pairs, rows = rows_of(*ensure_group(length), args)
-        found["lengths"][f"T={length}"] = {"pairs": pairs, "rows": rows}
-        print_table(f"T={length}: {pairs:,} pairs", rows, COLUMNS)
+    states, correct = ensure_group(LENGTH)
+    found = {"environment": environment(), "groups": []}
+    for rollouts in (2, 4, len(states)):
+        pairs, rows = rows_of(states[:rollouts], correct[:rollouts], args)
+        before = found["groups"][-1] if found["groups"] else None
+        for row, last in zip(rows, before["rows"] if before else (), strict=False):
+            row["exponent"] = 1 + math.log(row["costs"] / last["costs"]) / math.log(pairs / before["pairs"])
+        found["groups"].append({"rollouts": rollouts, "pairs": pairs, "rows": rows})
+        print_table(f"{rollouts} rollouts of T = {LENGTH}: {pairs:,} pairs", rows, COLUMNS)
     write_json(args.output, found)
 
 
