@@ -6,11 +6,10 @@
 Each row is a separate process that searches one group of G rollouts of T tokens. The states come from the tests' sample
 of real rollouts. Each rollout's tokens are in another order of passages of 20, and each state is moved by a tenth of
 its norm. A random projection to 64 dimensions keeps distances. So the states are long, and neither all alike nor
-all far apart. A 7B model's hidden size changes only the products, whose operations are counted for it.
+all far apart. A model's hidden size changes only the products.
 
-- time: of the search, states in memory to distances, once
+- time: of the search and its stages, states in memory to distances, once
 - memory: the peak of the process's resident memory above that with the states and their copy for each side
-- GPU: operations over the rates of an H200 (see `LIMITS`), of the products (a 7B model) and of the iterations
 
 Legend: T tokens of a rollout, P pairs of spans.
 """
@@ -37,14 +36,12 @@ from openrlhf_shear.transport import Spans, make_distance, search_spans
 
 SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_states.safetensors"
 PASSAGE, MOVED = 20, 0.1
-ROLLOUTS, HIDDEN, MODEL_HIDDEN = 16, 64, 3584  # half of the rollouts are correct
+ROLLOUTS, HIDDEN = 16, 64  # half of the rollouts are correct
 MOST_SPANS = 256  # of a second run of the last two lengths
-LIMITS = {"bf16 products [FLOP/s]": 800e12, "iterations of 100 x 100, bound by shared memory [1/s]": 50e6 / 0.09}
 COLUMNS = {
     "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "kernel_s": "kernel",
     "bounds_s": "bounds", "solves_s": "solves", "us_per_pair": "us a pair",
-    "solved": "solved", "iterations": "iterations a pair", "memory_gib": "GiB", "gpu_products_s": "GPU: products, s",
-    "gpu_iterations_s": "iterations, s",
+    "solved": "solved", "memory_gib": "GiB",
 }  # fmt: skip
 
 
@@ -70,34 +67,23 @@ def measured(tokens: int, most: int) -> dict:
     norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
     sides = [Spans.pack(states[i::2], config, norm) for i in range(2)]
     backend = choose_backend("auto", "cpu", config.window)
-    iterations = []
-
-    class Counted(backend):
-        def _solve(self, *arguments):
-            result, flagged = super()._solve(*arguments)
-            iterations.append(int(result.iterations.sum()))
-            return result, flagged
 
     def search(a: Spans, b: Spans):
-        distance = make_distance(config.distance, config.epsilon_rel, a, b, Counted)
+        distance = make_distance(config.distance, config.epsilon_rel, a, b, backend)
         return search_spans(a, b, staged(spent, distance), SEARCH_BYTES)
 
     spent = dict.fromkeys(STAGES[:-2], 0.0)
     search(*(side.part(slice(0, 5)) for side in sides))  # compiles
-    iterations.clear()
     spent.update(dict.fromkeys(spent, 0.0))
     with Peak() as peak:
         before, begin = resident(), time.perf_counter()
         found = search(*sides)
         seconds = time.perf_counter() - begin
     pairs = len(sides[0]) * len(sides[1])
-    products = 2 * len(sides[0].tokens) * len(sides[1].tokens) * MODEL_HIDDEN
-    of_products, of_iterations = LIMITS.values()
     return {
         "tokens": tokens, "spans": most, "pairs": pairs, "seconds": seconds,
-        "us_per_pair": 1e6 * seconds / pairs, "solved": found.solved_fraction, "iterations": sum(iterations) / pairs,
-        "memory_gib": (peak.bytes - before) / 2**30, "gpu_products_s": products / of_products,
-        "gpu_iterations_s": sum(iterations) / of_iterations, **{f"{stage}_s": s for stage, s in spent.items()},
+        "us_per_pair": 1e6 * seconds / pairs, "solved": found.solved_fraction,
+        "memory_gib": (peak.bytes - before) / 2**30, **{f"{stage}_s": s for stage, s in spent.items()},
     }  # fmt: skip
 
 
@@ -119,7 +105,7 @@ def main() -> None:
         print_table(f"G = {ROLLOUTS}, one search in {SEARCH_BYTES / 2**30:g} GiB", rows, COLUMNS)
         fits = exponents(rows)
         if args.output:  # written after each row: the next may take half an hour
-            write_json(args.output, {"environment": environment(), "rows": rows, "exponents": fits, "limits": LIMITS})
+            write_json(args.output, {"environment": environment(), "rows": rows, "exponents": fits})
     for name, fit in fits.items():
         print(f"time ~ pairs^p ({name}): p = {fit:.2f}")
 
