@@ -39,7 +39,7 @@ PASSAGE, MOVED = 20, 0.1
 ROLLOUTS, HIDDEN = 16, 64  # half of the rollouts are correct
 MOST_SPANS = 256  # of a second run of the last two lengths
 COLUMNS = {
-    "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "kernel_s": "kernel",
+    "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "processor_s": "processor s", "kernel_s": "kernel",
     "bounds_s": "bounds", "solves_s": "solves", "us_per_pair": "us a pair",
     "solved": "solved", "memory_gib": "GiB",
 }  # fmt: skip
@@ -76,12 +76,12 @@ def measured(tokens: int, most: int) -> dict:
     search(*(side.part(slice(0, 5)) for side in sides))  # compiles
     spent.update(dict.fromkeys(spent, 0.0))
     with Peak() as peak:
-        before, begin = resident(), time.perf_counter()
+        before, begin, processor = resident(), time.perf_counter(), time.process_time()
         found = search(*sides)
-        seconds = time.perf_counter() - begin
+        seconds, processor = time.perf_counter() - begin, time.process_time() - processor
     pairs = len(sides[0]) * len(sides[1])
     return {
-        "tokens": tokens, "spans": most, "pairs": pairs, "seconds": seconds,
+        "tokens": tokens, "spans": most, "pairs": pairs, "seconds": seconds, "processor_s": processor,
         "us_per_pair": 1e6 * seconds / pairs, "solved": found.solved_fraction,
         "memory_gib": (peak.bytes - before) / 2**30, **{f"{stage}_s": s for stage, s in spent.items()},
     }  # fmt: skip
@@ -111,11 +111,11 @@ def main() -> None:
 
 
 def exponents(rows: list[dict]) -> dict[str, float]:
-    """Return p of time ~ pairs^p, whole and of each stage, over the rows with all spans; needs two rows."""
+    """Return p of processor time ~ pairs^p, whole and of each stage, over the rows with all spans; needs two rows."""
     whole = [row for row in rows if not row["spans"]]
     if len(whole) < 2:
         return {}
-    times = {"all": "seconds"} | {stage: f"{stage}_s" for stage in STAGES[:-2]}
+    times = {"all": "processor_s"} | {stage: f"{stage}_s" for stage in STAGES[:-2]}
     logs = {what: np.log([row[what] for row in whole]) for what in ("pairs", *times.values())}
     return {name: float(np.polyfit(logs["pairs"], logs[time], 1)[0]) for name, time in times.items()}
 
