@@ -39,9 +39,9 @@ PASSAGE, MOVED = 20, 0.1
 ROLLOUTS, HIDDEN = 16, 64  # half of the rollouts are correct
 MOST_SPANS = 256  # of a second run of the last two lengths
 COLUMNS = {
-    "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "processor_s": "processor s", "kernel_s": "kernel",
-    "bounds_s": "bounds", "solves_s": "solves", "us_per_pair": "us a pair",
-    "solved": "solved", "memory_gib": "GiB",
+    "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "processor_s": "processor s",
+    "kernel_s": "kernel", "bounds_s": "bounds", "solves_s": "solves", "us_per_pair": "us a pair", "solved": "solved",
+    "memory_gib": "GiB",
 }  # fmt: skip
 
 
