@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import process_time as clock  # of all threads: with one thread, other work on the machine does not count
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -121,8 +122,9 @@ def staged(spent: dict[str, float], distance: Callable) -> Callable:
 
     def of_tile(tile: tiles_module.Tile):
         pairs = timed("kernel", partial(made, distance, tile))()
-        pairs.bounds, pairs.solve = timed("bounds", pairs.bounds), timed("solves", pairs.solve)
-        return pairs
+        # A namespace: a method replaced on its own object would keep the tile's memory until Python looks for cycles.
+        bounds, solve = timed("bounds", pairs.bounds), timed("solves", pairs.solve)
+        return SimpleNamespace(bounds=bounds, solve=solve, exact_bounds=pairs.exact_bounds)
 
     return of_tile
 
