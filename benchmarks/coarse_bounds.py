@@ -10,7 +10,7 @@ covers it. Spans overlap, so far more costs than pairs are left.
 - k dimensions: the search's first bound, on tokens projected to their k principal directions, and the norm of the rest
 - minima alone: the pairs that are the minimum of one of their spans, which any exact search has to solve
 
-The first 2, the first 4 and all rollouts are measured as groups: `exponent` is p of costs needed ~ pairs^p over the last two.
+Groups are the first 2, the first 4 and all rollouts: `exponent` is p of costs needed ~ pairs^p over the last two.
 """
 
 import math
