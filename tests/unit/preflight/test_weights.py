@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.preflight import models
-from openrlhf_shear.preflight.weights import broken
+from openrlhf_shear.preflight.models import broken
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 FLAG = "actor.model_name_or_path"
