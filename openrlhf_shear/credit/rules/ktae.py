@@ -31,7 +31,7 @@ from functools import lru_cache
 import torch
 
 from openrlhf_shear.config.rules import KtaeConfig
-from openrlhf_shear.credit.baselines import group_advantages
+from openrlhf_shear.credit.baselines import outcome_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 
 _TINY = 1e-5  # added to term frequencies that divide
@@ -52,9 +52,8 @@ class KtaeRule(CreditRule):
         self.config = config or KtaeConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
-        failed = torch.tensor([correct is None for correct in group.correct])
-        base = group_advantages(torch.tensor(group.rewards, dtype=torch.float32), len(failed), failed=failed)
-        advantages = [a.expand(n).clone() for a, n in zip(base, group.lengths, strict=True)]
+        outcomes = zip(outcome_advantages(group.rewards), group.lengths, strict=True)
+        advantages = [a.expand(n).clone() for a, n in outcomes]
         rated = [i for i, correct in enumerate(group.correct) if correct is not None]
         ids = [group.token_ids[i] for i in rated]
         values = self.values(ids, [group.correct[i] for i in rated])
