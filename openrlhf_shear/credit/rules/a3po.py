@@ -1,4 +1,4 @@
-"""A3PO's asymmetric token shaping (Tang et al. 2025, arXiv 2512.21625): more for what surprises, on either side.
+"""A3PO's asymmetric token shaping (Tang et al. 2025, arXiv 2512.21625), without its decay.
 
     A~_t = A praise where A > 0 and pi(y_t) is among the `share` lowest of the rollout
     A~_t = A blame  where A < 0 and pi(y_t) is among the `share` highest of the rollout, else A

@@ -10,7 +10,8 @@ An error is a token that surprised a policy which was sure; a free choice surpri
 error the rollout is unlike every correct rollout. SHEAR's weights alone show what is *after* the error; their rise
 shows *where* it is.
 
-The rule comes from this project, not from a paper. docs/credit-lab.md measures it on the task that its constants were
+The rule comes from this project, not from a paper; its criterion is also that of STAPO (`stapo.py`), for praise, and of
+RSI (arXiv 2606.31575), which drop such tokens. docs/credit-lab.md measures it on the task that its constants were
 chosen on. The rise adds nothing there: error_odds/rise=0 reads no hidden states and gains as much.
 """
 

@@ -5,9 +5,9 @@
 A token that the policy was sure not to sample, in a correct rollout, has a large gradient and taught nothing. tau is
 the entropy above which the `fraction` of the group's tokens with the highest entropies lie, in nats.
 
-We found no code by the authors. The mask and `probability` = 0.002 are those of two public readings of the paper
-(definition 3.4, algorithm 1). The paper calls the entropy threshold 80% in section 5.1 and 20% in section 5.3, where
-it masks "the bottom 80%": so both are our `fraction` = 0.2. What differs here:
+We found no code by the authors. The mask and `probability` = 0.002 are those of two public readings of the paper's
+first version (algorithm 1). It calls the entropy threshold 80% in section 5.1 and 20% in section 5.3, where it masks
+"the bottom 80%": so both are our `fraction` = 0.2. What differs here:
 
 - The paper takes pi, H and the quantile of a mini-batch from the current policy. We take those of the policy that
   sampled the group, as `entropy_mask` does.
@@ -33,7 +33,7 @@ class StapoRule(CreditRule):
     def credit(self, group: RolloutGroup) -> Credit:
         high, _ = high_entropies(group, self.config.fraction)
         rows = zip(group.log_probs, high, strict=True)
-        weights = [(sure | (log_probs.exp() >= self.config.probability)).float() for log_probs, sure in rows]
+        weights = [(unsure | (log_probs.exp() >= self.config.probability)).float() for log_probs, unsure in rows]
         praised = [row for row, correct in zip(weights, group.correct, strict=True) if correct]
         silenced = 1 - torch.cat(praised).mean().item() if any(map(len, praised)) else 0.0
         return Credit(weights, {"silenced": silenced}, [torch.ones(n) for n in group.lengths])

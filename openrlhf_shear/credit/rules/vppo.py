@@ -10,7 +10,7 @@ small steps. We found no code by the authors: formulas and defaults are those of
 (equations 6 to 8). What differs here:
 
 - The paper's best cut is the prompt's length, which no rule knows. Ours is its second, 10% of the response.
-- A rollout in which no wrong step is found has no prefix. The paper calls such rollouts failures of the model.
+- A rollout in which no wrong step is found has no prefix: our choice, as we could not read the paper's.
 """
 
 import torch
