@@ -1,21 +1,19 @@
 """Run a command beside processes that keep every core busy: does it succeed on a machine that others use?
 
-    python benchmarks/under_load.py 40                          # ten starts of a run's private Ray
+    python benchmarks/under_load.py 40 --together 10            # ten starts of a run's private Ray
     python benchmarks/under_load.py 30 --times 1 -- make test   # any command
 
-The load is the number of busy processes. Exit code 1: a command failed. It prints JSON and a table: exit code, wall
+The load is the number of busy processes. Exit code 1: a command failed. It prints a table: exit code, wall
 seconds, processor seconds of the command with its children, and the load average at its end.
 """
 
-import argparse
-import json
 import os
-import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from measure import environment, print_table
+from measure import environment, print_table, script_parser, write_json
 
 START = """
 import ray
@@ -29,27 +27,30 @@ _COLUMNS = {"code": "exit code", "seconds": "seconds", "cpu": "CPU seconds", "lo
 
 def measured(command: list[str]) -> dict:
     """Run a command to its end; return its exit code, wall and processor seconds, and the load average then."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    code = subprocess.run(command).returncode
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    seconds = time.monotonic() - began
-    return {"code": code, "seconds": round(seconds, 1), "cpu": round(cpu, 1), "load": round(os.getloadavg()[0], 1)}
+    began, process = time.monotonic(), subprocess.Popen(command)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
+    row = {"code": process.returncode, "seconds": round(seconds, 1), "cpu": round(cpu, 1)}
+    return row | {"load": round(os.getloadavg()[0], 1)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("load", type=int, help="number of busy processes")
     parser.add_argument("--times", type=int, default=10, help="how often the command runs")
+    parser.add_argument("--together", type=int, default=1, help="how many of them at a time (default 1)")
     parser.add_argument("command", nargs="*", help="after --; default: start a private Ray and run a task in it")
     args = parser.parse_args()
+    about = environment()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.load)]
     try:
-        rows = [measured(args.command or [sys.executable, "-c", START]) for _ in range(args.times)]
+        with ThreadPoolExecutor(args.together) as pool:
+            rows = list(pool.map(measured, [args.command or [sys.executable, "-c", START]] * args.times))
     finally:
         for process in busy:
             process.kill()
-    print(json.dumps({"environment": environment("cpu"), "rows": rows}))
+    write_json(args.output, {"environment": about, "busy": args.load, "together": args.together, "rows": rows})
     print_table(f"at a load of {args.load}", rows, _COLUMNS)
     sys.exit(any(row["code"] for row in rows))
 

@@ -5,13 +5,17 @@ which is fixed in the raylet (ray#65983), and after 30 s without the raylet's re
 ports itself, and waits as long as the process that it waits for lives.
 """
 
+import fcntl
 import os
+import random
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from ray._private import services
 from ray._private.node import Node
@@ -32,9 +36,11 @@ _AGENT_PORTS = {  # Ray's parameter: the name of the file in which the raylet lo
     "metrics_export_port": METRICS_EXPORT_PORT_NAME,
     "runtime_env_agent_port": RUNTIME_ENV_AGENT_PORT_NAME,
 }
+_FIRST_PORT = 10_000
 _TELL_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _MOST_SECONDS = 3600.0  # for a process that lives and does nothing
+_kept: list[TextIO] = []  # files whose locks keep this process's ports
 
 
 class NotStartedError(RuntimeError):
@@ -111,12 +117,29 @@ def _deaf_to_sigterm() -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of this machine at which nothing listens now."""
-    listeners = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """Return ports of this machine at which nothing listens, and which no other start of this user takes.
+
+    They lie outside the range from which the system takes ports for connections. A lock on a file keeps each for this
+    process, since Ray opens some of them minutes later.
+    """
+    folder = Path(tempfile.gettempdir(), f"shear_ports_{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    first_taken = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(_FIRST_PORT, first_taken if first_taken > 2 * _FIRST_PORT else 1 << 16)
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(candidates, len(candidates)):
+        file = (folder / str(port)).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            socket.create_server((LOOPBACK, port)).close()
+        except OSError:  # another start has it, or something listens
+            file.close()
+            continue
+        _kept.append(file)
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise OSError(f"no free port from {candidates[0]} to {candidates[-1]}")
 
 
 def _listens(port: int) -> bool:

@@ -371,3 +371,32 @@ def test_a_slow_process_of_ray_is_waited_for_and_told_of(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "started", done.stderr
     assert "starting Ray: waiting for its raylet, 0 s, load" in done.stdout
+
+
+def test_a_start_s_ports_are_taken_neither_by_connections_nor_by_another_start(tmp_path, monkeypatch):
+    """Another start, whose only candidates are this one's ports, finds none until this one has ended."""
+    code = """
+import sys, pathlib
+from openrlhf_shear.train.nodes import patient_node as p
+first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+if not sys.argv[1:]:
+    ports = p.free_ports(5)
+    assert len(set(ports)) == 5 and (max(ports) < first or first <= 2 * p._FIRST_PORT)
+    print(*ports, flush=True)
+    sys.stdin.read()
+else:
+    p.range = lambda *_: [*map(int, sys.argv[1:])]
+    try:
+        print(p.free_ports(1))
+    except OSError as error:
+        print(error)
+"""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    line = [sys.executable, "-c", code]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as start:
+        ports = start.stdout.readline().split()
+        other = subprocess.run([*line, *ports], capture_output=True, text=True)
+        assert other.stdout.startswith("no free port from"), other.stdout + other.stderr
+        start.stdin.close()
+    later = subprocess.run([*line, *ports], capture_output=True, text=True)
+    assert later.stdout.strip("[]\n") in ports, later.stdout + later.stderr
