@@ -1,11 +1,13 @@
 """The models that a run names: their config.json, read once; whether the run can use and load them; its adapters.
 
 transformers loads some broken folders without an error: weights whose names it does not know stay random. So the
-policy's headers, names, shapes, some values, and its tokenizer are checked before anything starts.
+policy's headers, some values and its tokenizer are checked at once, and all names and shapes before Ray starts.
 """
 
+import importlib.util
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,9 +34,13 @@ _HEADER = 8  # bytes of the header's length
 _MOST_HEADER = 100_000_000  # bytes, the format's limit
 _SAMPLED, _SAMPLE = 8, 4096  # tensors whose beginnings are read, elements of each
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16
-_NAMES = 3  # shown of a list of tensors
 _PROMPTS = "What is 17 + 25?", "1+2="
-_DAMAGED = "download it again, or name another folder"
+_EMBEDDING = "embed_tokens.weight"
+_LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+_QUOTED = re.compile(r"\"([\w.-]+)\"")
+_ENCODERS = {"bert", "roberta", "electra", "xlm-roberta", "t5", "mt5", "bart", "distilbert", "modernbert"}
+_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+DAMAGED = "download it again, or name another folder"
 _EMBEDDINGS, _HEADS = {"embed_tokens", "embed_in", "wte", "word_embeddings"}, {"lm_head", "embed_out"}
 
 
@@ -203,14 +209,15 @@ def broken(flag: str, name: str, config: Mapping) -> Iterator[Refusal]:
     try:
         tensors = headers(folder)
     except DamagedError as error:
-        yield refusal(flag, f"has weights that cannot be loaded: {error}", name, _DAMAGED)
+        yield refusal(flag, f"has weights that cannot be loaded: {error}", name, DAMAGED)
         return
+    yield from _kind(flag, name, config)
     if tensors is not None:
-        yield from _against_architecture(flag, name, config, tensors)
+        yield from _against_config(flag, name, config, tensors)
         sample = list(tensors)[:: max(1, len(tensors) // _SAMPLED)]
         bad = [each for each in sample if not _is_finite(tensors[each])]
         if bad:
-            yield refusal(flag, f"has weights that are not finite, such as {bad[0]}", name, _DAMAGED)
+            yield refusal(flag, f"has weights that are not finite, such as {bad[0]}", name, DAMAGED)
     yield from _tokenizer(flag, name, config, tensors)
 
 
@@ -272,79 +279,75 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(np.isfinite(values).all())
 
 
-def _against_architecture(flag: str, name: str, config: Mapping, tensors: Mapping[str, Tensor]) -> Iterator[Refusal]:
-    """Compare names and shapes with the architecture's own, made without memory (meta device)."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-    kind = config.get("model_type")
-    heads = [each for each in config.get("architectures") or () if "For" in each]
-    if heads and not any(word in head for head in heads for word in ("CausalLM", "LMHead", "ConditionalGeneration")):
+def _kind(flag: str, name: str, config: Mapping) -> Iterator[Refusal]:
+    """Refuse an architecture that generates no text, or that transformers does not know."""
+    kind, heads = config.get("model_type"), [each for each in config.get("architectures") or () if "For" in each]
+    generates = "CausalLM", "LMHead", "ConditionalGeneration"
+    if heads and not any(word in head for head in heads for word in generates):
         yield refusal(flag, f"is a {heads[0]}, which generates no text", name, "a model for causal language modelling")
-        return
-    try:
-        known = AutoConfig.for_model(**config) if kind else None
-    except (ValueError, TypeError) as error:
-        known, kind = None, f"{kind} ({str(error).splitlines()[0][:100]})"
-    if known is None:
-        yield refusal(flag, f"has an unknown model_type, {kind}, in its config.json", name, "a model of transformers")
-        return
-    if known.is_encoder_decoder or (kind in ("bert", "roberta", "electra", "xlm-roberta") and not known.is_decoder):
+    elif kind in _ENCODERS and not config.get("is_decoder"):
         yield refusal(flag, f"is an encoder ({kind}), which generates no text", name, "a model such as Qwen or Llama")
+    elif "auto_map" not in config and kind not in _known_kinds():
+        yield refusal(flag, f"has an unknown model_type, {kind}, in its config.json", name, "a model of transformers")
+
+
+def _known_kinds() -> set[str]:
+    """Return all texts in transformers' tables of model types, read without importing it."""
+    (folder,) = importlib.util.find_spec("transformers").submodule_search_locations
+    return {kind for file in Path(folder, "models/auto").glob("*.py") for kind in _QUOTED.findall(file.read_text())}
+
+
+def _against_config(flag: str, name: str, config: Mapping, tensors: Mapping[str, Tensor]) -> Iterator[Refusal]:
+    """Compare the numbers of layers and of embeddings with config.json, and refuse a wrapper's prefix."""
+    if any(each.startswith("module.") for each in tensors):
+        problem = f"has weights with a wrapper's prefix, such as {next(iter(tensors))}: they would stay random"
+        yield refusal(flag, problem, name, "weights saved by save_pretrained of the model itself")
         return
-    if "vision_config" in config or get_checkpoint_conversion_mapping(kind) or type(known) not in _causal():
-        return  # transformers renames these weights as it loads them
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(known)
-    tied = set(model._tied_weights_keys or ()) if known.tie_word_embeddings else set()
-    prefix = f"{model.base_model_prefix}."
-    expected = {each: tuple(tensor.shape) for each, tensor in model.state_dict().items() if each not in tied}
-    # a model saved without its head has no prefix
-    tensors = {prefix + each if prefix + each in expected else each: tensor for each, tensor in tensors.items()}
-    missing = [each for each in expected if each not in tensors]
-    if missing:
-        problem = f"lacks {len(missing)} of {len(expected)} weights, which would be random: {_some(missing)}"
-        unknown = [each for each in tensors if each not in expected and each not in tied]
-        problem += f"; it has others, such as {_some(unknown)}" if unknown else ""
-        yield refusal(flag, problem, name, "the folder of a whole model, with the names that transformers saves")
-    wrong = [each for each, shape in expected.items() if each in tensors and tensors[each].shape != shape]
-    if wrong:
-        shapes = f"{tensors[wrong[0]].shape}, and config.json says {expected[wrong[0]]}"
-        yield refusal(flag, f"has {len(wrong)} weights of another shape: {wrong[0]} has {shapes}", name, _DAMAGED)
-
-
-def _causal() -> set[type]:
-    from transformers import AutoModelForCausalLM
-
-    return {*AutoModelForCausalLM._model_mapping}
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_NAMES]) + (", ..." if len(names) > _NAMES else "")
+    layers = {int(found[1]) for each in tensors if (found := _LAYER.search(each))}
+    wanted = config.get("num_hidden_layers")
+    if layers and "vision_config" not in config and isinstance(wanted, int) and max(layers) + 1 < wanted:
+        problem = f"has weights of {max(layers) + 1} layers, and config.json says {wanted}: the others would be random"
+        yield refusal(flag, problem, name, DAMAGED)
+    shapes = {each.rpartition(".embed_tokens.")[0]: tensors[each].shape for each in tensors if _EMBEDDING in each}
+    told = config.get("vocab_size"), config.get("hidden_size")
+    if (
+        len(shapes) == 1
+        and all(isinstance(each, int) for each in told)
+        and (own := next(iter(shapes.values()))) != told
+    ):
+        yield refusal(flag, f"has an embedding of the shape {own}, and config.json says {told}", name, DAMAGED)
 
 
 def _tokenizer(flag: str, name: str, config: Mapping, tensors: Mapping[str, Tensor] | None) -> Iterator[Refusal]:
-    """Encode and decode a prompt, and compare its ids and the end token with the embedding."""
-    from transformers import AutoTokenizer
-
+    """Encode a prompt, and compare its ids and the end token with the embedding."""
     remedy = "the base model's: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        ids = [each for text in _PROMPTS for each in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    except Exception as error:  # of any kind, from a file of any content
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        yield refusal(flag, f"has a tokenizer that cannot be loaded ({cause})", name, remedy)
+    file, ids = Path(name, "tokenizer.json"), []
+    if file.is_file():
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises no other type
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            yield refusal(flag, f"has a tokenizer that cannot be loaded ({cause})", name, remedy)
+            return
+        ids = [each for text in _PROMPTS for each in tokenizer.encode(text, add_special_tokens=False).ids]
+    elif not any(Path(name, each).is_file() for each in _VOCABULARIES):
+        yield refusal(
+            flag,
+            f"has a tokenizer without a vocabulary: none of tokenizer.json, {', '.join(_VOCABULARIES)}",
+            name,
+            remedy,
+        )
         return
-    if not ids:
+    if file.is_file() and not ids:
         yield refusal(flag, "has a tokenizer that makes no tokens of a prompt", name, remedy)
         return
-    embeddings = [each.shape[0] for key, each in (tensors or {}).items() if "embed_tokens.weight" in key]
-    rows = next(iter(embeddings), config.get("vocab_size"))
-    largest = max(*ids, tokenizer.eos_token_id or 0)
+    rows = next((tensors[each].shape[0] for each in tensors or () if _EMBEDDING in each), config.get("vocab_size"))
+    ends = config.get("eos_token_id")
+    largest = max([*ids, *(ends if isinstance(ends, list) else [ends or 0])])
     if isinstance(rows, int) and largest >= rows:
-        problem = f"has a tokenizer whose ids go to {largest}, and an embedding of {rows} rows"
-        yield refusal(flag, problem, name, remedy)
+        yield refusal(flag, f"has token ids up to {largest}, and an embedding of {rows} rows", name, remedy)
 
 
 # ── Other models, and adapters ──

@@ -9,7 +9,9 @@ import ray
 from openrlhf_shear.credit.prm.conversation import load_encoder
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.line.run import Run
+from openrlhf_shear.preflight.architecture import against_architecture
 from openrlhf_shear.preflight.layout import ring_package
+from openrlhf_shear.preflight.models import read_model
 from openrlhf_shear.rewards.function_workers import file_digest
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
@@ -45,6 +47,9 @@ def launch(run: Run, args: argparse.Namespace) -> None:
         check_device(run.spec.search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in run.traits.needs:
         load_encoder(run.spec.prm)
+    policy = read_model("actor.model_name_or_path", run.actor.model_name_or_path, run.use_ms)
+    for problem in against_architecture(policy):
+        raise RefusedError(str(problem))
     doing("starting Ray")
     with signals.own_handlers():
         mixins = _join(on_cpu, cluster.gpus_needed(run), attempts.patience(run.train.wait_for_gpus))

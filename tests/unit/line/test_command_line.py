@@ -14,6 +14,7 @@ from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, Sear
 from openrlhf_shear.config.knobs import Range
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.line.run import spec_of
+from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.train import upstream
 from openrlhf_shear.train.screen.outcome import RefusedError
 
@@ -138,7 +139,8 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
 
 
 def test_a_good_line_is_parsed_and_checked_without_heavy_imports(job):
-    run, loaded = run_fresh("train_ppo_ray", job(), function="parse")
+    line = job(f"--actor.model_name_or_path {POLICY_DIR}")
+    run, loaded = run_fresh("train_ppo_ray", line, function="parse")
     assert (run.returncode, run.stderr.strip(), loaded) == (0, "", [])
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.preflight import models
-from openrlhf_shear.preflight.models import broken
+from openrlhf_shear.preflight.architecture import against_architecture
+from openrlhf_shear.preflight.models import broken, read_model
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 
 FLAG = "actor.model_name_or_path"
@@ -24,7 +25,9 @@ def folder(tmp_path):
 
 
 def refusals(folder):
-    return [str(each) for each in broken(FLAG, str(folder), json.loads((folder / "config.json").read_text() or "{}"))]
+    """What the command refuses or, if that is nothing, what the job refuses before it starts Ray."""
+    found = [*broken(FLAG, str(folder), json.loads((folder / "config.json").read_text()))]
+    return [str(each) for each in found or against_architecture(read_model(FLAG, str(folder)))]
 
 
 def weights(change):
@@ -116,11 +119,15 @@ BROKEN = {
     "a header of something else": (header(b"[1, 2]"), "has an invalid header"),
     "names of DDP": (
         weights(lambda tensors: {f"module.{name}": value for name, value in tensors.items()}),
-        r"lacks \d+ of \d+ weights, which would be random: .*it has others, such as module\.",
+        r"has weights with a wrapper's prefix, such as module\.model\.",
     ),
-    "more layers than weights": (config(num_hidden_layers=9, layer_types=None), r"which would be random: model.layers"),
+    "names of something else": (
+        weights(lambda tensors: {name.replace("mlp", "ffn"): value for name, value in tensors.items()}),
+        r"lacks \d+ of \d+ weights, which would be random: .*mlp.*; it has others, such as .*ffn",
+    ),
+    "more layers than weights": (config(num_hidden_layers=9, layer_types=None), "and config.json says 9: the others"),
     "a wider model": (config(intermediate_size=999), "weights of another shape"),
-    "a small vocabulary": (weights(embedding), "weights of another shape: model.embed_tokens"),
+    "a small vocabulary": (weights(embedding), "has an embedding of the shape"),
     "not a number": (weights(not_a_number), "weights that are not finite"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), "is a quantised model"),
     "an unknown kind": (config(model_type="qwen77"), "unknown model_type, qwen77"),
@@ -132,8 +139,8 @@ BROKEN = {
         config(architectures=["Qwen2ForSequenceClassification"]),
         "is a Qwen2ForSequenceClassification, which generates no text",
     ),
-    "no tokenizer.json": (without_tokenizer, "has a tokenizer that"),
-    "ids outside of the embedding": (ends_outside, "whose ids go to"),
+    "no tokenizer.json": (without_tokenizer, "has a tokenizer without a vocabulary: none of tokenizer.json"),
+    "ids outside of the embedding": (ends_outside, "has token ids up to"),
 }
 
 
