@@ -119,3 +119,17 @@ def test_the_driver_s_numbers_are_its_file_s():
     assert f"{whole['ms a rollout']:.3f} ms a rollout and\n{whole['us a token']:.3f} us a token" in page
     for row in found["front_end"]:
         assert f"| {row['asked']} | {row['us a token']:.1f} |" in page
+
+
+def test_the_tables_of_the_first_step_and_of_each_part_are_their_files():
+    page = (ROOT / "docs/performance.md").read_text()
+    first, parts, starts = (
+        json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        for name in ("first_step", "additions", "starts_at_load_40")
+    )
+    for row in [*first["rows"], {"stage": "all"} | first["total"]]:
+        assert f"| {row['stage']} | {row['seconds']:.1f} | {row['cpu']:.1f} |" in page
+    assert ", ".join(f"{row['process']} {row['cpu']:.1f}" for row in first["imports"]) in page
+    for row in parts["rows"]:
+        assert f"| {row['part']} | {row['percent']:.1f} |" in page
+    assert [row["code"] for row in starts["rows"]] == [0] * 10 and starts["busy"] == 40

@@ -139,7 +139,7 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
 
 
 def test_a_good_line_is_parsed_and_checked_without_heavy_imports(job):
-    line = job(f"--actor.model_name_or_path {POLICY_DIR}")
+    line = job(f"--actor.model_name_or_path {POLICY_DIR} --data.max_len 256")
     run, loaded = run_fresh("train_ppo_ray", line, function="parse")
     assert (run.returncode, run.stderr.strip(), loaded) == (0, "", [])
 
