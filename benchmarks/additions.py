@@ -3,8 +3,8 @@
     python benchmarks/additions.py --output benchmarks/results/additions.json
 
 Every process of the run takes the wall time of the calls in `PARTS`; a call inside another counts for the inner one.
-Steps 1 and 2 do not count. The dump has every 20th step. The percentages are of what is left of the steps. Evaluation and saving are off. The dump
-is written by a thread beside the next step, so that its time is an upper bound.
+Steps 1 and 2 do not count. The percentages are of what is left of the steps. Evaluation and saving are off. A dump is
+made of each 20th step, by a thread beside the next step, so that its time is an upper bound.
 """
 
 import atexit
