@@ -43,6 +43,7 @@ JUDGED=shear,$SURPRISAL,$BEST,$BEST/matched
 ADDED=shear/normalize=per_rollout,shear/on_incorrect/matched
 
 if [ "$ARMS" = again ]; then OUT=runs/ledger/again TABLE=bookkeeping_again_runs; fi
+if [ "$ARMS" = step_size ]; then OUT=runs/ledger/step_size TABLE=step_size_runs; fi
 python benchmarks/run_tables.py unpack $TABLE "$OUT"
 trap 'python benchmarks/run_tables.py pack $TABLE "$OUT"' EXIT # also keeps finished runs after an interrupt
 for arm in $ARMS; do
@@ -70,7 +71,9 @@ for arm in $ARMS; do
     faster) lab "$SEEDS" $PRIMARY --learning-rate 2e-4 ;; # as planned, since `rate` found this better by more than a point
     step_size) # planned before its runs: is a rule's gain more than a larger step of GRPO, and more than its amount of blame?
         for rate in 1.4e-4 2e-4 2.8e-4; do lab "$SEEDS" uniform --first-seed 300 --learning-rate $rate; done
+        [ "$ARMS" = step_size ] || { echo "ARMS=step_size goes alone" >&2 && exit 2; }
         lab "$SEEDS" "uniform,error_odds,error_odds/matched,$BEST,$BEST/matched" --first-seed 300
+        exit
         ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
