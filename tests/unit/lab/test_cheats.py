@@ -19,8 +19,18 @@ from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
 SETTINGS = LabSettings(steps=1, prompts=2, samples_per_prompt=4, eval_problems=2, eval_samples=1, precision="float32")
 
 
+of_others: set[int] = set()  # objects of other tests, which a cheat leaves alone
+
+
+@pytest.fixture(autouse=True)
+def leave_others_alone():
+    of_others.update(id(each) for kind in (Policy, Rollouts) for each in every(kind))
+    yield
+    of_others.clear()
+
+
 def every(kind):
-    return [each for each in gc.get_objects() if type(each) is kind]
+    return [each for each in gc.get_objects() if type(each) is kind and id(each) not in of_others]
 
 
 def weights(group):

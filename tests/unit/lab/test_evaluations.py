@@ -178,13 +178,13 @@ def test_a_range_grows_until_its_best_rate_is_no_end(tmp_path, monkeypatch, wide
 
     monkeypatch.setattr(tuning, "run_all", trained)
     trials = Trials(**TUNING | {"learning_rates": "1e-4,2e-4,4e-4", "widen_rates": widen, "seeds": 1})
-    found = tuned(trials, SETTINGS, parse_rules("uniform,shear"), tmp_path, "start", tmp_path)
+    found = tuned(trials, SETTINGS, parse_rules("uniform,shear"), tmp_path, "start", tmp_path, train=True)
     assert found == pytest.approx(best)
     assert {name: sorted(rates) for name, rates in seen.items()} == {n: pytest.approx(r) for n, r in tried.items()}
 
 
 def test_the_tuning_of_a_call_that_trains_nothing_must_be_there(tmp_path):
     line = SETTINGS, [UNIFORM], tmp_path, "start", tmp_path
-    with pytest.raises(ValueError, match="the tuning lacks 2 runs, which --seeds 0 does not train"):
-        tuned(Trials(**TUNING, learning_rates="1e-4"), *line)
-    assert tuned(Trials(seeds=0), *line) == {"uniform": SETTINGS.learning_rate}
+    with pytest.raises(ValueError, match="the tuning lacks 2 runs, and this command trains nothing"):
+        tuned(Trials(**TUNING, learning_rates="1e-4"), *line, train=False)
+    assert tuned(Trials(seeds=0), *line, train=False) == {"uniform": SETTINGS.learning_rate}

@@ -40,7 +40,7 @@ cluster.gpus_needed = lambda run: 1
 REST = {"reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1, "data.max_images_per_prompt": 0}
 REST |= {"rollout.temperature": 1.0, "rollout.top_p": 1.0, "ckpt.output_dir": "out"}
-REST |= {"data.disable_fast_tokenizer": False}
+REST |= {"data.disable_fast_tokenizer": False, "actor.model_name_or_path": None, "use_ms": False}
 
 def start(device, cuda, spec=None, **changed):
     torch.cuda.is_available = lambda: cuda

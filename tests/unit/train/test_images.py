@@ -162,6 +162,7 @@ def test_images_on_the_cpu_need_torchvision(monkeypatch, tmp_path, installed):
     monkeypatch.setattr(launch.cluster, "gpus_needed", start)
     monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision") if installed else None)
     options = {"device": "cpu", "data.max_images_per_prompt": 1, "credit": None}
+    options |= {"actor.model_name_or_path": None, "use_ms": False}
     refused = pytest.raises(RefusedError, match=r"needs torchvision: .*; run scripts/setup_tests\.sh")
     with pytest.raises(StartedError) if installed else refused:
         launch.launch(Run(options), Namespace())

@@ -114,6 +114,6 @@ def test_a_policy_asks_as_soon_as_it_is_loaded(tmp_path, monkeypatch):
         self.actor, self.tokenizer = Section(model=Section(module=model), is_vlm=False), tokenizer
 
     monkeypatch.setattr(ShearPolicyActor.__bases__[-1], "init_model_from_pretrained", loaded)
-    strategy = Section(args=Section(credit=None))
+    strategy = Section(args=Section(credit=None, actor=Section(logits_chunk=0)))
     with pytest.raises(RefusedError, match="cannot be saved"):
         ShearPolicyActor.init_model_from_pretrained(ShearPolicyActor.__new__(ShearPolicyActor), strategy, "base")
