@@ -14,6 +14,7 @@ from openrlhf_shear.config.rules import LAB_ALONE
 from openrlhf_shear.line.run import ESTIMATOR, KNOBS, OF_GROUPS, Run
 from openrlhf_shear.preflight.layout import (
     KL_LOSS,
+    adapters,
     average,
     batches,
     fits_beside_actor,
@@ -23,7 +24,7 @@ from openrlhf_shear.preflight.layout import (
     placement,
 )
 from openrlhf_shear.preflight.memory import memory
-from openrlhf_shear.preflight.models import Models, adapters, models
+from openrlhf_shear.preflight.models import Models, models
 from openrlhf_shear.preflight.resources import (
     checkpoints,
     disks,

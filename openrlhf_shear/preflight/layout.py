@@ -1,7 +1,7 @@
-"""GPUs, batches and optimizers: the default placement of models, and checks of layouts.
+"""GPUs, batches, optimizers and adapters: the default placement of models, and checks of layouts.
 
-Refused are layouts that OpenRLHF, Ray or DeepSpeed reject, or in which ranks deadlock, and optimizers that would not
-do what their names say.
+Refused are layouts that OpenRLHF, Ray or DeepSpeed reject, or in which ranks deadlock. So are optimizers that would not
+do what their names say, and adapters that cannot be merged for vLLM.
 """
 
 import math
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from openrlhf_shear.config.refusal import Finding, Findings, Note, did_you_mean, refusal, refuse
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.line.run import Run, placement_flags, used_models
+from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.preflight.resources import own_ray
 
 _SHARING = ("train.colocate_all", "train.colocate_actor_ref", "train.colocate_critic_reward", "train.async_enable")
@@ -22,6 +23,8 @@ SCHEDULES = (
     *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
     *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
 )
+_MERGED = "whose adapters are not merged for vLLM"
+_EMBEDDINGS, _HEADS = {"embed_tokens", "embed_in", "wte", "word_embeddings"}, {"lm_head", "embed_out"}
 KL_LOSS = "--algo.kl.use_loss --algo.kl.estimator k3"
 
 
@@ -251,3 +254,44 @@ def kl_loss(run: Run) -> Iterator[Finding]:
     if kl.use_loss and kl.init_coef > 0 and kl.estimator == "k1" and not kl.unbiased_gradient:
         problem = "does not pull to the reference model in a loss: its gradient is the same wherever the policy is"
         yield run.refusal("algo.kl.estimator", problem, "k3 or k2, or --algo.kl.unbiased_gradient")
+
+
+def adapters(run: Run, files: Models) -> Iterator[Finding]:
+    """Refuse LoRA and 4-bit weights in combinations that cannot be merged for vLLM, saved or averaged."""
+    if run.ds.load_in_4bit:
+        # Upstream sends vLLM the packed bytes, and vLLM's worker asserts that they have the model's dtype.
+        yield run.refusal("ds.load_in_4bit", "means weights that cannot be sent to vLLM", "--ds.lora.rank without it")
+    rank = run.ds.lora.rank
+    if rank < 0:
+        yield run.refusal("ds.lora.rank", "must be at least 0", "e.g. 16, or 0 to train all weights")
+    if rank <= 0:
+        return
+    if run.ds.lora.alpha < 1:
+        yield run.refusal("ds.lora.alpha", "must be at least 1, or adapters do nothing", "e.g. 16")
+    if not 0 <= run.ds.lora.dropout < 1:
+        yield run.refusal("ds.lora.dropout", "must be in [0, 1)", "e.g. 0.05")
+    if run.ds.tensor_parallel_size > 1:
+        flag, remedy = "ds.tensor_parallel_size", "1 (ZeRO), or --ds.lora.rank 0"
+        yield run.refusal(flag, f"means a tensor parallel actor, {_MERGED}", remedy)
+    if run.train.enable_ema:
+        # Upstream pairs the parameters of a model that has adapters with those of a model without adapters.
+        yield run.refusal(
+            "train.enable_ema", "does not go with LoRA, whose weights it would mix up", "only one of the two"
+        )
+    yield from _targets(run, files["actor"].config)
+
+
+def _targets(run: Run, config: dict) -> Iterator[Finding]:
+    flag = "ds.lora.target_modules"
+    named = run.flags[flag]  # PEFT knows all-linear only as a string (upstream's default); a command line gives a list
+    if not named or named == ["all-linear"]:
+        remedy = "e.g. q_proj v_proj, or no such flag"
+        yield run.refusal(flag, "must name layers, or be left out, which means all-linear", remedy)
+        return
+    if "vision_config" in config:
+        # For such a model upstream sends vLLM only the trained weights, but merging changes the frozen weights.
+        yield run.refusal("ds.lora.rank", f"with a vision-language model, {_MERGED}", "0")
+    wrong = {*named} & (_EMBEDDINGS | (_HEADS if config.get("tie_word_embeddings") else set()))
+    if wrong and not isinstance(named, str):
+        problem = "names an embedding, or a head that shares its weights; neither is merged for vLLM"
+        yield refusal(flag, problem, sorted(wrong), "other layers, or no such flag")

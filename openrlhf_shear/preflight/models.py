@@ -1,4 +1,4 @@
-"""The models that a run names: their config.json, read once; whether the run can use and load them; its adapters.
+"""The models that a run names: their config.json, read once; whether the run can use and load them.
 
 transformers loads some broken folders without an error: weights whose names it does not know stay random. So the
 policy's headers, some values and its tokenizer are checked at once, and all names and shapes before Ray starts.
@@ -26,7 +26,6 @@ PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 _ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"}
 _SAVED = "the folder of a saved model"
-_MERGED = "whose adapters are not merged for vLLM"
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _OLD = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # pickles, which transformers and vLLM load too
 _POINTER = b"version https://git-lfs"
@@ -41,7 +40,6 @@ _QUOTED = re.compile(r"\"([\w.-]+)\"")
 _ENCODERS = {"bert", "roberta", "electra", "xlm-roberta", "t5", "mt5", "bart", "distilbert", "modernbert"}
 _VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 DAMAGED = "download it again, or name another folder"
-_EMBEDDINGS, _HEADS = {"embed_tokens", "embed_in", "wte", "word_embeddings"}, {"lm_head", "embed_out"}
 
 
 @dataclass(frozen=True)
@@ -350,7 +348,7 @@ def _tokenizer(flag: str, name: str, config: Mapping, tensors: Mapping[str, Tens
         yield refusal(flag, f"has token ids up to {largest}, and an embedding of {rows} rows", name, remedy)
 
 
-# ── Other models, and adapters ──
+# ── Other models ──
 
 
 def _prm(run: Run, prm: ModelFiles) -> Iterator[Refusal]:
@@ -373,44 +371,3 @@ def _positions(flag: str, length: int, model: ModelFiles) -> Iterator[Refusal]:
     scaled = model.config.get("rope_scaling") or rope.get("rope_type", "default") != "default"
     if isinstance(positions, int) and length > positions and not scaled and _ALLOWED not in os.environ:
         yield refusal(flag, f"exceeds the model's {positions} positions", length, f"at most {positions}")
-
-
-def adapters(run: Run, files: Models) -> Iterator[Finding]:
-    """Refuse LoRA and 4-bit weights in combinations that cannot be merged for vLLM, saved or averaged."""
-    if run.ds.load_in_4bit:
-        # Upstream sends vLLM the packed bytes, and vLLM's worker asserts that they have the model's dtype.
-        yield run.refusal("ds.load_in_4bit", "means weights that cannot be sent to vLLM", "--ds.lora.rank without it")
-    rank = run.ds.lora.rank
-    if rank < 0:
-        yield run.refusal("ds.lora.rank", "must be at least 0", "e.g. 16, or 0 to train all weights")
-    if rank <= 0:
-        return
-    if run.ds.lora.alpha < 1:
-        yield run.refusal("ds.lora.alpha", "must be at least 1, or adapters do nothing", "e.g. 16")
-    if not 0 <= run.ds.lora.dropout < 1:
-        yield run.refusal("ds.lora.dropout", "must be in [0, 1)", "e.g. 0.05")
-    if run.ds.tensor_parallel_size > 1:
-        flag, remedy = "ds.tensor_parallel_size", "1 (ZeRO), or --ds.lora.rank 0"
-        yield run.refusal(flag, f"means a tensor parallel actor, {_MERGED}", remedy)
-    if run.train.enable_ema:
-        # Upstream pairs the parameters of a model that has adapters with those of a model without adapters.
-        yield run.refusal(
-            "train.enable_ema", "does not go with LoRA, whose weights it would mix up", "only one of the two"
-        )
-    yield from _targets(run, files["actor"].config)
-
-
-def _targets(run: Run, config: dict) -> Iterator[Finding]:
-    flag = "ds.lora.target_modules"
-    named = run.flags[flag]  # PEFT knows all-linear only as a string (upstream's default); a command line gives a list
-    if not named or named == ["all-linear"]:
-        remedy = "e.g. q_proj v_proj, or no such flag"
-        yield run.refusal(flag, "must name layers, or be left out, which means all-linear", remedy)
-        return
-    if "vision_config" in config:
-        # For such a model upstream sends vLLM only the trained weights, but merging changes the frozen weights.
-        yield run.refusal("ds.lora.rank", f"with a vision-language model, {_MERGED}", "0")
-    wrong = {*named} & (_EMBEDDINGS | (_HEADS if config.get("tie_word_embeddings") else set()))
-    if wrong and not isinstance(named, str):
-        problem = "names an embedding, or a head that shares its weights; neither is merged for vLLM"
-        yield refusal(flag, problem, sorted(wrong), "other layers, or no such flag")
