@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="needs the extra [tools]")
 import numpy as np
 from matplotlib.image import imread
 from results_page import CHART, PAGE, RESULTS, TUNED, bookkeeping_gains, chart, lab_gains, page, read
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr, t
 
 from openrlhf_shear.report.estimates import Paired
 from openrlhf_shear.report.figures import render
@@ -91,3 +91,27 @@ def test_the_size_of_a_step_predicts_the_gain_as_the_study_says():
     rho = spearmanr([fmean(kl[rule]) for rule in arms], [fmean(accuracy[rule]) for rule in arms]).statistic
     said = re.search(r"Over the (\d+) arms, the KL of a step .*?\s([\d.]+)\.\s", STUDY, re.S)
     assert (str(len(arms)), f"{rho:.2f}") == said.groups()
+
+
+def test_the_gain_at_equal_steps_is_that_of_the_kept_runs():
+    """By numpy and scipy, from the table of runs: GRPO at 1e-4 and 2e-4, between them by the logarithm of the KL."""
+    with lzma.open(RESULTS / "bookkeeping_runs.jsonl.xz", "rt") as lines:
+        runs = [run for run in map(json.loads, lines) if run["seed"] < 14 and "start" not in run["settings"]]
+
+    def of(rule, rate):
+        own = {r["seed"]: r for r in runs if (r["rule"], r["settings"].get("learning_rate", 1e-4)) == (rule, rate)}
+        kl = np.mean([own[seed]["metrics"]["kl"][:10] for seed in range(14)])
+        return np.log(kl), np.array([np.mean(own[seed]["accuracy"]) for seed in range(14)])
+
+    (at, scores), (low, slower), (high, faster) = of("error_odds", 1e-4), of("uniform", 1e-4), of("uniform", 2e-4)
+    share = (at - low) / (high - low)
+    gains = scores - (slower + share * (faster - slower))
+    half = t.ppf(0.975, 13) * gains.std(ddof=1) / 14**0.5
+    row = next(
+        row
+        for row in map(json.loads, (RESULTS / "credit_bench.jsonl").read_text().splitlines())
+        if (row["task"], row["rule"], row["learning_rate"]) == ("bookkeeping", "error_odds", 1e-4) and row["seeds"]
+    )
+    kept = [row["equal_steps"][name] for name in ("mean", "low", "high")]
+    assert kept == pytest.approx([gains.mean(), gains.mean() - half, gains.mean() + half], abs=1e-9)
+    assert row["step_kl"] == pytest.approx(np.exp(at - low))
