@@ -1,8 +1,6 @@
-r"""Do the rewards agree with labels of right and wrong, and with other graders?
+r"""Does the maths reward agree with labels of right and wrong, and with math-verify?
 
     python benchmarks/agreement.py --responses FILE ... --golds FILE ... --disagreements read.jsonl
-    python benchmarks/agreement.py --pairs FOLDER --classes benchmarks/results/agreement_pairs.json
-    python benchmarks/agreement.py --programs FOLDER
 
 Responses are rows with a problem, a response (`response`, `solution`, or a list of `steps`) and a label
 (`final_answer_correct`, `is_correct` or `correct`). Their golds are looked up by the text of the problem in the rows of
@@ -10,13 +8,9 @@ Responses are rows with a problem, a response (`response`, `solution`, or a list
 paid, for both graders. Labels can be wrong too: `--disagreements` writes every case to read, and `--classes` is a file
 of what was found by reading: {id: {"class": ..., "reason": ...}}. The classes are label (it or the gold is wrong),
 policy (a documented choice) and fault (of the graders that disagree with the label).
-
-With `--pairs` the maths reward grades the pairs of other graders' own tests (`peer_pairs`), whose `--classes` are by a
-digest of the pair. With `--programs` other graders of code run beside ours (`peer_programs`).
 """
 
 import argparse
-import hashlib
 import json
 import logging
 import sys
@@ -30,8 +24,6 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 
 from measure import environment, print_table, script_parser, write_json
-from peer_pairs import Pair, pairs_in, response_of
-from peer_programs import rows_of_programs
 from tqdm import tqdm
 
 from openrlhf_shear.data.checks import normalized
@@ -44,7 +36,6 @@ _PROBLEM = ("problem", "question", "prompt")
 _RESPONSE = ("response", "solution", "steps")
 _LABEL = ("final_answer_correct", "is_correct", "correct")
 _GOLD = ("final_answer", "answer", "solution")
-_CLASSES = {"fault": "ours wrong", "label": "theirs wrong", "policy": "documented choice", "not read": "not read"}
 _SECONDS = 20.0  # for a call of math-verify, whose own timeouts do not end every call
 
 
@@ -84,16 +75,6 @@ class Disagreement:
 def main() -> None:
     args = _arguments()
     classes = json.loads(args.classes.read_text()) if args.classes else {}
-    if args.pairs or args.programs:
-        found = {"environment": environment()}
-        if args.pairs:
-            found["pairs"], others = pair_rows(pairs_in(args.pairs), classes, args.cores)
-            write_lines(args.disagreements, others)
-        if args.programs:
-            found["programs"] = rows_of_programs(args.programs)
-        for kind in found.keys() & {"pairs", "programs"}:
-            print_table(f"{kind} of other graders", found[kind], {name: name for name in found[kind][0]})
-        return write_json(args.output, found)
     golds = read_golds(args.golds)
     cases, missing = read_cases(args.responses, golds)
     found = {"environment": environment(), "without a gold": missing}
@@ -163,29 +144,6 @@ def graded(cases: list[Case], cores: int, formats: tuple[str, ...]) -> list[tupl
 
     with MathWorkers(cores) as workers, ThreadPoolExecutor(cores) as threads:
         return list(tqdm(threads.map(grade, cases), "grade_math", len(cases)))
-
-
-def pair_rows(pairs: list[Pair], classes: dict[str, dict], cores: int) -> tuple[list[dict], list[dict]]:
-    """Return the counts of each source and of all, and the pairs on which we differ from their authors."""
-    formats, counts, others = ("boxed", "last"), {"all": Counter()}, []
-    golds = [final_answer(response_of(pair.gold), formats)[0] or pair.gold for pair in pairs]
-    cases = [
-        Case(pair.source, digest(pair), "", response_of(pair.answer), pair.right, gold, pair.tolerance)
-        for pair, gold in zip(pairs, golds, strict=True)
-    ]
-    for pair, case, (correct, reason, answer) in zip(pairs, cases, graded(cases, cores, formats), strict=True):
-        kind = "agree"
-        if correct != pair.right:
-            kind = _CLASSES[classes.get(case.id, {"class": "not read"})["class"]]
-            others.append({"id": case.id, "class": kind, "reason": reason, "answer": answer} | asdict(pair))
-        for source in (pair.source.partition("/")[0], "all"):
-            counts.setdefault(source, Counter()).update((kind, "n"))
-    kinds = ("n", "agree", *_CLASSES.values())
-    return [{"source": source} | {kind: count[kind] for kind in kinds} for source, count in counts.items()], others
-
-
-def digest(pair: Pair) -> str:
-    return hashlib.sha256(f"{pair.gold}\n{pair.answer}".encode()).hexdigest()[:12]
 
 
 def by_math_verify(cases: list[Case]) -> list[bool | None]:
@@ -274,8 +232,6 @@ def _arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--responses", type=Path, nargs="+", default=(), metavar="FILE", help="rows with labels")
     parser.add_argument("--golds", type=Path, nargs="+", default=(), metavar="FILE", help="rows with golds")
-    parser.add_argument("--pairs", type=Path, metavar="FOLDER", help="with downloaded tests of other maths graders")
-    parser.add_argument("--programs", type=Path, metavar="FOLDER", help="with downloaded graders of code")
     parser.add_argument("--cores", type=int, default=2, help="grades at a time (default 2)")
     parser.add_argument("--formats", nargs="+", default=("boxed",), help="answer formats that count (default boxed)")
     parser.add_argument("--ours", action="store_true", help="leave math-verify out")

@@ -1,12 +1,10 @@
-"""Do the rewards hold? Test the graders on benchmarks' own answers, and on formulas of the question as answers.
+"""Do the rewards hold? Test the graders on benchmarks' own answers, and on answers that differ from them.
 
     python benchmarks/check_rewards.py gold --data-dir DATA
-    python benchmarks/check_rewards.py copied --data-dir DATA
     python benchmarks/check_rewards.py near --data-dir DATA
 
 - gold: gold answers and canonical solutions of downloaded benchmarks are graded correct, those of others wrong
 - near: no answer is paid that differs from a gold in a single place, and golds are paid in every style of a response
-- copied: a boxed formula of the question is not paid, and few honest answers are lost for that
 """
 
 import argparse
@@ -14,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from copied_questions import copied
 from gold_answers import gold_answers
 from gold_programs import canonical, empty_lists
 from measure import print_table, script_parser, write_json
@@ -25,7 +22,6 @@ from openrlhf_shear.rewards.jail import JailError, find_jail
 # Another problem's answer or program can be right (0.5 for 1/2), so these are listed for a person to check.
 _LEAST = {"its golds": 1.0, "its own": 1.0, "return [], as mended": 1.0, "return [], as published": 0.0}
 _MOST_NEAR = 5  # mistaken grades of all: a few mutants equal their golds
-_MOST_PAID = {"a formula of the question": 0.005, "of these, golds with variables": 0.03}  # share of copies
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,18 +51,12 @@ def _gold(args: argparse.Namespace) -> tuple[list[dict], bool]:
     return rows, all(row["as expected"] >= _LEAST.get(row["graded"], 0.99) * row["count"] for row in rows)
 
 
-def _copied(args: argparse.Namespace) -> tuple[list[dict], bool]:
-    rows = copied(args.data_dir, args.cores, args.limit)
-    paid = {row["graded"]: len(row["others"]) / max(row["count"], 1) for row in rows}
-    return rows, all(paid[graded] < share for graded, share in _MOST_PAID.items())
-
-
 def _near(args: argparse.Namespace) -> tuple[list[dict], bool]:
     rows = near(args.data_dir, args.cores, args.limit)
     return rows, sum(len(row["others"]) for row in rows) <= _MOST_NEAR
 
 
-_CHECKS = {"gold": _gold, "copied": _copied, "near": _near}
+_CHECKS = {"gold": _gold, "near": _near}
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def page(text: str) -> str:
 
 
 def line(row: dict) -> str:
-    """Return a row of the page; `row` has `name`, `file` and `page`, and may have `command`, `commit` and `curve`."""
+    """Return a row of the page; `row` has `name`, `file` and `page`, it may have `command`, `commit`, `gone`, `curve`."""
     recorded, path = origins(row["file"]), f"../benchmarks/results/{row['file']}"
     command = row.get("command") or recorded[0]["command"]
     if re.match(r"python \w+\.py", command):  # as scripts of benchmarks/ recorded themselves
@@ -109,6 +109,8 @@ def line(row: dict) -> str:
     command = re.sub(r"(?<=\s)(?:\.\./shared|/tmp)/", "", command)  # folders of the machine that ran it
     if len(command) > LONGEST:
         command = command[:LONGEST].rpartition(" ")[0] + " ..."
+    if "gone" in row:
+        command = f"git checkout {row['gone']} && {command}"
     made = [each["commit"][:7] for each in recorded if each.get("commit")] or [row.get("commit", NO_COMMIT)]
     curve = f", [curve](images/{row['curve']})" if "curve" in row else ""
     cells = (

@@ -53,6 +53,7 @@ def commands(page: str) -> list[tuple[str, bool]]:
         flags = [re.split(r"   |\[", line)[0] for line in lines if line.startswith("--")]
         found += [(f"shear-train {each}", False) for each in flags]
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", "\n".join(text).replace(r"\|", "|"))]
+    spans = [span for span in spans if not span.startswith("git checkout")]  # of an earlier commit
     parts = [part.strip() for span in spans for part in _NEXT.split(span)]
     return found + [(part, False) for part in parts if " " in part and _is_command(part)]
 

@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import agreement
-import peer_programs
 import pytest
 from near_mutants import mutant, near
-from peer_pairs import pairs_in
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
@@ -84,55 +82,6 @@ def test_the_page_says_what_the_results_say():
     times = [f"{row['times']:.2f} times" for row in speed["maths"][1:]]
     fresh = [f"{row['times fresh']:.1f} (" for row in speed["code"]]
     assert [text for text in (*times, *fresh) if text not in page] == []
-
-
-TESTS = r"""
-@pytest.mark.parametrize("gold, pred, expected", [(r"$\frac{1}{2}$", "Now $0.5$.", 1), ("7", "8", 1), ("9", "9", 0)])
-def test_all(gold, pred, expected): ...
-
-@pytest.mark.parametrize("output_pair", [("E", "\\mathrm{E}*2"), (0, None)])
-def test_incorrect(output_pair):
-    assert math_equal(*output_pair) is False
-
-class TestIsEquiv(unittest.TestCase):
-    def test_units(self):
-        text = "10\\text{ units}"
-        self.assertTrue(is_equiv(text, "10 "))
-        assert not grade_answer("3", "2")
-        assert extract("3") == "3"
-"""
-
-
-def test_pairs_of_other_graders_are_counted_by_what_was_read(tmp_path):
-    write(tmp_path / "test_some.py").write_text(TESTS)
-    (tmp_path / "judge").mkdir()
-    (tmp_path / "judge" / "examples.json").write_text('[{"GT": "x=1", "Ans": [{"answer": "2", "equal": false}]}, 3]')
-    (tmp_path / "judge" / "else.json").write_text("{")
-    pairs = pairs_in(tmp_path)
-    assert {(pair.gold, pair.answer, pair.right) for pair in pairs} == {
-        *(("x=1", "2", False), (r"$\frac{1}{2}$", "Now $0.5$.", True), ("7", "8", True), ("9", "9", False)),
-        *(("E", r"\mathrm{E}*2", False), (r"10\text{ units}", "10 ", True), ("2", "3", False)),
-    }
-    classes = {
-        agreement.digest(next(pair for pair in pairs if pair.gold == "7")): {"class": "label", "reason": "7 is not 8"}
-    }
-    rows, others = agreement.pair_rows(pairs, classes, 1)
-    assert rows[0] == {"source": "all", "n": 7, "agree": 5} | dict(
-        zip(("ours wrong", "theirs wrong", "documented choice", "not read"), (0, 1, 0, 1), strict=True)
-    )
-    assert [other["gold"] for other in others] == ["7", "9"]
-    with pytest.raises(ValueError, match="no pairs found"):
-        pairs_in(tmp_path / "none")
-
-
-def test_programs_run_beside_another_grader(tmp_path, monkeypatch):
-    (tmp_path / "testing_util.py").write_text("def run_test(sample, test, timeout): return [True], {}")
-    tasks = "[[task]]\ninputs = ['3']\noutputs = ['3']\nright = 'print(input())'\nwrong = 'print(4)'"
-    monkeypatch.setattr(peer_programs, "_PROGRAMS", tmp_path / "programs.toml")
-    (tmp_path / "programs.toml").write_text(tasks)
-    assert peer_programs.rows_of_programs(tmp_path) == [
-        {"source": "LiveCodeBench", "n": 2, "agree": 1, "ours wrong": 0, "theirs wrong": 1}
-    ]
 
 
 def test_near_mutants_are_not_paid_and_styles_are(tmp_path):
