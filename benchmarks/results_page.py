@@ -101,7 +101,7 @@ def page(text: str) -> str:
 
 
 def line(row: dict) -> str:
-    """Return a row of the page; `row` has `name`, `file` and `page`, it may have `command`, `commit`, `gone`, `curve`."""
+    """Return a row of the page; `row` has `name`, `file`, `page`, and maybe `command`, `commit`, `gone` and `curve`."""
     recorded, path = origins(row["file"]), f"../benchmarks/results/{row['file']}"
     command = row.get("command") or recorded[0]["command"]
     if re.match(r"python \w+\.py", command):  # as scripts of benchmarks/ recorded themselves
