@@ -1,21 +1,47 @@
-"""Grades an attack, and then an honest program in the same jail; for `hostile_neighbours.py` and its test."""
+"""Grades an attack of `hostile.yaml`, and then an honest program in the same jail; for `hostile_neighbours.py`."""
 
 import json
 import secrets
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from warm_attacks import ATTACKS, BEGIN, Attack
+import yaml
 
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 
 _HONEST_SECONDS = 60.0  # of an honest test: it is late only if the attack has spoilt its jail
 _MEMORY_MB = 256  # of a program: less takes less time to fill
-_STDIN = {"inputs": ["3\n"], "outputs": ["6"]}
-_CALL = {"fn_name": "f", "inputs": [[3]], "outputs": [6]}
-_ASSERTS = {"test_list": ["assert f(3) == 6"]}
+
+PROGRAMS = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
+BEGIN, SEARCH = PROGRAMS["begin"], PROGRAMS["begin"] + PROGRAMS["search"]
+LABELS = PROGRAMS["labels"]
+READ = "read results"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A hostile program and the right end of its grade, as `hostile.yaml` says."""
+
+    goal: str
+    program: str
+    ends: str = "wrong_answer"
+    label: str = "echo"
+    looks: str = "False"
+    seconds: float = 10.0
+    past: bool = False
+
+    @classmethod
+    def of(cls, goal: str, program: str, **options: object) -> "Attack":
+        """Return an attack of the file: after the beginning, with more time if it searches."""
+        begin, known = (SEARCH, {"seconds": 30.0}) if goal == READ else (BEGIN, {})
+        return cls(goal, begin + program, **(known | options))
+
+
+ATTACKS = {name: Attack.of(goal, **row) for goal, rows in PROGRAMS["attacks"].items() for name, row in rows.items()}
 
 
 def attacked(names: Iterable[str]) -> Iterator[dict]:
@@ -28,15 +54,15 @@ def attacked(names: Iterable[str]) -> Iterator[dict]:
         for name in names:
             attack = ATTACKS[name]
             if not _jails(workers):
-                _graded(workers, *_honest("False", _STDIN))
+                _graded(workers, *_honest("False", LABELS["echo"]))
             label, secret = _labelled(attack)
             if attack.past:
                 _grade_secret(workers, secret)
             before = _jails(workers)
             verdict = _graded(workers, attack.program, label, attack.seconds)
             jail = "same" if before == _jails(workers) else "new"
-            after = _graded(workers, *_honest(attack.looks, attack.label))
-            ended = verdict.correct is False and verdict.why in attack.ends
+            after = _graded(workers, *_honest(attack.looks, LABELS[attack.label]))
+            ended = verdict.correct is False and verdict.why in attack.ends.split()
             yield {
                 "attack": name,
                 "goal": attack.goal,
@@ -58,7 +84,7 @@ def speed(count: int) -> dict[str, float]:
     def rate(workers: CodeWorkers, grades: int) -> float:
         began = time.monotonic()
         for _ in range(grades):
-            if not _graded(workers, "print(2 * int(input()))", _STDIN).correct:
+            if not _graded(workers, "print(2 * int(input()))", LABELS["echo"]).correct:
                 raise SystemExit("an honest program was graded as wrong")
         return grades / (time.monotonic() - began)
 
@@ -72,7 +98,7 @@ def speed(count: int) -> dict[str, float]:
 
 def _labelled(attack: Attack) -> tuple[dict, str]:
     secret = "5bc5bc" + secrets.token_hex(16)
-    return json.loads(json.dumps(attack.label).replace("{SECRET}", secret)), secret
+    return json.loads(json.dumps(LABELS[attack.label]).replace("{SECRET}", secret)), secret
 
 
 def _grade_secret(workers: CodeWorkers, secret: str) -> None:
@@ -86,11 +112,9 @@ def _grade_secret(workers: CodeWorkers, secret: str) -> None:
 def _honest(looks: str, label: dict) -> tuple[str, dict]:
     """Return an honest program and its tests, of a label's kind. It is wrong only if `looks` finds something."""
     looking = f"{BEGIN}\nleft = {looks}\n"
-    if "fn_name" in label:
-        return f"{looking}def f(x): return 'left' if left else 2 * x", _CALL
-    if "inputs" in label:
-        return f"{looking}print('left' if left else 2 * int(input()))", _STDIN
-    return f"{looking}def f(x): return 'left' if left else 2 * x", _ASSERTS
+    if "inputs" in label and "fn_name" not in label:
+        return f"{looking}print('left' if left else 2 * int(input()))", LABELS["echo"]
+    return f"{looking}def f(x): return 'left' if left else 2 * x", LABELS["call" if "fn_name" in label else "asserts"]
 
 
 def _graded(workers: CodeWorkers, program: str, label: dict, seconds: float = _HONEST_SECONDS) -> Verdict:

@@ -18,8 +18,7 @@ def benchmarks(monkeypatch):
 
 
 def test_no_attack_spoils_its_own_grade_or_the_next():
-    from warm_attacks import ATTACKS
-    from warm_jails import attacked
+    from warm_jails import ATTACKS, attacked
 
     rows = [*attacked(ATTACKS)]
     assert [row for row in rows if not row["held"]] == []
@@ -28,18 +27,17 @@ def test_no_attack_spoils_its_own_grade_or_the_next():
 
 
 def test_an_attack_that_works_is_noticed(monkeypatch):
-    import warm_attacks
     import warm_jails
-    from warm_attacks import STATE, VERDICT, Attack
+    from warm_jails import Attack
 
-    working = {"paid": Attack(VERDICT, "print(6)"), "left": Attack(STATE, "print(0)", looks="True")}
-    monkeypatch.setattr(warm_jails, "ATTACKS", warm_attacks.ATTACKS | working)
+    working = {"paid": Attack("a verdict", "print(6)"), "left": Attack("state", "print(0)", looks="True")}
+    monkeypatch.setattr(warm_jails, "ATTACKS", warm_jails.ATTACKS | working)
     assert [row["held"] for row in warm_jails.attacked(working)] == [False, False]
 
 
 @pytest.mark.parametrize("search", ["memory()", "objects()"])
 def test_a_search_finds_a_text_that_is_there(search: str):
-    from warm_attacks import SEARCH
+    from warm_jails import SEARCH
 
     secret = "5bc5bc" + "7e" * 16
     with CodeWorkers(1) as workers:
@@ -50,7 +48,7 @@ def test_a_search_finds_a_text_that_is_there(search: str):
 
 def test_the_page_has_the_tables_that_the_command_prints():
     from hostile_neighbours import markdown
-    from warm_attacks import ATTACKS
+    from warm_jails import ATTACKS
 
     found = json.loads((ROOT / "benchmarks/results/hostile_neighbours.json").read_text())["before"]
     page = (ROOT / "docs/security.md").read_text()
