@@ -29,6 +29,7 @@ PACKAGE = Path(openrlhf_shear.__file__).parent
 POLICY, REWARD = PACKAGE / "tasks" / "arithmetic" / "shipped_policy", PACKAGE / "tasks" / "arithmetic" / "arithmetic.py"
 GROUP, BATCH = 4, 8  # rollouts a prompt, prompts a step
 METRIC = "metric/"
+ASIDE = "SHEAR_FAULTS_ASIDE"  # environment variable of processes that a row starts beside the job
 STEP = re.compile(r"Global step (\d+):")
 PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1")) * 900.0  # seconds; a longer job hangs
 WORDS = (
@@ -86,6 +87,7 @@ class Job:
             *("--ckpt.output_dir", str(self.folder / "model"), "--logger.tensorboard_dir", str(self.folder / "tb")),
             *("--logger.wandb.run_name", "job", *self._words, *words),
         ]
+        command = [str(word).replace("$RUN", str(self.folder)) for word in command]
         threads = {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": self.address, "TOKENIZERS_PARALLELISM": "false"}
         with self.log_file.open("a") as log:
             environment = os.environ | threads | self.environment
@@ -101,14 +103,14 @@ class Job:
         return max((int(number) for number in STEP.findall(self.log)), default=0)
 
     def below(self, name: str = "") -> list[psutil.Process]:
-        """Return the processes of the job whose command line matches the regular expression `name`."""
+        """Return the processes of the job whose command line matches the regular expression `name`, except `ASIDE`."""
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
                 if process.status() == psutil.STATUS_ZOMBIE:
                     if process.ppid() == os.getpid() and process.pid != self.process.pid:
                         os.waitpid(process.pid, 0)  # as init does: Ray's workers take a dead raylet in /proc for alive
-                elif re.search(name, " ".join(process.cmdline())):
+                elif re.search(name, " ".join(process.cmdline())) and ASIDE not in process.environ():
                     found.append(process)
             except psutil.Error:
                 continue

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import fault_resources
+import fault_table
 import psutil
 from fault_jobs import BATCH, POLICY, Bench, Job, Outcome, kill
 from fault_ways import (
@@ -223,6 +224,7 @@ ROWS: dict[str, Row] = {
     ),
     "pool_killed": pool_killed,
     **fault_resources.ROWS,
+    **fault_table.ROWS,
     "log_monitor": unheard("Ray's log monitor killed", lambda job: kill(*job.below("log_monitor.py"))),
     "gcs_stopped": unheard("Ray's GCS stopped for 30 s", stop_gcs),
     "old_weights": broken(

@@ -1,4 +1,4 @@
-"""Ray's node without fixed time limits at its start, which a busy machine exceeds, and without SIGTERM.
+"""Ray's node without fixed time limits at its start, which a busy machine exceeds, and deaf to SIGTERM and SIGUSR1.
 
 Ray 2.55 gives up after 30 s without the GCS's port file. It gives up after 15 s without the port files of the agents,
 which is fixed in the raylet (ray#65983), and after 30 s without the raylet's registration. `PatientNode` chooses these
@@ -54,7 +54,7 @@ class PatientNode(Node):
         """Start the GCS at a port chosen here, and wait until it listens."""
         parameters = self._ray_params
         parameters.gcs_server_port = parameters.gcs_server_port or free_ports(1)[0]
-        with _deaf_to_sigterm():
+        with _deaf():
             super().start_gcs_server()
         self._wait_for("gcs_server", lambda: _listens(parameters.gcs_server_port))
 
@@ -63,7 +63,7 @@ class PatientNode(Node):
 
     def start_log_monitor(self) -> None:
         """Start the monitor, which shows the output of a run that is stopped."""
-        with _deaf_to_sigterm():
+        with _deaf():
             super().start_log_monitor()
 
     def start_raylet(self, *args, **options) -> None:
@@ -72,7 +72,7 @@ class PatientNode(Node):
             port = getattr(self._ray_params, parameter) or port
             setattr(self._ray_params, parameter, port)
             persist_port(self._session_dir, self._node_id, name, port)
-        with _deaf_to_sigterm():
+        with _deaf():
             super().start_raylet(*args, **options)
         self._wait_for("raylet", self._is_registered)
 
@@ -103,13 +103,13 @@ class PatientNode(Node):
 
 
 @contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    """Start processes that SIGTERM does not reach, nor their children: Ray's, and the actors.
+def _deaf() -> Iterator[None]:
+    """Start processes that SIGTERM and SIGUSR1 do not reach, nor their children: Ray's, and the actors.
 
-    scancel and a control group send it to every process of a run. The driver hears it, and the others have to live
+    scancel and a control group send them to every process of a run. The driver hears them, and the others have to live
     until the checkpoint is saved. Ray ends its processes by calls, and by SIGKILL.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from openrlhf_shear.train.screen import story
 from openrlhf_shear.train.screen.console import Console
 from openrlhf_shear.train.screen.events import READER, Note
 from openrlhf_shear.train.screen.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
+from openrlhf_shear.train.start.signals import NUMBERS
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable that `supervise` sets: the number of the attempt
 # Exit codes without a retry: another attempt would end the same way, or is not wanted.
@@ -25,7 +26,7 @@ _NODE_SECONDS = 600.0  # for a dead node to come back
 def supervise(command: Sequence[str], max_restarts: int, console: Console | None = None) -> int:
     """Run a command until it succeeds, or has failed `max_restarts` + 1 times; return its last exit code.
 
-    Later attempts get `--ckpt.load_enable`. SIGTERM and SIGINT are passed on to the attempt, which is then the last.
+    Later attempts get `--ckpt.load_enable`. Signals (`NUMBERS`) are passed on to the attempt, which is then the last.
     Between two attempts they end the pause, and the exit code is 75. When this process dies, the kernel kills the
     attempt.
 
@@ -43,7 +44,7 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
     def tell(message: str) -> None:
         story.say(message) if console is None else console.show(Note(message))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in NUMBERS:
         signal.signal(number, pass_on)
     for attempt in range(max_restarts + 1):
         code = _run(command, attempt, console, running, signals)

@@ -1,4 +1,4 @@
-"""Handlers of SIGTERM and SIGINT, which end a run with a checkpoint within `--train.grace_seconds`."""
+"""Handlers of signals that end a run with a checkpoint within `--train.grace_seconds`."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from openrlhf_shear.train.screen.story import emit, say
 TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
 SAME_SECONDS = 3.0
 _SHUTDOWN_SECONDS = 20.0
-_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # Slurm's --signal=USR1 comes before its time limit
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
     os.set_blocking(write, False)
     wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     threading.Thread(target=_follow, args=(read, grace_seconds), daemon=True).start()
-    before = {number: signal.signal(number, lambda *_: None) for number in _NUMBERS}
+    before = {number: signal.signal(number, lambda *_: None) for number in NUMBERS}
     try:
         yield
     finally:
@@ -46,7 +46,7 @@ def _follow(read: int, grace_seconds: float) -> None:
     """Act on the signals whose numbers come through the pipe, until it is closed."""
     first = None
     while byte := os.read(read, 1):
-        if byte[0] not in _NUMBERS:
+        if byte[0] not in NUMBERS:
             continue
         if first is None:
             first = time.monotonic()
@@ -83,7 +83,7 @@ def own_handlers() -> Iterator[None]:
 
     If Ray's handler received a signal, this process ends here.
     """
-    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    before = {number: signal.getsignal(number) for number in NUMBERS}
     try:
         yield
     except SystemExit:

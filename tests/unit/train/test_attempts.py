@@ -26,13 +26,13 @@ sys.exit(int(code))
 @pytest.mark.parametrize(*cases("train", "test_what_failed_starts_again"))
 def test_what_failed_starts_again(tmp_path, monkeypatch, codes, restarts, last, tries):
     monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    handlers = [signal.getsignal(number) for number in attempts.NUMBERS]
     kept = tmp_path / "kept"
     kept.write_text("")
     try:
         assert attempts.supervise([sys.executable, "-c", RUN, str(kept), codes, "--x"], restarts) == last
     finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+        for number, handler in zip(attempts.NUMBERS, handlers, strict=True):
             signal.signal(number, handler)
     lines = kept.read_text().splitlines()
     assert lines == [f"{i} --x{' --ckpt.load_enable' if i else ''}" for i in range(tries)]
@@ -47,21 +47,21 @@ WAITING = """
 import pathlib, signal, sys, time
 def stop(*_):
     sys.exit(75)
-signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGUSR1, stop)
 pathlib.Path(sys.argv[1]).write_text("ready")
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
 def test_a_signal_reaches_the_run(tmp_path, number):
-    """SIGTERM is passed on, and its exit code comes back; with a supervisor that is killed the run ends too."""
+    """It is passed on, and its exit code comes back; with a supervisor that is killed the run ends too."""
     ready = tmp_path / "ready"
     process = subprocess.Popen([sys.executable, "-c", SUPERVISE, WAITING, str(ready)])
     assert wait_until(ready.exists)
     (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
     process.send_signal(number)
-    assert process.wait(60) == (75 if number == signal.SIGTERM else -9)
+    assert process.wait(60) == (-9 if number == signal.SIGKILL else 75)
     assert wait_until(lambda: stats().get(child, ["Z"])[0] == "Z"), "a zombie is another's to reap"
 
 
