@@ -213,7 +213,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     _add(group, "--train.wait_for_gpus", 0.0, wait, metavar="SECONDS")
     skipped = "Stop after this many steps in a row without a finite gradient"
     _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
-    grace = "Seconds after SIGTERM, SIGINT or SIGUSR1 in which the run ends its update and saves; generation is cancelled"
+    grace = "Seconds after SIGTERM, SIGINT or SIGUSR1 to end the update and save; generation is cancelled"
     _add(group, "--train.grace_seconds", 120.0, grace, metavar="SECONDS")
 
 
