@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import credit_questions
 import ledger_comparison
-import ledger_gates
 import numpy as np
 import pytest
 import run_tables
@@ -48,14 +47,6 @@ def test_the_published_differences_are_those_of_the_table(tables, name, study, e
     ]
     for row, of in zip(found, rows, strict=True):
         assert row["mean"] == pytest.approx(of["mean"]) and row["final"] == pytest.approx(of["final"])
-
-
-def test_the_published_gates_are_those_of_the_table(tables):
-    settings = replace(SETTINGS, steps=40, eval_problems=64)
-    start = start_policy(settings)
-    found = ledger_gates.worth_gates(settings, start, tables["bookkeeping_gates_runs"], 20)
-    worth = published("ledger_gates")["worth"]
-    assert found.keys() == worth.keys() and all(found[gate] == pytest.approx(worth[gate]) for gate in worth)
 
 
 @pytest.mark.parametrize("number", credit_questions.QUESTIONS)

@@ -29,8 +29,8 @@ def test_without_git_there_is_no_commit(monkeypatch):
         raise subprocess.CalledProcessError(128, "git")
 
     monkeypatch.setattr(module.subprocess, "run", nothing)
-    monkeypatch.setattr(sys, "argv", ["benchmarks/ledger_gates.py"])
-    assert provenance()["commit"] is None and provenance()["command"] == "python ledger_gates.py"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/ledger_comparison.py"])
+    assert provenance()["commit"] is None and provenance()["command"] == "python ledger_comparison.py"
 
 
 def test_the_commit_of_a_changed_checkout_ends_in_a_plus(tmp_path, monkeypatch):
