@@ -3,14 +3,10 @@
 # of benchmarks/results/credit_bench_runs.jsonl.xz, and those of docs/bookkeeping.md of bookkeeping_runs.jsonl.xz there.
 #
 #   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) WORKERS=2 CONTINUATIONS=32
-#
-# The arms q2 and q1 are the two questions of docs/credit-questions.md, with 24 seeds: 9 and 26 hours on a core without
-# AVX-512, a third of that on one with it. Their runs are rows of benchmarks/results/credit_questions_runs.jsonl.xz,
-# also after an interrupt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-kept faster arithmetic table q2 q1} CONTINUATIONS=${CONTINUATIONS:-32}
+ARMS=${ARMS:-kept faster arithmetic table} CONTINUATIONS=${CONTINUATIONS:-32}
 WORKERS=${WORKERS:-1} LEDGER=runs/ledger/lab
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
 
@@ -23,23 +19,9 @@ from_ledger() { # no training: rows from the finished runs of the comparison
     bench --tasks bookkeeping --read_only --baseline_rates 1e-4,2e-4 --output "$LEDGER" "$@"
 }
 
-question() { # STEPS TASK RULES [flags]
-    local steps=$1 task=$2 rules=$3
-    shift 3
-    python benchmarks/run_tables.py unpack credit_questions_runs runs/credit_questions
-    trap "python benchmarks/run_tables.py pack credit_questions_runs runs/credit_questions" EXIT
-    python -m openrlhf_shear.cli.lab --task "$task" --rules "$rules" --seeds 24 --first-seed 200 --steps "$steps" --prompts 8 \
-        --window 32 --stride 8 --epsilon-rel 0.015 --eval-every 5 --eval-temperature 0.1 --eval-problems 128 --eval-samples 1 \
-        --placement-prompts 32 --learning-rates 1e-4,2e-4,4e-4 --widen-rates 4 --first-tuning-seed 920 --workers "$WORKERS" \
-        --output runs/credit_questions "$@"
-    python benchmarks/credit_questions.py --runs runs/credit_questions \
-        --output benchmarks/results/credit_questions.json
-}
-
 CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_rule:ContrastRule
 JUDGED=error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
 SURPRISAL=error_odds/surprisal=4/entropy=0/rise=0
-TEXT=examples.rules.text_odds:TextOddsRule/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015/rise=6
 RULES=uniform,shear,shear/matched,shear/shuffled,shear/permuted,shear/on_incorrect,shear/on_incorrect/matched
 RULES=$RULES,shear/normalize=per_rollout,error_odds,error_odds/rise=0,$SURPRISAL,$JUDGED
 RULES=$RULES,$CHANGE,$CHANGE/window=1/rise=2,$CONTRAST,$CONTRAST/surprisal=0
@@ -56,8 +38,6 @@ for arm in $ARMS; do
         trap "python benchmarks/run_tables.py pack credit_bench_runs runs/credit_bench" EXIT
         bench --tasks arithmetic --baseline_rates 5e-5,1e-4,1.4e-4 --rules "$FEW"
         ;;
-    q2) question 20 bookkeeping "$JUDGED,$TEXT" --baseline "$TEXT" ;;
-    q1) question 60 bookkeeping-paraphrased uniform,shear ;;
     table) python -m openrlhf_shear.cli.credit_bench table ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac

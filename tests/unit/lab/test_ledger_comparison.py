@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import credit_questions
 import ledger_comparison
 import numpy as np
 import pytest
@@ -47,15 +46,6 @@ def test_the_published_differences_are_those_of_the_table(tables, name, study, e
     ]
     for row, of in zip(found, rows, strict=True):
         assert row["mean"] == pytest.approx(of["mean"]) and row["final"] == pytest.approx(of["final"])
-
-
-@pytest.mark.parametrize("number", credit_questions.QUESTIONS)
-def test_the_published_answers_are_those_of_the_table(tables, number):
-    found = credit_questions.answer_to(credit_questions.QUESTIONS[number], tables["credit_questions_runs"])
-    answer = published("credit_questions")["questions"][str(number)]
-    assert found["conclusion"] == answer["conclusion"] and found["means"] == pytest.approx(answer["means"])
-    for measure in credit_questions.MEASURES:
-        assert found["difference"][measure] == pytest.approx(answer["difference"][measure])
 
 
 def test_a_folder_of_runs_and_its_table_hold_the_same(tables, tmp_path):
