@@ -155,7 +155,9 @@ def wait_for_line(log: Path, line: str) -> None:
     wait_until(lambda: log.exists() and f"\n{line}" in log.read_text(), f"{log.name} says {line!r}")
 
 
-def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_again(slurm, project, policy):
+@pytest.fixture
+def training(project) -> Path:
+    """Write the project's job.sh, which trains for 8 steps; return the folder of its checkpoints."""
     from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
     write_dataset(project / "train.jsonl", 64, seed=0)
@@ -165,9 +167,17 @@ def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_ag
     line += ["--train.micro_batch_size", "8", "--ckpt.path", f"{project}/ckpt", "--ckpt.save_steps", "10"]
     line += ["--ckpt.output_dir", f"{project}/model", "--ckpt.load_enable", "--train.max_restarts", "1"]
     (project / "job.sh").write_text(f"#!/bin/bash\nexec {shlex.join(line)}\n")
+    return project / "ckpt" / "_actor"
+
+
+def in_its_second_step(log: Path) -> None:
+    wait_until(lambda: log.exists() and "Global step 2:" in log.read_text(), "the second step", pause=0.1)
+
+
+def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_again(slurm, project, training):
     _, number = sbatch(project, slurm, "./job.sh", "0")
     log = project / "job.log"
-    wait_until(lambda: log.exists() and "Global step 2:" in log.read_text(), "the second step", pause=0.1)
+    in_its_second_step(log)
     asked(slurm, "scancel", "--batch", "--signal=USR1", str(number))
     wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job has ended for good")
     text = log.read_text()
@@ -176,3 +186,16 @@ def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_ag
     assert f"resuming after step {saved}:" in text
     assert [int(step) for step in re.findall(r"Global step (\d+):", text)] == list(range(1, 9)), text
     assert (project / "model" / "config.json").exists() and is_over(project, number)
+
+
+@pytest.mark.parametrize("words", [(), ("--full", "--signal=USR1")], ids=["TERM", "USR1"])
+def test_a_training_with_a_private_ray_saves_when_slurm_signals_all_its_processes(slurm, project, training, words):
+    """`scancel` sends SIGTERM to every process of a job, and SIGKILL after KillWait, 30 s."""
+    done = ["sbatch", "--parsable", "--output=job.log", "job.sh"]
+    number = subprocess.run(done, cwd=project, env=slurm, capture_output=True, text=True, check=True).stdout.strip()
+    in_its_second_step(project / "job.log")
+    asked(slurm, "scancel", *words, number)
+    wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job has ended")
+    text = (project / "job.log").read_text()
+    (saved,) = re.findall(rf"stopped by SIG{'USR1' if words else 'TERM'} after step (\d+)", text)
+    assert (training / f"global_step{saved}" / "complete.json").exists(), text
