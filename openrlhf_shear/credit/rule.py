@@ -82,6 +82,11 @@ class RolloutGroup:
     continuations: Callable[[Sequence[tuple[int, int]], int], Sequence[float]] | None = None
     step: int = 1  # of the training, from 1
 
+    @property
+    def rated(self) -> list[int]:
+        """The rollouts that have a reward."""
+        return [i for i, reward in enumerate(self.rewards) if not math.isnan(reward)]
+
 
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
 

@@ -13,18 +13,15 @@ of it, so here they stay.
 
 import torch
 
-from openrlhf_shear.config.rules import A3PoConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class A3PoRule(CreditRule):
+class A3PoRule(WithKnobs, CreditRule):
     """Rule of the formulas above; factors of 1 are GRPO."""
 
     name = "a3po"
     needs = frozenset({"log_probs"})
-
-    def __init__(self, config: A3PoConfig | None = None):
-        self.config = config or A3PoConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         praise, blame = ([torch.ones(n) for n in group.lengths] for _ in range(2))

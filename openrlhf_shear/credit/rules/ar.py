@@ -9,18 +9,15 @@ pi, as we do. Public readings report alpha = 0.1 on mathematics, our default, an
 Its second method, Lopti, is no credit rule: it updates unlikely tokens first, and then the others.
 """
 
-from openrlhf_shear.config.rules import ArConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class ArRule(CreditRule):
+class ArRule(WithKnobs, CreditRule):
     """Rule of the formula above; alpha = 0 is GRPO."""
 
     name = "ar"
     needs = frozenset({"log_probs"})
-
-    def __init__(self, config: ArConfig | None = None):
-        self.config = config or ArConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         return Credit([self.config.alpha * log_probs.exp() + 1 - self.config.alpha for log_probs in group.log_probs])

@@ -27,21 +27,18 @@ import math
 
 import torch
 
-from openrlhf_shear.config.rules import DeltaConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.transport.copies import to_cpu, to_device
 
 _TINY = 1e-8  # least variance of margins
 
 
-class DeltaRule(CreditRule):
+class DeltaRule(WithKnobs, CreditRule):
     """Rule of the formulas above; no advantage changes its sign. Groups without two sides have weights of 1."""
 
     name = "delta"
     needs = frozenset({"source_states", "log_probs"})
-
-    def __init__(self, config: DeltaConfig | None = None):
-        self.config = config or DeltaConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         weights = [torch.ones(n) for n in group.lengths]

@@ -5,17 +5,14 @@
 
 import torch
 
-from openrlhf_shear.config import EntropyAdvConfig
 from openrlhf_shear.credit.rule import UpdateRule, masked_means
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class EntropyAdvRule(UpdateRule):
+class EntropyAdvRule(WithKnobs, UpdateRule):
     """Rule of the formula above, with the paper's alpha = 0.4 and kappa = 2 by default."""
 
     name = "entropy_adv"
-
-    def __init__(self, config: EntropyAdvConfig | None = None):
-        self.config = config or EntropyAdvConfig()
 
     def advantages(
         self, advantages: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor

@@ -22,11 +22,11 @@ import math
 
 import torch
 
-from openrlhf_shear.config.rules import EntropyMaskConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class EntropyMaskRule(CreditRule):
+class EntropyMaskRule(WithKnobs, CreditRule):
     """Rule of the formula above; no advantage changes its sign, and a fraction of 1 is GRPO.
 
     Ties are kept: equal entropies everywhere are GRPO. Tokens of rollouts without a reward do not count in N.
@@ -34,9 +34,6 @@ class EntropyMaskRule(CreditRule):
 
     name = "entropy_mask"
     needs = frozenset({"entropies"})
-
-    def __init__(self, config: EntropyMaskConfig | None = None):
-        self.config = config or EntropyMaskConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         high, tau = high_entropies(group, self.config.fraction)

@@ -21,20 +21,17 @@ The ratio is 1 until the first optimizer step on a batch of rollouts: a run with
 
 import torch
 
-from openrlhf_shear.config.rules import FipoConfig
 from openrlhf_shear.credit.rule import UpdateRule, masked_means
+from openrlhf_shear.credit.rules import WithKnobs
 
 _SAFE = (0.8, 1.0)  # f_t of blamed tokens whose probability rose most
 
 
-class FipoRule(UpdateRule):
+class FipoRule(WithKnobs, UpdateRule):
     """Rule of the formulas above; it keeps every sign."""
 
     name = "fipo"
     needs = frozenset({"log_probs"})
-
-    def __init__(self, config: FipoConfig | None = None):
-        self.config = config or FipoConfig()
 
     def advantages(
         self,

@@ -28,13 +28,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.config.rules import GtpoConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 _TINY = 1e-8  # nats, added to each entropy
 
 
-class GtpoRule(CreditRule):
+class GtpoRule(WithKnobs, CreditRule):
     """Rule of the formulas above. Rollouts without a reward get advantages of 0, and count nowhere.
 
     With `normalize = together` a token's advantage has the sign of its outcome unless more than 1/2 + alpha1 / (2
@@ -44,9 +44,6 @@ class GtpoRule(CreditRule):
     name = "gtpo"
     needs = frozenset({"entropies"})
     makes_advantages = True
-
-    def __init__(self, config: GtpoConfig | None = None):
-        self.config = config or GtpoConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         right, wrong = (

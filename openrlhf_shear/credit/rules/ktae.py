@@ -30,14 +30,14 @@ from functools import lru_cache
 
 import torch
 
-from openrlhf_shear.config.rules import KtaeConfig
 from openrlhf_shear.credit.baselines import outcome_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 _TINY = 1e-5  # added to term frequencies that divide
 
 
-class KtaeRule(CreditRule):
+class KtaeRule(WithKnobs, CreditRule):
     """Rule of the formulas above; signs may change where `scale` exceeds |A_i|.
 
     A group whose correct rollouts, or whose incorrect rollouts, have no tokens gets GRPO's advantages. Rollouts without
@@ -47,9 +47,6 @@ class KtaeRule(CreditRule):
     name = "ktae"
     needs = frozenset({"token_ids"})
     makes_advantages = True
-
-    def __init__(self, config: KtaeConfig | None = None):
-        self.config = config or KtaeConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         outcomes = zip(outcome_advantages(group.rewards), group.lengths, strict=True)

@@ -25,12 +25,12 @@ from collections.abc import Iterator
 
 import torch
 
-from openrlhf_shear.config.rules import NthrConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.transport.copies import to_cpu, to_device
 
 
-class NthrRule(CreditRule):
+class NthrRule(WithKnobs, CreditRule):
     """Rule of the formulas above; no advantage changes its sign. Groups of one outcome have weights of 1.
 
     Rollouts without a reward count nowhere, not even in p.
@@ -38,9 +38,6 @@ class NthrRule(CreditRule):
 
     name = "nthr"
     needs = frozenset({"source_states", "lm_head", "token_ids"})
-
-    def __init__(self, config: NthrConfig | None = None):
-        self.config = config or NthrConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         weights, blame = ([torch.ones(n) for n in group.lengths] for _ in range(2))

@@ -23,18 +23,16 @@ Cost: one more product of the states with the LM head, 2 T V d operations in the
 memory of a chunk (`credit.logits`). For 16 x 8k tokens, V = 152k and d = 3584 that is 1.4e14 operations.
 """
 
-import math
-
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.config.rules import OtbConfig
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.transport.copies import to_cpu, to_device
 
 
-class OtbRule(CreditRule):
+class OtbRule(WithKnobs, CreditRule):
     """Rule of the formulas above; advantages are in units of the reward, and are not divided by a deviation.
 
     A rollout without a reward gets advantage 0, and no baseline includes it.
@@ -44,12 +42,9 @@ class OtbRule(CreditRule):
     needs = frozenset({"source_states", "lm_head", "token_ids"})
     makes_advantages = True
 
-    def __init__(self, config: OtbConfig | None = None):
-        self.config = config or OtbConfig()
-
     def credit(self, group: RolloutGroup) -> Credit:
         advantages = [torch.zeros(n) for n in group.lengths]
-        rated = [i for i, reward in enumerate(group.rewards) if not math.isnan(reward) and group.lengths[i]]
+        rated = [i for i in group.rated if group.lengths[i]]
         if not rated:
             return Credit(advantages=advantages)
         rows = to_cpu(energies(group.lm_head, group.source_states[i], group.token_ids[i]) for i in rated)

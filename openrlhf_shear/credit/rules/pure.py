@@ -11,18 +11,17 @@ W is the width to which the authors' code pads responses. The formulas are those
 other than theirs, the step from a probability to a reward in [-1, 1] is our reading.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 
-from openrlhf_shear.config import PureConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, StepScores
+from openrlhf_shear.credit.rules import WithKnobs
 
 _TINY = 1e-8  # added to the variance
 
 
-class PureRule(CreditRule):
+class PureRule(WithKnobs, CreditRule):
     """Rule of the formulas above.
 
     A rollout without a reward gets advantage 0, and no baseline includes it. A rollout without a scored step has the
@@ -33,12 +32,9 @@ class PureRule(CreditRule):
     needs = frozenset({"prm_scores"})
     makes_advantages = True
 
-    def __init__(self, config: PureConfig | None = None):
-        self.config = config or PureConfig()
-
     def credit(self, group: RolloutGroup) -> Credit:
         width = self.config.width or max(group.lengths)
-        rated = [i for i, reward in enumerate(group.rewards) if not math.isnan(reward)]
+        rated = group.rated
         returns = [
             self._returns(scores, reward, length)
             for scores, reward, length in zip(group.prm_scores, group.rewards, group.lengths, strict=True)

@@ -19,18 +19,15 @@ from collections.abc import Sequence
 
 import torch
 
-from openrlhf_shear.config.rules import RlsdConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class RlsdRule(CreditRule):
+class RlsdRule(WithKnobs, CreditRule):
     """Rule of the formulas above; weights are positive, so it keeps every sign."""
 
     name = "rlsd"
     needs = frozenset({"log_probs", "hint_log_probs"})
-
-    def __init__(self, config: RlsdConfig | None = None):
-        self.config = config or RlsdConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         gains = hint_gains(group)

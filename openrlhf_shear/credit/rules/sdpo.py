@@ -22,21 +22,18 @@ import math
 
 import torch
 
-from openrlhf_shear.config.rules import SdpoConfig
 from openrlhf_shear.credit.baselines import outcome_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.credit.rules.rlsd import hint_gains, mean_gain
 
 
-class SdpoRule(CreditRule):
+class SdpoRule(WithKnobs, CreditRule):
     """Rule of the formula above, which does not keep signs. A rollout without a reward gets advantages of 0."""
 
     name = "sdpo"
     needs = frozenset({"log_probs", "hint_log_probs"})
     makes_advantages = True
-
-    def __init__(self, config: SdpoConfig | None = None):
-        self.config = config or SdpoConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         share, gains = self.config.share, hint_gains(group)

@@ -7,21 +7,18 @@ from collections.abc import Sequence
 
 import torch
 
-from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup, medians
+from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.credit.shear import ShearResult, shear_groups
 
 
-class ShearRule(CreditRule):
+class ShearRule(WithKnobs, CreditRule):
     """SHEAR's rule, `A~_t = A * omega_t`; omega is the distance of the token's spans to the opposing rollouts."""
 
     name = "shear"
     needs = frozenset({"hidden_states"})
-
-    def __init__(self, config: ShearConfig | None = None):
-        self.config = config or ShearConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         return self._credit(*shear_groups([(group.hidden_states, group.correct)], self.config, self.search))

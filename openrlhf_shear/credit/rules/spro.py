@@ -15,17 +15,15 @@ pi is the policy that the actor holds when experience is made, not the current p
 step it equals a reference model that is the start policy, and the rule is GRPO.
 """
 
-import math
-
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.config.rules import SproConfig
 from openrlhf_shear.credit.baselines import outcome_advantages
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class SproRule(CreditRule):
+class SproRule(WithKnobs, CreditRule):
     """Rule of the formulas above, which may change signs.
 
     A group whose rewards are all equal still has the second part. A rollout without a reward gets advantages of 0, and
@@ -36,12 +34,9 @@ class SproRule(CreditRule):
     needs = frozenset({"log_probs", "ref_log_probs"})
     makes_advantages = True
 
-    def __init__(self, config: SproConfig | None = None):
-        self.config = config or SproConfig()
-
     def credit(self, group: RolloutGroup) -> Credit:
         advantages = [torch.zeros(length) for length in group.lengths]
-        rated = [i for i, reward in enumerate(group.rewards) if not math.isnan(reward)]
+        rated = group.rated
         if not rated:
             return Credit(advantages=advantages)
         outcome = outcome_advantages(group.rewards)

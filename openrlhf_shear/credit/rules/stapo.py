@@ -16,19 +16,16 @@ first version (algorithm 1). It calls the entropy threshold 80% in section 5.1 a
 
 import torch
 
-from openrlhf_shear.config.rules import StapoConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.credit.rules.entropy_mask import high_entropies
 
 
-class StapoRule(CreditRule):
+class StapoRule(WithKnobs, CreditRule):
     """Rule of the formula above; blame is that of GRPO."""
 
     name = "stapo"
     needs = frozenset({"log_probs", "entropies"})
-
-    def __init__(self, config: StapoConfig | None = None):
-        self.config = config or StapoConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         high, _ = high_entropies(group, self.config.fraction)

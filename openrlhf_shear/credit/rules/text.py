@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from openrlhf_shear.config.shear import TextConfig
 from openrlhf_shear.credit.rule import Credit, RolloutGroup
 from openrlhf_shear.credit.rules.shear import ShearRule
 
@@ -22,9 +21,6 @@ class TextRule(ShearRule):
 
     name = "text"
     needs = frozenset({"token_ids"})
-
-    def __init__(self, config: TextConfig | None = None):
-        self.config = config or TextConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         states = ngram_states(group.token_ids, group.correct, self.config.ngram)

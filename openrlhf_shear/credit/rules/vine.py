@@ -16,28 +16,24 @@ In the credit lab this rule is a ceiling: with 128 rollouts of 100 tokens it sam
 the lab gives continuations, so training refuses this rule.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 
-from openrlhf_shear.config.rules import VineConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.credit.rules.pure import whitened
 
 
-class VineRule(CreditRule):
+class VineRule(WithKnobs, CreditRule):
     """Rule of the formula above, which does not keep signs. A rollout without a reward gets advantages of 0."""
 
     name = "vine"
     needs = frozenset({"continuations", "token_ids"})
     makes_advantages = True
 
-    def __init__(self, config: VineConfig | None = None):
-        self.config = config or VineConfig()
-
     def credit(self, group: RolloutGroup) -> Credit:
-        rated = [i for i, reward in enumerate(group.rewards) if not math.isnan(reward)]
+        rated = group.rated
         prefixes = {i: self._prefixes(group.token_ids[i]) for i in rated}
         places: dict[tuple[int, ...], tuple[int, int]] = {}
         for i in rated:

@@ -15,19 +15,16 @@ small steps. We found no code by the authors: formulas and defaults are those of
 
 import torch
 
-from openrlhf_shear.config.rules import VppoConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, StepScores
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class VppoRule(CreditRule):
+class VppoRule(WithKnobs, CreditRule):
     """Rule of the formulas above. Rollouts without a reward get advantages of 0, and no mean includes them."""
 
     name = "vppo"
     needs = frozenset({"prm_scores"})
     makes_advantages = True
-
-    def __init__(self, config: VppoConfig | None = None):
-        self.config = config or VppoConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         knobs, rated = self.config, [i for i, correct in enumerate(group.correct) if correct is not None]

@@ -10,18 +10,15 @@ and NSR that code drops the other rollouts before the loss takes its mean; here 
 
 import torch
 
-from openrlhf_shear.config.rules import WReinforceConfig
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules import WithKnobs
 
 
-class WReinforceRule(CreditRule):
+class WReinforceRule(WithKnobs, CreditRule):
     """Rule of the formula above: without a baseline, groups of one outcome count too."""
 
     name = "w_reinforce"
     makes_advantages = True
-
-    def __init__(self, config: WReinforceConfig | None = None):
-        self.config = config or WReinforceConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
         values = {True: self.config.positive, False: -self.config.negative, None: 0.0}
