@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.diagnosis import pictures
 from openrlhf_shear.diagnosis.analyses import every
-from openrlhf_shear.diagnosis.heatmap import heatmap_picture
+from openrlhf_shear.diagnosis.pictures import heatmap_picture
 from openrlhf_shear.diagnosis.text import TextControl
 from openrlhf_shear.diagnosis.verdict import verdict
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, difference

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from openrlhf_shear.evaluation.comparison.cells import Select, choose, noted, sections
 from openrlhf_shear.evaluation.comparison.pictures import make_pictures
-from openrlhf_shear.evaluation.comparison.progress import progress
 from openrlhf_shear.evaluation.comparison.runs import Run
-from openrlhf_shear.evaluation.comparison.tables import Scores, latex, make_scores, markdown, rests_on, to_csv
+from openrlhf_shear.evaluation.comparison.tables import Scores, latex, make_scores, markdown, progress, rests_on, to_csv
 from openrlhf_shear.report import figures
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission, picture_files, write_files

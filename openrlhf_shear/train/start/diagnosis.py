@@ -14,7 +14,7 @@ from tqdm import tqdm
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import shear_evidence
-from openrlhf_shear.diagnosis.sampled import SampledGroup
+from openrlhf_shear.diagnosis.run import SampledGroup
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import EngineSettings
 from openrlhf_shear.train import upstream

@@ -13,7 +13,7 @@ from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 from strict_json import strict
 
 from openrlhf_shear.diagnosis.findings import _beside, find
-from openrlhf_shear.diagnosis.heatmap import heatmap_picture
+from openrlhf_shear.diagnosis.pictures import heatmap_picture
 from openrlhf_shear.diagnosis.verdict import sign
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.findings import plain, print_findings, write_findings

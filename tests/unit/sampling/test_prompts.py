@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from openrlhf_shear.cli import sampling_flags
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
-from openrlhf_shear.diagnosis.sampled import sampled_groups
+from openrlhf_shear.diagnosis.run import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
 from openrlhf_shear.preflight.rows import may_begin
 from openrlhf_shear.sampling.records import Completion, Verdict
