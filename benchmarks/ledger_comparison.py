@@ -19,7 +19,7 @@ from openrlhf_shear.lab.runs import finished, jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import MEASURES
-from openrlhf_shear.report.comparisons import holm
+from openrlhf_shear.report.bootstrap import holm
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance

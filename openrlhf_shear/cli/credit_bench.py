@@ -71,8 +71,7 @@ def _run(args: argparse.Namespace) -> None:
 
     from openrlhf_shear.lab import bench
     from openrlhf_shear.lab.policy import fingerprint, start_policy
-    from openrlhf_shear.lab.runs import finished, jobs, run_all
-    from openrlhf_shear.lab.tuning import tuned
+    from openrlhf_shear.lab.runs import finished, jobs, run_all, tuned
     from openrlhf_shear.lab.variants import Variant, parse_rules
     from openrlhf_shear.lab.worth import LabRun
     from openrlhf_shear.report.bootstrap import Bootstrap

@@ -76,8 +76,7 @@ def main(args: argparse.Namespace) -> None:
     from openrlhf_shear.lab.findings import find
     from openrlhf_shear.lab.placement import known_rollouts, placement, traces
     from openrlhf_shear.lab.policy import fingerprint, start_policy
-    from openrlhf_shear.lab.runs import finished, jobs, run_all
-    from openrlhf_shear.lab.tuning import tuned
+    from openrlhf_shear.lab.runs import finished, jobs, run_all, tuned
     from openrlhf_shear.lab.variants import parse_rules
     from openrlhf_shear.report.bootstrap import Bootstrap
     from openrlhf_shear.report.findings import print_findings, write_findings

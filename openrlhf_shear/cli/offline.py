@@ -72,18 +72,17 @@ def main(args: argparse.Namespace) -> None:
     import torch
 
     from openrlhf_shear.data.prompts import PromptFormat
-    from openrlhf_shear.lab.offline.corruption import planted
     from openrlhf_shear.lab.offline.findings import find, gate_table, gate_verdict
     from openrlhf_shear.lab.offline.reading import Reader
-    from openrlhf_shear.lab.offline.responses import by_problem, comparable, read_responses
-    from openrlhf_shear.lab.offline.run import compare, gate, rules_of
+    from openrlhf_shear.lab.offline.responses import by_problem, comparable, planted, read_responses
+    from openrlhf_shear.lab.offline.run import compare, gate, rule_of
     from openrlhf_shear.lab.variants import parse_rules
     from openrlhf_shear.preflight.models import check_model
     from openrlhf_shear.report.bootstrap import Bootstrap
     from openrlhf_shear.report.findings import print_findings, write_findings
     from openrlhf_shear.report.tables import print_tables
 
-    rules = rules_of(parse_rules(args.rules))
+    rules = {variant: rule_of(variant) for variant in parse_rules(args.rules)}
     names = [variant.name for variant in rules]
     baseline = args.baseline or names[0]
     if baseline not in names:

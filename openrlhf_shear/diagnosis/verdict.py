@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from openrlhf_shear.report.bootstrap import Analysis, difference
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST
+from openrlhf_shear.rollouts.localisation import PAPER_LAST_FIRST
 
 YES, NO, OPEN, FEW = "yes", "no", "not shown", "too few"
 STATES, TEXT, BOTH = "states", "text", "as well"

@@ -14,11 +14,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from openrlhf_shear.kernels import numba_first, numba_matrix
 from openrlhf_shear.kernels import numba_loops as loops
 from openrlhf_shear.transport.geometry import Spans, Tokens, products
-from openrlhf_shear.transport.sinkhorn import SinkhornResult
-from openrlhf_shear.transport.sinkhorn_pairs import FastPairs
+from openrlhf_shear.transport.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
+from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs, unlimited
 from openrlhf_shear.transport.tiles import Tile, tiles
 
 _LOG_RANGE = 82.0  # log of the largest kernel entry
@@ -35,7 +34,7 @@ FEW_ENTRIES = 2**20  # less work runs in the calling thread: on a busy machine a
 _DENORMAL = np.float32(1e-40)
 
 
-class NumbaSinkhorn(FastPairs):
+class NumbaSinkhorn(SinkhornPairs):
     """`W_eps` of the span pairs of a tile on a CPU."""
 
     def __init__(self, tile: Tile, epsilon: float):
@@ -61,7 +60,7 @@ class NumbaSinkhorn(FastPairs):
         row_max, column_max = np.zeros(len(x), np.float32), np.zeros((self._threads, len(y)), np.float32)
 
         def fill(first: int, inner: np.ndarray, part: slice) -> bool:
-            return numba_matrix.make_kernel(
+            return loops.make_kernel(
                 inner[part], first + part.start, *tokens, x.cancellation, self._shift, scale, _LOG_FLOOR,
                 self._kernel, row_max, column_max[part.start * self._threads // len(inner)],
             )  # fmt: skip
@@ -74,23 +73,28 @@ class NumbaSinkhorn(FastPairs):
             self._floored |= any(floored)
         self._largest = row_max, column_max.max(0)
 
-    def _solve(
-        self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int
-    ) -> tuple[SinkhornResult, torch.Tensor]:
-        how = tolerance, max_iterations
-        if not self._finite:
-            return self._solve_from(self.tile.cost.numpy(), True, pairs, limits, *how)
-        result, flagged = self._solve_from(self._kernel, False, pairs, limits, *how)
-        again = torch.nonzero(flagged)[:, 0]
-        if self._floored and len(again):
-            finer, flagged[again] = self._solve_from(self.tile.cost.numpy(), True, pairs[again], limits[again], *how)
+    def solve(
+        self,
+        pairs: torch.Tensor,
+        limits: torch.Tensor | None = None,
+        tolerance: float = TOLERANCE,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> SinkhornResult:
+        limits, how = unlimited(pairs) if limits is None else limits, (tolerance, max_iterations)
+        result, flagged = self._solve_from(self._finite, pairs, limits, *how)
+        if self._finite and self._floored and len(again := torch.nonzero(flagged)[:, 0]):
+            finer, flagged[again] = self._solve_from(False, pairs[again], limits[again], *how)
             result.put(again, finer)
-        return result, flagged
+        if len(again := torch.nonzero(flagged)[:, 0]):  # pairs that leave the range of float32
+            result.put(again, super().solve(pairs[again], limits[again], *how))
+        return result
 
     def _solve_from(
-        self, source: np.ndarray, costs: bool, pairs, limits, tolerance, max_iterations
+        self, kernel: bool, pairs, limits, tolerance, max_iterations
     ) -> tuple[SinkhornResult, torch.Tensor]:
-        shift, floor = (0.0, 0.0) if costs else (self._shift * self.epsilon, _LOG_FLOOR)
+        """Solve by the tile's kernel, or by its costs; the second result, (P,) bool, flags pairs for the reference."""
+        source = self._kernel if kernel else self.tile.cost.numpy()
+        shift, floor = (self._shift * self.epsilon, _LOG_FLOOR) if kernel else (0.0, 0.0)
         count, which, limit = len(pairs), pairs.numpy(), limits.numpy()
         value, error = np.empty(count, np.float32), np.empty(count, np.float32)
         f = np.zeros((count, self._rows[1].max()), np.float32)
@@ -99,7 +103,7 @@ class NumbaSinkhorn(FastPairs):
 
         def task(part: slice) -> None:
             loops.solve_pairs(
-                source, costs, *self._rows, *self._columns, which[part], limit[part], self.epsilon, shift, floor,
+                source, not kernel, *self._rows, *self._columns, which[part], limit[part], self.epsilon, shift, floor,
                 tolerance, max_iterations, value[part], f[part], g[part], iterations[part], error[part], status[part],
             )  # fmt: skip
 
@@ -123,9 +127,9 @@ class NumbaSinkhorn(FastPairs):
             shape = end - begin, len(sizes)
             logs, inverse, sums = np.empty(shape), np.empty(shape), np.empty((*shape, widest), np.float32)
             rows = self._kernel[of_parts[0] : of_parts[-1]]
-            numba_first.part_sums(rows, of_parts - of_parts[0], *columns, *self._columns, logs, inverse, sums)
+            loops.part_sums(rows, of_parts - of_parts[0], *columns, *self._columns, logs, inverse, sums)
             which = first[part] - begin, last[part] - begin, self._rows[1][part]
-            numba_first.first_values(*which, sizes, logs, inverse, sums, lost, values[part])
+            loops.first_values(*which, sizes, logs, inverse, sums, lost, values[part])
 
         room = self.tile.max_bytes // (4 * len(sizes) * widest * self._threads) - int((last - first).max())
         self._in_parallel(task, len(first), max(1, min(room, _FIRST_SPANS)), self._kernel.size // len(first))

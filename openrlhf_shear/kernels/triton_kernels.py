@@ -1,7 +1,7 @@
 """Triton kernel of `triton_sinkhorn`: one program per span pair, whose kernel matrix stays on chip throughout.
 
 The plan of a pair's block is `u_i K_ij v_j`. Padding has an infinite cost, so K is exactly 0 there, as are u, v, f, g.
-Tables of spans are those of `triton_tables`.
+Tables of spans are those of `triton_bounds`.
 
 Legend: P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 """
@@ -9,7 +9,7 @@ Legend: P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 import triton
 import triton.language as tl
 
-from openrlhf_shear.kernels.triton_tables import CORNER, SIZE, START, WIDTH, load_fact
+from openrlhf_shear.kernels.triton_bounds import CORNER, SIZE, START, WIDTH, load_fact
 
 CONVERGED, DROPPED, UNCONVERGED, FLAGGED, GOING = (tl.constexpr(code) for code in range(5))
 # Between two checks, scalings may leave e^+-30 without harm (float32 holds e^88). A scaling beyond it at a check is

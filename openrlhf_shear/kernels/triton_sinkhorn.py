@@ -11,9 +11,9 @@ import torch
 import triton
 
 from openrlhf_shear.config.spec import TRITON_WINDOW
-from openrlhf_shear.kernels import triton_bounds, triton_costs
+from openrlhf_shear.kernels import triton_bounds
 from openrlhf_shear.kernels import triton_kernels as kernels
-from openrlhf_shear.kernels.triton_tables import side_table
+from openrlhf_shear.kernels.triton_bounds import side_table
 from openrlhf_shear.transport.copies import to_device
 from openrlhf_shear.transport.geometry import Tokens, products
 from openrlhf_shear.transport.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
@@ -153,7 +153,7 @@ class TritonBatch:
             with torch.autocast(self._device.type, enabled=False):
                 inner = products(x.factor[rows], y.factor)
             with _on(self._device):
-                triton_costs.finish_costs[(triton.cdiv(len(inner), _COST_ROWS), len(ends) - 1)](
+                triton_bounds.finish_costs[(triton.cdiv(len(inner), _COST_ROWS), len(ends) - 1)](
                     inner, len(inner), width, tokens[rows], other_tokens, x.norms[rows], y.norms, ends,
                     tile.a.scale, self.epsilon, x.cancellation, tile.cost[rows], logs[first:], height,
                     HIDDEN=hidden, BLOCK_N=_COST_ROWS, BLOCK_M=block, LOGS=with_logs,
@@ -167,7 +167,7 @@ class TritonBatch:
         (parts, part_logs), (out, blocks) = self._part_logs, self._logs_of(transposed=True)
         self._part_logs = None
         with _on(self._device):
-            triton_costs.join_parts[(self._columns.shape[1], blocks)](
+            triton_bounds.join_parts[(self._columns.shape[1], blocks)](
                 self._columns, self._columns.shape[1], parts, part_logs, out, BLOCK=_ACROSS
             )
         return out
@@ -239,14 +239,8 @@ class TritonSinkhorn(SinkhornPairs):
         super().__init__(tile, epsilon)
         self._alone = TritonBatch([tile], epsilon)
 
-    def solve(
-        self,
-        pairs: torch.Tensor,
-        limits: torch.Tensor | None = None,
-        tolerance: float = TOLERANCE,
-        max_iterations: int = MAX_ITERATIONS,
-    ) -> SinkhornResult:
-        return self._alone.solve(pairs, limits, tolerance, max_iterations)
+    def solve(self, pairs: torch.Tensor, *how, **more) -> SinkhornResult:
+        return self._alone.solve(pairs, *how, **more)
 
     def _first_bounds(self) -> torch.Tensor:
         return self._alone.first_bounds().view(len(self.tile.a), len(self.tile.b))

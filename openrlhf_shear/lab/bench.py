@@ -18,13 +18,11 @@ from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vin
 from openrlhf_shear.lab.placement import placement, start_models, traces
 from openrlhf_shear.lab.runs import digest
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.step_size import over_equal_steps, step_kl
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.trials import BASELINE
 from openrlhf_shear.lab.variants import Variant
-from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of
-from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.report.comparisons import iqm, probability_of_improvement
+from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of, over_equal_steps, step_kl
+from openrlhf_shear.report.bootstrap import Bootstrap, iqm, probability_of_improvement
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance, same_kind

@@ -24,8 +24,15 @@ from openrlhf_shear.lab.tasks import Problem, task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.tables import Table
-from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST, contrast
-from openrlhf_shear.rollouts.localisation import Trace, first_errors, measurable, rollout_means, tokens_auc
+from openrlhf_shear.rollouts.localisation import (
+    PAPER_LAST_FIRST,
+    Trace,
+    contrast,
+    first_errors,
+    measurable,
+    rollout_means,
+    tokens_auc,
+)
 
 SEED = 1  # differs from the seed of the final accuracy's problems
 DIGITS = 5  # of a factor

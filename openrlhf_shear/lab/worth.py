@@ -4,19 +4,20 @@ Intervals are those of the paired t test over seeds: for fresh seeds and the sam
 their differences are fractions, not percent.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, log
 from statistics import fmean
 
 import numpy as np
 
 from openrlhf_shear.report.bootstrap import Analysis, parts
-from openrlhf_shear.report.estimates import Stat, paired, stat
+from openrlhf_shear.report.estimates import Paired, Stat, paired, stat
 
 MEASURES = ("final", "mean")  # of a run: accuracy on held-out problems at the end; mean accuracy over the steps
 BLOCK = 5  # steps of a block of a learning curve
 EVALUATED = "evaluated"  # of a run with evaluations: their mean
+FIRST_STEPS = 10  # of `step_kl`; later steps have other policies, and so other problems left to learn
 
 
 @dataclass(frozen=True)
@@ -150,3 +151,44 @@ def _by_seed(runs: Iterable[LabRun], rule: str) -> dict[int, LabRun]:
                 raise ValueError(f"{rule} has seed {run.seed} twice; a pair must be one run of each rule")
             own[run.seed] = run
     return dict(sorted(own.items()))
+
+
+def step_kl(runs: Sequence[LabRun]) -> float:
+    """Return the mean over runs of the KL divergence of a step, nats a token, over the first ten steps."""
+    return fmean(fmean(run.metrics["kl"][:FIRST_STEPS]) for run in runs)
+
+
+def over_equal_steps(
+    runs: Sequence[LabRun], baselines: Mapping[float, Sequence[LabRun]], measure: str = "mean"
+) -> Paired | None:
+    """Return a rule's gain over the baseline at the learning rate whose steps have the rule's KL.
+
+    A rule that takes larger steps learns faster, wherever its credit goes, as a larger learning rate does. The
+    logarithm of the KL divergence, and each seed's accuracy, are linear in the logarithm of the rate between two rates
+    of the baseline. None where no two rates, with all of the rule's seeds, have the rule's KL between theirs.
+
+    Args:
+        runs: of the rule.
+        baselines: learning rate -> runs of the baseline.
+        measure: attribute of a run.
+    """
+    by_rate = {rate: {run.seed: run for run in its} for rate, its in sorted(baselines.items())}
+    for low, high in zip(by_rate, list(by_rate)[1:], strict=False):
+        slower, faster = by_rate[low], by_rate[high]
+        if not all(run.seed in slower and run.seed in faster for run in runs):
+            continue
+        sizes = [
+            step_kl(each) for each in ([slower[run.seed] for run in runs], runs, [faster[run.seed] for run in runs])
+        ]
+        if 0 < sizes[0] <= sizes[1] <= sizes[2]:
+            bottom, at, top = map(log, sizes)
+            share = (at - bottom) / (top - bottom) if top > bottom else 0.0
+            return paired(
+                [
+                    getattr(run, measure)
+                    - (1 - share) * getattr(slower[run.seed], measure)
+                    - share * getattr(faster[run.seed], measure)
+                    for run in runs
+                ]
+            )
+    return None

@@ -1,4 +1,4 @@
-"""Quantities that analyses declare, and their estimates with bootstrap intervals.
+"""Quantities that analyses declare, and their estimates with bootstrap intervals; comparisons over paired seeds.
 
 Intervals are percentile bootstraps over *problems*. A resample draws problems with replacement and keeps all rows of a
 problem together, since rows of one problem resemble each other. A resample is the number of times each problem was
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_shear.report.estimates import COVERAGE, Estimate
+from openrlhf_shear.report.estimates import COVERAGE, FEW_PAIRS, Estimate
 
 FEW_PROBLEMS = 10  # fewer problems get a warning: the interval means little
 UNDEFINED = 0.05  # largest fraction of resamples without a value that gets no warning
@@ -173,3 +173,56 @@ def interval(drawn: Sequence[float]) -> tuple[float, float]:
     """Return the ends of the percentile interval of a statistic's draws, which are finite."""
     low, high = np.quantile(drawn, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
     return float(low), float(high)
+
+
+def iqm(scores: Sequence[float], bootstrap: Bootstrap) -> Estimate:
+    """Return the interquartile mean of (n,) scores, one a seed: their mean without the n // 4 lowest and highest.
+
+    It is that of rliable (Agarwal et al. 2021, arXiv 2108.13264), as is `probability_of_improvement`.
+    """
+    from scipy.stats import trim_mean  # the light core has no scipy
+
+    values = np.asarray(scores, dtype=float)
+    return _over_seeds(len(values), lambda drawn: trim_mean(values[drawn], 0.25), bootstrap)
+
+
+def probability_of_improvement(scores: Sequence[float], others: Sequence[float], bootstrap: Bootstrap) -> Estimate:
+    """Return the chance that a run of the rule beats a run of the other, whatever their seeds; ties count half.
+
+    >>> probability_of_improvement([3.0, 1.0], [1.0, 2.0], Bootstrap(10)).value
+    0.625
+
+    Args:
+        scores, others: (n,), of the same seeds in the same order.
+    """
+    mine, its = np.asarray(scores, dtype=float), np.asarray(others, dtype=float)
+    if mine.shape != its.shape:
+        raise ValueError(f"scores must be pairs: got {len(mine)} and {len(its)}")
+    won = (mine[:, None] > its) + 0.5 * (mine[:, None] == its)
+    return _over_seeds(len(mine), lambda drawn: won[np.ix_(drawn, drawn)].mean(), bootstrap)
+
+
+def _over_seeds(seeds: int, statistic: Callable[[np.ndarray], float], bootstrap: Bootstrap) -> Estimate:
+    """Return the statistic of all seeds, given by their indices, with its interval over resampled seeds."""
+    if not seeds:
+        return Estimate(None, None, None, 0, 0, warning="not defined: it needs a seed")
+    every = np.arange(seeds)
+    low = high = None
+    if seeds > 1:
+        drawn = [statistic(np.repeat(every, counts.astype(int))) for counts in bootstrap.draws(seeds)]
+        low, high = interval(drawn)
+    few = f"rests on {seeds} seeds, too few for an interval that means much" if seeds < FEW_PAIRS else None
+    return Estimate(float(statistic(every)), low, high, seeds, seeds, warning=few)
+
+
+def holm(ps: Sequence[float], planned: int) -> list[float]:
+    """Return Holm's (1979) corrected p values of some of `planned` tests; missing tests count as p = 1.
+
+    >>> holm([0.01, 0.04, 0.03], 3)
+    [0.03, 0.06, 0.06]
+    """
+    order, largest, corrected = sorted(range(len(ps)), key=lambda i: ps[i]), 0.0, [0.0] * len(ps)
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (planned - rank) * ps[i]))
+        corrected[i] = largest
+    return corrected

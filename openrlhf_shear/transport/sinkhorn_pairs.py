@@ -13,7 +13,6 @@ which no other row changes, and then the best g. D(f, 0), the soft-RWMD bound, i
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -90,30 +89,6 @@ class SinkhornPairs:
             return self.epsilon * (math.log(len(f)) - others.means(log_sums))
 
         return self.tile.dual_bounds(potentials, smallest, transposed)
-
-
-class FastPairs(SinkhornPairs):
-    """Base class of the backends: pairs that leave the range of float32 are flagged, and the reference solves them."""
-
-    def solve(
-        self,
-        pairs: torch.Tensor,
-        limits: torch.Tensor | None = None,
-        tolerance: float = TOLERANCE,
-        max_iterations: int = MAX_ITERATIONS,
-    ) -> SinkhornResult:
-        limits = unlimited(pairs) if limits is None else limits
-        result, flagged = self._solve(pairs, limits, tolerance, max_iterations)
-        again = torch.nonzero(flagged)[:, 0]
-        if len(again):
-            result.put(again, super().solve(pairs[again], limits[again], tolerance, max_iterations))
-        return result
-
-    @abstractmethod
-    def _solve(
-        self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int
-    ) -> tuple[SinkhornResult, torch.Tensor]:
-        """Solve as `solve` does; the second result, (P,) bool, flags the pairs for the reference."""
 
 
 def unlimited(pairs: torch.Tensor) -> torch.Tensor:

@@ -142,8 +142,8 @@ def scorer(prm, tokenizer):
 @pytest.mark.parametrize("rollouts", [1, 5])
 def test_the_process_reward_model_on_two_ranks_gives_the_scores_of_one(prm, tiny_prm, rollouts):
     """1 rollout leaves a rank without any; 5, one of them too long, give the ranks different numbers of passes."""
-    from openrlhf_shear.credit.prm.conversation import load_encoder
     from openrlhf_shear.credit.prm.model import collate, load_prm
+    from openrlhf_shear.credit.prm.steps import load_encoder
 
     problems = ["1 + 1?", "Sum to 100.", "", "Prove it.", "1 + 1?"][:rollouts]
     steps = [["One and one.", "So 2."], ["x" * 90], ["a"], ["b", "c " * 200, "d"], ["One and one.", "So 3."]][:rollouts]

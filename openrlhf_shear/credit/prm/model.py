@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
-from openrlhf_shear.credit.prm.conversation import Conversation
+from openrlhf_shear.credit.prm.steps import Conversation
 
 
 class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):

@@ -13,7 +13,7 @@ import pandas
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts, smaller
 from openrlhf_shear.report.rows import Rows, not_alone, ratio
-from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST
+from openrlhf_shear.rollouts.localisation import PAPER_LAST_FIRST
 from openrlhf_shear.rollouts.record import Rollout
 
 PAPER_QUARTILES = (0.67, 0.75)  # "Theoretical Analysis", first assumption; their ratio is `PAPER_LAST_FIRST`

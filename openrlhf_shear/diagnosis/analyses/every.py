@@ -24,8 +24,7 @@ from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_chan
 from openrlhf_shear.diagnosis.text import TextControl
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.rollouts.columns import CONTROL_COLUMNS
-from openrlhf_shear.rollouts.contrast import contrast
-from openrlhf_shear.rollouts.localisation import first_errors, traces_of
+from openrlhf_shear.rollouts.localisation import contrast, first_errors, traces_of
 from openrlhf_shear.rollouts.record import Rollout
 
 DISTANCES = {"opposing": "distance", **{name: f"{name}_distance" for name in CONTROL_COLUMNS}}  # of prefixes

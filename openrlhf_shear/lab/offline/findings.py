@@ -8,7 +8,7 @@ from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.findings import Results
 from openrlhf_shear.report.provenance import provenance
 from openrlhf_shear.report.tables import Table
-from openrlhf_shear.rollouts.contrast import PAPER_LAST_FIRST
+from openrlhf_shear.rollouts.localisation import PAPER_LAST_FIRST
 
 TITLE = "Credit on human-marked first wrong steps"
 LIFT = (

@@ -16,8 +16,7 @@ import numpy as np
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.rows import problem_codes, ratio
-from openrlhf_shear.rollouts.contrast import contrast
-from openrlhf_shear.rollouts.localisation import Trace, measurable, rollout_means, split_auc
+from openrlhf_shear.rollouts.localisation import Trace, contrast, measurable, rollout_means, split_auc
 
 _NEEDS = "a wrong response with tokens before its first wrong step"
 

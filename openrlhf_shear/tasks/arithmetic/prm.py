@@ -5,8 +5,8 @@ from pathlib import Path
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2Tokenizer
 
-from openrlhf_shear.credit.prm.conversation import SEPARATOR
 from openrlhf_shear.credit.prm.model import Qwen2ForProcessRewardModel
+from openrlhf_shear.credit.prm.steps import SEPARATOR
 from openrlhf_shear.tasks.arithmetic.policy import save, seeded
 
 MAX_POSITIONS = 4096

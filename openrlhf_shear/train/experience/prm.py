@@ -14,9 +14,8 @@ from tqdm import tqdm
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from openrlhf_shear.config import PrmConfig
-from openrlhf_shear.credit.prm.conversation import Conversation, load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
-from openrlhf_shear.credit.prm.steps import StepSplitter
+from openrlhf_shear.credit.prm.steps import Conversation, StepSplitter, load_encoder
 from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.train.experience.states import ShearActorGroup
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import ray
 
-from openrlhf_shear.credit.prm.conversation import load_encoder
+from openrlhf_shear.credit.prm.steps import load_encoder
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.architecture import against_architecture

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, Qwen2Tokenizer
 
 from openrlhf_shear.config import PrmConfig
-from openrlhf_shear.credit.prm.conversation import ConversationEncoder, load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
+from openrlhf_shear.credit.prm.steps import ConversationEncoder, load_encoder
 from openrlhf_shear.tasks.arithmetic.prm import build_tokenizer
 
 # as in the model card of Qwen/Qwen2.5-Math-PRM-7B

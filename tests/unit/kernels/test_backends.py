@@ -76,10 +76,10 @@ def test_a_window_that_does_not_fit_is_refused_with_the_flags():
 COMPILED = """
 import threading, torch
 from openrlhf_shear.credit import shear_weights
-from openrlhf_shear.kernels import backends, numba_first, numba_loops, numba_matrix
+from openrlhf_shear.kernels import backends, numba_loops
 
 def compiled():
-    loops = [loop for file in (numba_first, numba_loops, numba_matrix) for loop in vars(file).values()]
+    loops = [loop for loop in vars(numba_loops).values()]
     return {loop.__name__: len(loop.signatures) for loop in loops if getattr(loop, "signatures", None)}
 
 backends.compile_ahead("auto", "cpu")

@@ -10,13 +10,12 @@ from cases import cases, table
 from lab_cases import SETTINGS
 
 from openrlhf_shear.cli import lab as command
-from openrlhf_shear.lab import trainer, tuning
+from openrlhf_shear.lab import runs, trainer
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import sample
-from openrlhf_shear.lab.runs import jobs
+from openrlhf_shear.lab.runs import best_rates, jobs, tuned
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.trials import Trials, parse_rates
-from openrlhf_shear.lab.tuning import best_rates, tuned
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import LabRun, worths
 from openrlhf_shear.tasks.arithmetic.policy import load_policy
@@ -176,7 +175,7 @@ def test_a_range_grows_until_its_best_rate_is_no_end(tmp_path, monkeypatch, wide
             seen[job.variant.name].add(job.settings.learning_rate)
         return [scored(job, 1 / (1 + abs(log(job.settings.learning_rate / peak[job.variant.name])))) for job in wanted]
 
-    monkeypatch.setattr(tuning, "run_all", trained)
+    monkeypatch.setattr(runs, "run_all", trained)
     trials = Trials(**TUNING | {"learning_rates": "1e-4,2e-4,4e-4", "widen_rates": widen, "seeds": 1})
     found = tuned(trials, SETTINGS, parse_rules("uniform,shear"), tmp_path, "start", tmp_path, train=True)
     assert found == pytest.approx(best)

@@ -20,11 +20,9 @@ from openrlhf_shear.cli.offline import main
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.lab.credit import permuted
-from openrlhf_shear.lab.offline.corruption import Planted
-from openrlhf_shear.lab.offline.credit import ReadGroup, against_same_outcome, traces_of
 from openrlhf_shear.lab.offline.reading import Reader
-from openrlhf_shear.lab.offline.responses import Response, ResponseGroup, by_problem
-from openrlhf_shear.lab.offline.run import compare, gate
+from openrlhf_shear.lab.offline.responses import Planted, Response, ResponseGroup, by_problem
+from openrlhf_shear.lab.offline.run import ReadGroup, against_same_outcome, compare, gate, traces_of
 from openrlhf_shear.lab.offline.steps import StepTrace, lift, lift_differences, same_fraction, step_placement
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.report.bootstrap import Bootstrap

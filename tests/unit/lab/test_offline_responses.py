@@ -12,9 +12,8 @@ from offline_cases import OTHER, PROBLEM, RESPONSES, as_row, write_rows
 from test_prm_steps import QWEN_WORDS, policy_tokenizer
 
 from openrlhf_shear.data.files import DataError
-from openrlhf_shear.lab.offline.corruption import changed, planted
 from openrlhf_shear.lab.offline.reading import step_tokens
-from openrlhf_shear.lab.offline.responses import Response, by_problem, comparable, read_responses
+from openrlhf_shear.lab.offline.responses import Response, by_problem, changed, comparable, planted, read_responses
 
 SOLVED = {
     "question": PROBLEM.replace(" ", "  "),

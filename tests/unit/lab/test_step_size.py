@@ -2,8 +2,7 @@
 
 import pytest
 
-from openrlhf_shear.lab.step_size import over_equal_steps, step_kl
-from openrlhf_shear.lab.worth import LabRun
+from openrlhf_shear.lab.worth import LabRun, over_equal_steps, step_kl
 
 
 def run(seed, accuracy, kl):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.report.comparisons import holm, iqm, probability_of_improvement
+from openrlhf_shear.report.bootstrap import Bootstrap, holm, iqm, probability_of_improvement
 
 FEW = Bootstrap(200, 7)
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.rollouts.contrast import contrast
-from openrlhf_shear.rollouts.localisation import Trace
+from openrlhf_shear.rollouts.localisation import Trace, contrast
 
 
 def drawn(rng, problems=12, rollouts=5) -> list[Trace]:
