@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from openrlhf_shear.credit.evidence import GroupEvidence
-from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
+from openrlhf_shear.credit.rule import Credit, CreditRule, GroupEvidence, RolloutGroup, UpdateRule
 from openrlhf_shear.transport.copies import to_cpu
 
 logger = logging.getLogger(__name__)

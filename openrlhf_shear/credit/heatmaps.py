@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.credit.evidence import CONTROLS, GroupEvidence, SpanEvidence
+from openrlhf_shear.credit.rule import CONTROLS, GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.shear import ShearResult, shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.transport import Spans, cost_spread, make_distance, search_spans

@@ -33,7 +33,7 @@ class Prefix:
     completions: int  # number with a verdict; may be 0
     successes: int  # number of correct completions
     truncated: int = 0  # number that ended at the token limit
-    # like `distance`, for the controls of `credit.evidence`; NaN where they were not measured
+    # like `distance`, for the controls of `credit.rule.CONTROLS`; NaN where they were not measured
     same_distance: float64 = math.nan
     permuted_distance: float64 = math.nan
 

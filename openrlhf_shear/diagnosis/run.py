@@ -24,8 +24,7 @@ from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure
 from openrlhf_shear.rollouts.columns import SPAN_COLUMNS, span_columns, token_columns
 from openrlhf_shear.rollouts.record import Rollout, TableError, is_mixed, read_rollouts, write_rollouts
-from openrlhf_shear.sampling.grading import basis_of_verdicts
-from openrlhf_shear.sampling.plan import Plan, complete
+from openrlhf_shear.sampling.plan import Plan, basis_of_verdicts, complete
 from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Sampler, question_ids
 from openrlhf_shear.sampling.store import Store
@@ -70,7 +69,7 @@ class Diagnosis:
     config: ShearConfig  # of the weights and distances; the prefixes share its window and stride
     heatmaps: int  # number of groups that get heatmaps
     search: SearchConfig = field(default_factory=SearchConfig)  # of the distances
-    controls: bool = False  # whether to measure the distances of `credit.evidence.CONTROLS` too
+    controls: bool = False  # whether to measure the distances of `credit.rule.CONTROLS` too
 
     def settings(self) -> dict:
         """Return the settings for the tables."""

@@ -11,8 +11,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from openrlhf_shear.data.writing import write_text
-from openrlhf_shear.evaluation.basis import TITLES, basis_of, cells, note
-from openrlhf_shear.evaluation.estimators import ProblemMean, avg_at_k, maj_at_k, pass_at_k
+from openrlhf_shear.evaluation.estimators import (
+    TITLES,
+    ProblemMean,
+    avg_at_k,
+    basis_of,
+    cells,
+    maj_at_k,
+    note,
+    pass_at_k,
+)
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.settings import GradingConfig

@@ -154,7 +154,7 @@ def credited(
             the result of the one before.
         seed: of the controls' randomness.
         step: of the training, from 1.
-        further: needs of the rule that the reading does not hold (`lab.inputs`).
+        further: needs of the rule that the reading does not hold (`lab.rollouts.further_inputs`).
 
     Raises:
         CreditRuleError: the rule failed.
@@ -201,7 +201,7 @@ def controlled(
 def groups(
     rule: CreditRule, rollouts: Rollouts, reading: Reading, step: int = 1, further: Mapping[str, object] = {}
 ) -> list[KnownGroup]:
-    """Return the rule's input, group by group; `further` holds the needs that the reading does not (`lab.inputs`)."""
+    """Return the rule's input, group by group; `further` holds the needs that the reading does not."""
     ids = _of_responses(rollouts.sequences[:, 1:], rollouts.mask)
     texts = (tuple(token_texts(rollouts.tokenizer, row.tolist())) for row in ids)
     wanted = {

@@ -16,9 +16,8 @@ import torch
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.credit import credited
-from openrlhf_shear.lab.inputs import Models, further_inputs
 from openrlhf_shear.lab.policy import Policy, Reading
-from openrlhf_shear.lab.rollouts import Rollouts, sample
+from openrlhf_shear.lab.rollouts import Models, Rollouts, further_inputs, sample
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import Problem, task_of
 from openrlhf_shear.lab.variants import Variant

@@ -134,7 +134,7 @@ class Verdict:
         failure: why there is no grade. `which` and `detail` of a failure, which are logged, are without secrets
             (`config.secrets.hidden`).
         answer: the final answer, of mathematics; at most 500 characters of it.
-        lenient: correct by the lenient score of an evaluation (`sampling.grading`), of mathematics; never a reward.
+        lenient: correct by the lenient score of an evaluation (`sampling.plan`), of mathematics; never a reward.
         detail: of the failure, or of the first test that a program did not pass.
         numbers: reward and score of a user's function; None for a grader that says right or wrong.
         extra_logs: logged values, averaged over the rollouts of a step.

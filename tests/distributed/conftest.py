@@ -263,7 +263,7 @@ def maker(tokenizer):
 
 
 def credited_step(ours, samples):
-    """A step with the fork's experience maker: what there is to write of it (`rollouts.dump.StepRollouts`)."""
+    """A step with the fork's experience maker: what there is to write of it (`rollouts.columns.StepRollouts`)."""
     ours.shows = True
     ours.make_experience_batch(samples)
     return ours.shown

@@ -29,7 +29,7 @@ def head(tmp_path_factory):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, tmp_path, ranks):
-    from openrlhf_shear.evaluation.comparison.curves import read_curves
+    from openrlhf_shear.evaluation.comparison.runs import read_curves
     from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
     project = tmp_path / "project"

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
-from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup, medians
+from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, GroupEvidence, RolloutGroup, medians
 from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.credit.shear import ShearResult, shear_groups
 

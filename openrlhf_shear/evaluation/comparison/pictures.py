@@ -16,7 +16,7 @@ from openrlhf_shear.evaluation.comparison.cells import (
     choose,
     method_of,
 )
-from openrlhf_shear.evaluation.comparison.curves import held_out
+from openrlhf_shear.evaluation.comparison.runs import held_out
 from openrlhf_shear.evaluation.comparison.tables import model_title, number, numbers, task_title
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.figures import Picture, Theme, line

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from openrlhf_shear.evaluation.basis import TITLES as RESTS_ON
-from openrlhf_shear.evaluation.basis import Basis, cells, note
 from openrlhf_shear.evaluation.comparison.cells import TITLES, Section, Select, choose
-from openrlhf_shear.evaluation.comparison.curves import REWARD, SUITE_AVERAGE, held_out
-from openrlhf_shear.evaluation.comparison.runs import UNKNOWN, Run
+from openrlhf_shear.evaluation.comparison.runs import REWARD, SUITE_AVERAGE, UNKNOWN, Run, held_out
+from openrlhf_shear.evaluation.estimators import TITLES as RESTS_ON
+from openrlhf_shear.evaluation.estimators import Basis, cells, note
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_text
 from openrlhf_shear.rewards.graders import GRADERS

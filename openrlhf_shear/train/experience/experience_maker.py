@@ -16,7 +16,7 @@ from openrlhf_shear.credit.groups import CreditRequest, step_metrics, step_warni
 from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
 from openrlhf_shear.rewards.extra_logs import NAMES, renamed
-from openrlhf_shear.rollouts.dump import StepRollouts
+from openrlhf_shear.rollouts.columns import StepRollouts
 from openrlhf_shear.train.experience.fillers import without_fillers
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.train.experience.prm import StepScorer

@@ -11,8 +11,7 @@ from pathlib import Path
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.config.secrets import quoted
-from openrlhf_shear.rollouts.columns import FirstError
-from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
+from openrlhf_shear.rollouts.columns import FirstError, StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import write_rollouts
 from openrlhf_shear.tasks.arithmetic import arithmetic
 

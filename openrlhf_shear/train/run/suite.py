@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.evaluation.basis import basis_of
+from openrlhf_shear.evaluation.estimators import basis_of
 from openrlhf_shear.evaluation.run import evaluate
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
 from openrlhf_shear.rewards.settings import GradingConfig

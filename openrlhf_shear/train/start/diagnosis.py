@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import shear_evidence
+from openrlhf_shear.credit.rule import GroupEvidence
 from openrlhf_shear.diagnosis.run import SampledGroup
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import EngineSettings

@@ -16,10 +16,9 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.shear import DISTANCES
 from openrlhf_shear.credit import heatmaps as heatmaps_module
 from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
-from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.heatmaps import group_evidence, shear_evidence, shown_spans
-from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rule import Credit, CreditRule, GroupEvidence, RolloutGroup, SpanEvidence
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.credit.shear import shear_weights

@@ -17,8 +17,8 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import LAB_ALONE, Credit, CreditRule, UpdateRule
 from openrlhf_shear.integrations.rows import of_responses, rule_of
 from openrlhf_shear.lab.credit import groups
-from openrlhf_shear.lab.inputs import Models, further_inputs
 from openrlhf_shear.lab.policy import Policy, Reading
+from openrlhf_shear.lab.rollouts import Models, further_inputs
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, parse_problem
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 

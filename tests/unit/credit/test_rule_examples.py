@@ -21,7 +21,7 @@ from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.credit.rules.entropy_mask import tokens_to_train
 from openrlhf_shear.credit.rules.ktae import associations
 from openrlhf_shear.credit.rules.otb import energies
-from openrlhf_shear.lab import inputs
+from openrlhf_shear.lab import rollouts as inputs
 from openrlhf_shear.tasks.arithmetic.problems import parse_problem
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 

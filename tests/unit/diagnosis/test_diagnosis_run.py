@@ -21,7 +21,7 @@ from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, Diagnosi
 from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 from openrlhf_shear.rollouts.record import read_rollouts, write_rollouts
-from openrlhf_shear.sampling import grading
+from openrlhf_shear.sampling import plan as grading
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import Output, Sampling

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from openrlhf_shear.evaluation.comparison.curves import continued, read_curves
+from openrlhf_shear.evaluation.comparison.runs import continued, read_curves
 
 CURVES = {
     "train/rollout/reward_mean": [(i + 1, i / 10) for i in range(8)],

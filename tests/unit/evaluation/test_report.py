@@ -11,11 +11,11 @@ from cases import cases
 from test_curves import write_log
 
 from openrlhf_shear.cli import report as cli
-from openrlhf_shear.evaluation.basis import Basis
 from openrlhf_shear.evaluation.comparison.cells import choose, sections
 from openrlhf_shear.evaluation.comparison.page import make_report, write_report
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, read_run
 from openrlhf_shear.evaluation.comparison.tables import latex, make_scores, markdown, rests_on, to_csv
+from openrlhf_shear.evaluation.estimators import Basis
 
 MODEL = "Qwen/Qwen2.5-Math-7B"
 CREDIT = {"window": 100, "stride": 25, "distance": "sinkhorn", "normalize": "cross_rollout", "pool": "max",

@@ -15,7 +15,7 @@ from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.settings import GradingConfig, RewardSettings
 from openrlhf_shear.sampling.benchmarks import custom, load_questions
-from openrlhf_shear.sampling.grading import grade
+from openrlhf_shear.sampling.plan import grade
 from openrlhf_shear.sampling.records import Completion, Question
 
 RESPONSES = table("rewards", "RESPONSES") | {"\\boxed{" * 50_000: None, "A " * 200_000: None}

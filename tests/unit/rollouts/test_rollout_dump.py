@@ -12,13 +12,12 @@ from transformers import AutoTokenizer
 
 from openrlhf_shear.config import CreditSpec, ShearConfig
 from openrlhf_shear.credit.apply import TokenCredit
-from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.heatmaps import SHOWN_SPANS, shear_evidence
+from openrlhf_shear.credit.rule import SpanEvidence
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
-from openrlhf_shear.rollouts.columns import span_columns
-from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
+from openrlhf_shear.rollouts.columns import StepRollouts, rollout_rows, span_columns
 from openrlhf_shear.rollouts.record import read_rollouts
 from openrlhf_shear.tasks.arithmetic import arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR

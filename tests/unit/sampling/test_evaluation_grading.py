@@ -14,7 +14,7 @@ from openrlhf_shear.rewards.maths import grader as maths
 from openrlhf_shear.rewards.maths.grader import lenient
 from openrlhf_shear.rewards.settings import GradingConfig
 from openrlhf_shear.rewards.verdict import Failure, of_texts
-from openrlhf_shear.sampling.grading import grade
+from openrlhf_shear.sampling.plan import grade
 from openrlhf_shear.sampling.records import Completion, Question
 
 TASKS = {"sums": "math", "programs": "code"}

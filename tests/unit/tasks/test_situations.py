@@ -10,14 +10,14 @@ from openrlhf_shear.lab.settings import TASKS, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.tasks.arithmetic.policy import build_tokenizer as characters
 from openrlhf_shear.tasks.arithmetic.problems import make_problems, parse_problem
-from openrlhf_shear.tasks.arithmetic.situations import situations as of_chain
 from openrlhf_shear.tasks.arithmetic.solutions import check as check_chain
 from openrlhf_shear.tasks.arithmetic.solutions import write_solution
+from openrlhf_shear.tasks.arithmetic.task import situations as of_chain
 from openrlhf_shear.tasks.bookkeeping.entries import Q, check, walk, write_entries
 from openrlhf_shear.tasks.bookkeeping.policy import build_tokenizer as words_alone
-from openrlhf_shear.tasks.bookkeeping.situations import situations
 from openrlhf_shear.tasks.bookkeeping.stories import StoryProblem, Transfer
 from openrlhf_shear.tasks.bookkeeping.stories import make_problems as make_stories
+from openrlhf_shear.tasks.bookkeeping.task import situations
 from openrlhf_shear.tasks.situation import LOST, Situation
 
 ACCOUNTS = (("ana", 15), ("ben", 14), ("cleo", 16))
