@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -179,7 +179,7 @@ class GroupCollector:
         columns = {name: tuple(members[i][name] for i in rollouts) for name in names}
         group = WaitingGroup(RolloutGroup(number, step=request.step, **columns), rollouts, request.evidence)
         if self._most is None:
-            self._most = waiting_bytes(None, group.device)
+            self._most = waiting_bytes(group.device)
         if sum(waiting.nbytes for waiting in self._waiting.values()) + group.nbytes > self._most:
             self._weigh([group])
         else:
@@ -211,25 +211,14 @@ def spare_bytes(device: torch.device) -> int:
     return free_bytes(device) - moment
 
 
-def waiting_bytes(
-    limit: float | None, device: torch.device, spare: Callable[[torch.device], int] = spare_bytes
-) -> float:
-    """Return the limit, in bytes, on the states of waiting groups on `device`.
+def waiting_bytes(device: torch.device) -> float:
+    """Return the limit, in bytes, on the states of waiting groups on `device`, where the command line gives none.
 
-    `limit` is `SearchConfig.max_waiting_bytes`. Where it is None, half of the spare memory of a CUDA device may hold
-    waiting groups: the other half is for the search and its copy of a group.
-
-    Args:
-        spare: returns the device's spare memory.
-
-    >>> waiting_bytes(None, torch.device("cuda"), lambda device: 60 * 2**30) // 2**30
-    30
+    Half of the spare memory of a CUDA device may hold them: the other half is for the search and its copy of a group.
     """
-    if limit is not None:
-        return limit
     if device.type != "cuda":
         return WAITING_BYTES
-    there = spare(device)
+    there = spare_bytes(device)
     chosen = max(0, there // 2)
     logger.info("waiting groups: up to %.3g GiB of the %.3g GiB to spare on %s", chosen / 2**30, there / 2**30, device)
     return chosen

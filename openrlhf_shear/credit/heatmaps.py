@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import NamedTuple
 
 import torch
 
@@ -64,24 +63,19 @@ def group_evidence(
                 shown[i],
                 {j: m for (a, j), m in maps.items() if a == i},
                 beside[i],
-                _largest_norm(hidden_states[i], result.mean_norm) if beside[i] else None,
+                float(hidden_states[i].float().norm(dim=1).max()) / result.mean_norm
+                if beside[i] and len(hidden_states[i]) and result.mean_norm > 0
+                else None,
             )
             for i, row in enumerate(rows)
         )
     )
 
 
-class _Measure(NamedTuple):
-    """Measurement of a group's spans outside its search."""
-
-    pack: Callable[[Sequence[int]], Spans]  # cuts rollouts, by index, into spans
-    distance: Callable
-
-
 def _measure(
     hidden_states: Sequence[torch.Tensor], result: ShearResult, config: ShearConfig, search: SearchConfig
-) -> _Measure:
-    """Prepare the measurement of a group with two measured rollouts or more."""
+) -> tuple[Callable[[Sequence[int]], Spans], Callable]:
+    """Return what cuts rollouts, by index, into spans, and their distance; two rollouts or more are measured."""
 
     def pack(rollouts: Sequence[int]) -> Spans:
         return Spans.pack([hidden_states[i] for i in rollouts], config, result.mean_norm)
@@ -95,7 +89,7 @@ def _measure(
         spread = 0.0 if config.epsilon_spread is None else cost_spread(*states, result.mean_norm)
         epsilon = config.epsilon_in_norms(result.mean_norm, spread)
     sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
-    return _Measure(pack, make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn))
+    return pack, make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn)
 
 
 def _controls(
@@ -105,11 +99,11 @@ def _controls(
     same = [torch.full(starts.shape, torch.inf) for starts in result.span_starts]
     permuted = list(same)
     if result.opposed:
-        measure = _measure(hidden_states, result, config, search)
+        pack, distance = _measure(hidden_states, result, config, search)
         for side in result.sides:
             for i in side if len(side) > 1 else ():
-                spans = measure.pack([i]), measure.pack([j for j in side if j != i])
-                same[i] = search_spans(*spans, measure.distance, search.max_cost_bytes).correct
+                spans = pack([i]), pack([j for j in side if j != i])
+                same[i] = search_spans(*spans, distance, search.max_cost_bytes).correct
         measured = result.measured
         # The seed gives a group the same order each time, and most groups different orders.
         order = torch.Generator().manual_seed(sum(len(hidden_states[i]) for i in measured))
@@ -124,10 +118,6 @@ def _controls(
     return [dict(zip(CONTROLS, both, strict=True)) for both in zip(same, permuted, strict=True)]
 
 
-def _largest_norm(states: torch.Tensor, mean_norm: float) -> float | None:
-    return float(states.float().norm(dim=1).max()) / mean_norm if len(states) and mean_norm > 0 else None
-
-
 def _heatmaps(
     hidden_states: Sequence[torch.Tensor],
     result: ShearResult,
@@ -139,13 +129,10 @@ def _heatmaps(
     measured = result.measured
     if len(measured) < 2:
         return {}
-    measure = _measure(hidden_states, result, config, search)
-    spans = {i: _only(measure.pack([i]), shown[i]) for i in measured}
-    how = measure.distance, search.max_cost_bytes
-    maps = {}
-    for i, j in combinations(measured, 2):
-        maps[i, j] = search_spans(spans[i], spans[j], *how, prune=False, keep=True).table.lower_bound
-    return maps
+    pack, distance = _measure(hidden_states, result, config, search)
+    spans = {i: _only(pack([i]), shown[i]) for i in measured}
+    how = {"distance": distance, "max_bytes": search.max_cost_bytes, "prune": False, "keep": True}
+    return {(i, j): search_spans(spans[i], spans[j], **how).table.lower_bound for i, j in combinations(measured, 2)}
 
 
 def _only(spans: Spans, which: torch.Tensor) -> Spans:

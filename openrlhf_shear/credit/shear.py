@@ -204,7 +204,11 @@ def _prepared(groups, config: ShearConfig) -> list["_Group"]:
         _check(hidden_states, correct)
         found.append((hidden_states, correct))
     lengths = [[len(h) for h in hidden_states] for hidden_states, _ in found]
-    norms = torch.cat([_token_norms(hidden_states) for hidden_states, _ in found]).cpu().split(list(map(sum, lengths)))
+    norms = (
+        torch.cat([token_norms(h) for hidden_states, _ in found for h in hidden_states])
+        .cpu()
+        .split(list(map(sum, lengths)))
+    )
     return [
         _Group(hidden_states, correct, [part.sum().item() for part in of_group.split(counts)], config)
         for (hidden_states, correct), of_group, counts in zip(found, norms, lengths, strict=True)
@@ -317,8 +321,3 @@ def _owners(side: Sequence[int], starts: Sequence[torch.Tensor]) -> tuple[torch.
     """Return the rollout of every span of a side, and the span's index in its rollout: (K,) int64 each."""
     counts = [len(starts[i]) for i in side]
     return torch.tensor(side).repeat_interleave(torch.tensor(counts)), torch.cat([torch.arange(n) for n in counts])
-
-
-def _token_norms(hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the norms of all tokens, rollout after rollout, (T,) float64; not finite where a hidden state is not."""
-    return torch.cat([token_norms(h) for h in hidden_states])

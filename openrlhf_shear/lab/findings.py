@@ -90,12 +90,12 @@ def _difference(worth: Worth, role: str, measure: str) -> str:
     if measure not in worth.against.get(role, ()):
         return ""
     difference: Paired = worth.against[role][measure]
-    interval = difference.interval(_points) or "no interval"
+    interval = difference.interval(points) or "no interval"
     pairs = "" if difference.seeds == len(worth.seeds) else f", n = {difference.seeds}"
-    return f"{_points(difference.mean)} ({interval}{pairs})"
+    return f"{points(difference.mean)} ({interval}{pairs})"
 
 
-def _points(value: float) -> str:
+def points(value: float) -> str:
     """Return percentage points with a sign, never -0.0."""
     return f"{round(100 * value, 1) + 0.0:+.1f}"
 

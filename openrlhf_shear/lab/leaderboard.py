@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openrlhf_shear.lab.alignment import VINE, prediction
+from openrlhf_shear.lab.findings import points
 from openrlhf_shear.lab.pictures import prediction_picture
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.trials import BASELINE, SEEDS
@@ -14,7 +15,7 @@ from openrlhf_shear.report.estimates import Estimate, Form, Paired
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission
 from openrlhf_shear.report.page import render, sorting
-from openrlhf_shear.report.tables import Table
+from openrlhf_shear.report.tables import Cell, Table
 
 BEGIN = "<!-- rows: python -m openrlhf_shear.cli.credit_bench table -->"
 END = "<!-- end of rows -->"
@@ -40,17 +41,6 @@ HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A cell: its text, and the number to sort by; "" without a number."""
-
-    text: str
-    number: float | str = ""
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
 class Board:
     """The rows that can be compared, best first."""
 
@@ -59,7 +49,7 @@ class Board:
     rows: list[dict]
 
     @property
-    def cells(self) -> list[list[Shown]]:
+    def cells(self) -> list[list[Cell]]:
         return [_cells(row) for row in self.rows]
 
     @property
@@ -181,21 +171,19 @@ def is_whole(row: Mapping) -> bool:
     return row["seeds"] == [*SEEDS[row["task"]]]
 
 
-def _cells(row: Mapping) -> list[Shown]:
+def _cells(row: Mapping) -> list[Cell]:
     machines = dict.fromkeys(run["machine"] for run in row["runs"])
     return [
-        Shown(f"`{row['rule']}`{' (oracle)' if row['oracle'] else ''}"),
-        Shown(_seeds(row), len(row["seeds"])),
-        _points(_paired(row, "difference")),
-        _number(row["step_kl"], ".2f"),
-        _points(_paired(row, "equal_steps")),
-        _points(_paired(row, "final")),
-        _points(_estimate(row, "iqm")),
-        *(_shown(_estimate(row, name), form) for name, form in FORMS.items()),
-        _number(row["cost"], ".1%"),
-        Shown(f"{row['learning_rate']:g}", row["learning_rate"]),
-        Shown(", ".join(machines) + ("" if row["same_kind"] else " (two kinds)")),
-        Shown(str(row["commit"])),
+        Cell(f"`{row['rule']}`{' (oracle)' if row['oracle'] else ''}"),
+        Cell(_seeds(row), number=len(row["seeds"])),
+        _shown(row["difference"], points),
+        _shown(row["step_kl"], ".2f"),
+        *(_shown(row[name], points) for name in ("equal_steps", "final", "iqm")),
+        *(_shown(row[name], form) for name, form in FORMS.items()),
+        _shown(row["cost"], ".1%"),
+        _shown(row["learning_rate"], "g"),
+        Cell(", ".join(machines) + ("" if row["same_kind"] else " (two kinds)")),
+        Cell(str(row["commit"])),
     ]
 
 
@@ -207,26 +195,12 @@ def _seeds(row: Mapping) -> str:
     return f"{len(seeds)} ({seeds[0]} to {seeds[-1]}){'' if is_whole(row) else f', {FEW}'}"
 
 
-def _number(value: float | None, form: str) -> Shown:
-    return Shown("") if value is None else Shown(format(value, form), value)
-
-
-def _shown(number: Estimate | Paired | None, form: Form) -> Shown:
-    if number is None:
-        return Shown("")
-    return Shown(number.text(form), "" if number.value is None else number.value)
-
-
-def _points(number: Estimate | Paired | None) -> Shown:
-    return _shown(number, lambda value: f"{round(100 * value, 1) + 0.0:+.1f}")
-
-
-def _estimate(row: Mapping, name: str) -> Estimate | None:
-    return Estimate(**row[name]) if row[name] else None
-
-
-def _paired(row: Mapping, name: str) -> Paired | None:
-    return Paired(**row[name]) if row[name] else None
+def _shown(entry: Mapping | float | None, form: Form) -> Cell:
+    """Return the cell of a number, or of the fields of a `Paired` or an `Estimate`."""
+    if not isinstance(entry, Mapping):
+        return Cell("") if entry is None else Cell(format(entry, form), number=entry)
+    number = Paired(**entry) if "mean" in entry else Estimate(**entry)
+    return Cell(number.text(form), number="" if number.value is None else number.value)
 
 
 def _details(rows: Iterable[Mapping]) -> Iterator[dict]:

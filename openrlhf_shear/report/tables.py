@@ -21,6 +21,7 @@ class Cell:
     text: str
     style: str = ""  # "bold" is bold everywhere; other styles of Rich apply on the console only
     latex: str | None = None  # LaTeX in place of the text, not escaped
+    number: float | str = ""  # to sort by on a page; "" for the text
 
     def __str__(self) -> str:
         return self.text

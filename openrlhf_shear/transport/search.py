@@ -10,9 +10,9 @@ Next: `transport.sinkhorn`, the distance of two spans; `transport.race` orders t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +20,8 @@ from openrlhf_shear.transport.copies import to_device
 from openrlhf_shear.transport.geometry import Spans
 from openrlhf_shear.transport.race import PairDistance, Race, least, none_yet
 from openrlhf_shear.transport.tiles import Tile, batches, search_bytes
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,6 @@ class PairTable:
     converged: torch.Tensor  # bool: solved, within the solver's tolerance
     iterations: torch.Tensor  # int32, spent on each pair
 
-    @classmethod
-    def empty(cls, shape: tuple[int, int]) -> Self:
-        flags = (torch.zeros(shape, dtype=kind) for kind in (torch.bool, torch.bool, torch.int32))
-        return cls(torch.full(shape, -torch.inf, dtype=torch.float32), *flags)
-
 
 @dataclass(frozen=True)
 class SideSearch:
@@ -43,16 +40,6 @@ class SideSearch:
 
     nearest: torch.Tensor  # int64: index of the nearest opposing span
     value: torch.Tensor  # float32: its distance
-
-    @classmethod
-    def empty(cls, count: int) -> Self:
-        return cls(torch.full((count,), -1), torch.full((count,), torch.inf, dtype=torch.float32))
-
-    def add(self, other: Self) -> None:
-        """Take in the facts of the same spans from further opposing spans; at equal distance the earlier span stays."""
-        nearer = other.value < self.value
-        self.nearest.copy_(torch.where(nearer, other.nearest, self.nearest))
-        self.value.copy_(torch.where(nearer, other.value, self.value))
 
 
 @dataclass(frozen=True)
@@ -151,15 +138,18 @@ class _Found:
     """Facts of a group's spans, gathered tile by tile."""
 
     def __init__(self, correct: int, incorrect: int, keep: bool):
-        self._sides = tuple(SideSearch.empty(count) for count in (correct, incorrect))
+        self._sides = tuple(SideSearch(torch.full((k,), -1), none_yet(k, CPU)) for k in (correct, incorrect))
         self._counts = [0, 0]  # solved, unconverged
-        self._table = PairTable.empty((correct, incorrect)) if keep else None
+        kinds = (torch.float32, torch.bool, torch.bool, torch.int32) if keep else ()
+        self._table = PairTable(*(torch.zeros(correct, incorrect, dtype=kind) for kind in kinds)) if keep else None
 
     def add(self, tile: Tile, seen: _Seen) -> None:
+        """Take in what the pairs of a tile tell; at equal distance the earlier span stays."""
         here = tile.rows, tile.columns
         for side, part, opposing, new in zip(self._sides, here, reversed(here), seen.sides, strict=True):
-            in_tile = SideSearch(*(getattr(side, field.name)[part] for field in fields(side)))
-            in_tile.add(replace(new, nearest=new.nearest + opposing.start))
+            nearer = new.value < side.value[part]
+            side.nearest[part] = torch.where(nearer, new.nearest + opposing.start, side.nearest[part])
+            side.value[part] = torch.where(nearer, new.value, side.value[part])
         self._counts[0] += seen.solved
         self._counts[1] += seen.unconverged
 

@@ -29,11 +29,6 @@ class Score(Cell):
     value: Stat | None = None
     bases: Sequence[Basis] = ()
 
-    @property
-    def exact(self) -> str:
-        """Percent with six decimals, for sorting."""
-        return "" if self.value is None else f"{100 * self.value.mean:.6f}"
-
 
 @dataclass(frozen=True)
 class Scores(Table):
@@ -104,7 +99,8 @@ def _best(values: list[Stat | None]) -> str | None:
 def _score(value: Stat | None, seeds: int, best: str | None, bases: Sequence[Basis]) -> Score:
     bold = value is not None and _percent(value.mean) == best
     latex = number(value, seeds, r"\textbf{{{}}}" if bold else "{}", r"\std{{{}}}")
-    return Score(number(value, seeds), "bold" if bold else "", latex, value, bases)
+    exact = "" if value is None else f"{100 * value.mean:.6f}"
+    return Score(number(value, seeds), "bold" if bold else "", latex, exact, value, bases)
 
 
 def rests_on(scores: Scores) -> list[Table]:

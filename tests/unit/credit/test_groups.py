@@ -272,17 +272,18 @@ def test_waiting_groups_get_half_of_the_memory_to_spare_on_cuda(monkeypatch):
     facts |= {"max_memory_allocated": 16 * 2**30}  # a pass has needed 6 GiB beside what stays
     for name, value in facts.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert waiting_bytes(None, CUDA) == (40 + 2 - 6) * 2**29
-    assert waiting_bytes(None, CUDA, spare=lambda device: -5) == 0
-    assert waiting_bytes(123, CUDA) == 123 and waiting_bytes(0, CUDA) == 0
-    assert waiting_bytes(None, torch.device("cpu")) == 2**32
+    assert waiting_bytes(CUDA) == (40 + 2 - 6) * 2**29
+    assert waiting_bytes(torch.device("cpu")) == 2**32
+    monkeypatch.setattr(groups_module, "spare_bytes", lambda device: -5)
+    assert waiting_bytes(CUDA) == 0
     long = 16 * 32768 * 3584 * 2  # bytes of a group of 16 x 32k tokens of a 7B model
-    assert 2**32 // long == 1 and waiting_bytes(None, CUDA, lambda device: 60 * 2**30) // long == 8
+    monkeypatch.setattr(groups_module, "spare_bytes", lambda device: 60 * 2**30)
+    assert 2**32 // long == 1 and waiting_bytes(CUDA) // long == 8
 
 
 def test_the_limit_is_chosen_at_the_first_group_and_stays(monkeypatch):
     limits, rule = [2 * 4 * 26 * 8, 0], Counting()
-    monkeypatch.setattr(groups_module, "waiting_bytes", lambda asked, device: limits.pop(0))
+    monkeypatch.setattr(groups_module, "waiting_bytes", lambda device: limits.pop(0))
     collector = GroupCollector(rule, SearchConfig().max_waiting_bytes)
     for g in range(3):  # 26 tokens of 8 float32 each
         add(collector, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])
