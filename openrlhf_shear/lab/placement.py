@@ -30,6 +30,7 @@ from openrlhf_shear.rollouts.localisation import (
     first_errors,
     measurable,
     rollout_means,
+    share,
     tokens_auc,
 )
 
@@ -123,14 +124,12 @@ def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Analysis:
     """
     wrong, incorrect = measurable(traces), [trace for trace in traces if not trace.correct]
     errors, auc = first_errors(traces, RADIUS, bootstrap), tokens_auc(incorrect, True, bootstrap, within_groups=True)
-    share = rollout_means(wrong, {"share": np.array([_share(trace) for trace in wrong])}, {"share": 1.0}, bootstrap)
-    return Analysis({"errors": errors, "auc_incorrect": auc, **share, "contrast": contrast(traces, bootstrap)})
+    near = rollout_means(wrong, {"share": np.array([_share(trace) for trace in wrong])}, {"share": 1.0}, bootstrap)
+    return Analysis({"errors": errors, "auc_incorrect": auc, **near, "contrast": contrast(traces, bootstrap)})
 
 
 def _share(trace: Trace) -> float:
-    weights = np.abs(trace.weights)
-    near = weights[max(trace.first_error - NEAR, 0) : trace.first_error + NEAR + 1]
-    return near.sum() / weights.sum() if weights.sum() > 0 else 0.0
+    return share(trace.weights, range(max(trace.first_error - NEAR, 0), trace.first_error + NEAR + 1))
 
 
 def placement_table(placements: Mapping[str, Analysis]) -> Table:

@@ -158,15 +158,8 @@ def run_of(content: Mapping, name: str) -> LabRun:
     try:
         metrics = {metric: tuple(values) for metric, values in content["metrics"].items()}
         lists = {measure: tuple(content[measure]) for measure in ("accuracy", "evaluations")}
-        return LabRun(
-            name,
-            content["seed"],
-            final=content["final"],
-            metrics=metrics,
-            seconds=content["seconds"],
-            made=content["made"],
-            **lists,
-        )
+        facts = {fact: content[fact] for fact in ("seed", "final", "seconds", "made")}
+        return LabRun(name, metrics=metrics, **lists, **facts)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it lacks {error}") from error
 

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,6 +89,7 @@ def train(
     rule, task = variant.rule(settings), task_of(settings)
     policy = Policy(start, settings)
     models = Models(policy, Policy(start, settings) if "ref_log_probs" in rule.needs else None, task)
+    training = _Training(settings, models, rule, variant.control)
     problems = task.problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed)
     heldout = task.problems(settings.eval_problems, HELDOUT_SEED, "heldout")
     metrics, evaluations = defaultdict(list), []
@@ -98,9 +100,7 @@ def train(
     def make_step(step: int) -> None:
         begun = time.perf_counter()
         batch = problems[step * settings.prompts : (step + 1) * settings.prompts]
-        draw = seed * 1_000_003 + step
-        rollouts = sample(policy, batch, settings.samples_per_prompt, settings, draw)
-        for name, value in _step(models, rule, variant.control, batch, rollouts, settings, draw, step + 1).items():
+        for name, value in training.step(batch, seed * 1_000_003 + step, step + 1).items():
             metrics[name].append(value)
         metrics["seconds"].append(time.perf_counter() - begun)
         if settings.eval_every and (step + 1) % settings.eval_every == 0:
@@ -128,32 +128,60 @@ def train(
     return LabRun(variant.name, seed, accuracy, final, by_step, seconds, evaluations=tuple(evaluations))
 
 
-def _step(
-    models: Models,
-    rule: Rule,
-    control: str | None,
-    problems: Sequence[Problem],
-    rollouts: Rollouts,
-    settings: LabSettings,
-    draw: int,
-    number: int,
-) -> dict[str, float]:
-    policy = models.policy
-    order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
-    parts = order.chunk(settings.mini_batches)
-    reading, first = read_mini_batches(policy, rollouts, parts, rule.needs)
-    further = further_inputs(rule.needs, models, problems, rollouts, draw)
-    with untouched(rule.name, lambda: policy.state | {"its input": [vars(rollouts), vars(reading), further]}):
-        credit = credited(rule, control, rollouts, reading, draw, number, further)
-    measured = {
-        "accuracy": rollouts.accuracy,
-        "mixed_groups": rollouts.mixed,
-        "response_length": sum(rollouts.lengths) / len(rollouts.lengths),
-        "entropy": reading.entropies[rollouts.mask].mean().item(),
-        "credit_seconds": credit.seconds,
-        **{f"rule/{name}": value for name, value in credit.metrics.items()},
-    }
-    return measured | _update(policy, rule, rollouts, credit, reading.log_probs, parts, first, settings)
+@dataclass(frozen=True)
+class _Training:
+    """What the steps of a run share."""
+
+    settings: LabSettings
+    models: Models
+    rule: Rule
+    control: str | None
+
+    def step(self, problems: Sequence[Problem], draw: int, number: int) -> dict[str, float]:
+        """Take step `number`, from 1, with the random numbers of the seed `draw`; return its metrics."""
+        policy, rule = self.models.policy, self.rule
+        rollouts = sample(policy, problems, self.settings.samples_per_prompt, self.settings, draw)
+        order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
+        parts = order.chunk(self.settings.mini_batches)
+        reading, first = read_mini_batches(policy, rollouts, parts, rule.needs)
+        further = further_inputs(rule.needs, self.models, problems, rollouts, draw)
+        with untouched(rule.name, lambda: policy.state | {"its input": [vars(rollouts), vars(reading), further]}):
+            credit = credited(rule, self.control, rollouts, reading, draw, number, further)
+        measured = {
+            "accuracy": rollouts.accuracy,
+            "mixed_groups": rollouts.mixed,
+            "response_length": sum(rollouts.lengths) / len(rollouts.lengths),
+            "entropy": reading.entropies[rollouts.mask].mean().item(),
+            "credit_seconds": credit.seconds,
+            **{f"rule/{name}": value for name, value in credit.metrics.items()},
+        }
+        return measured | self._update(rollouts, credit, reading.log_probs, parts, first)
+
+    def _update(
+        self, rollouts: Rollouts, credit: StepCredit, old: torch.Tensor, parts: Sequence[torch.Tensor], first: Reading
+    ) -> dict[str, float]:
+        """Update on the rollouts once, in mini-batches, of which the first is already read; return mean metrics."""
+        policy, rule, advantages = self.models.policy, self.rule, torch.zeros_like(old)
+        advantages[rollouts.mask] = torch.cat(credit.advantages)
+        values = defaultdict(list)
+        for i, rows in enumerate(parts):
+            mask, wanted = rollouts.mask[rows], advantages[rows]
+            reading = policy.read(rollouts.sequences[rows], mask) if i else first
+            if isinstance(rule, UpdateRule):
+                seen = reading.entropies, reading.log_probs, old[rows]
+                with untouched(rule.name, lambda seen=seen: policy.state | {"its input": seen}):
+                    wanted, metrics = checked_advantages(rule, wanted, mask, *seen)
+                for name, value in metrics.items():
+                    values[f"rule/{name}"].append(value)
+            clip = self.settings.clip_low, self.settings.clip_high
+            result = policy_loss(reading.log_probs, old[rows], wanted, mask, clip)
+            values["grad_norm"].append(policy.update(result.loss))
+            values["loss"].append(result.loss.item())
+            values["positive_credit"].append(wanted[mask].clamp(min=0).mean().item())  # a token
+            values["negative_credit"].append(wanted[mask].clamp(max=0).mean().item())
+            values["clip_ratio"].append(result.clip_ratio)
+            values["kl"].append(result.kl)
+        return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 def read_mini_batches(
@@ -179,37 +207,3 @@ def read_mini_batches(
         rows = [state for each in readings for state in getattr(each, name) or ()]
         by_kind[name] = [rows[i] for i in back] if rows else None
     return Reading(log_probs, entropies, **by_kind), readings[0]
-
-
-def _update(
-    policy: Policy,
-    rule,
-    rollouts: Rollouts,
-    credit: StepCredit,
-    old: torch.Tensor,
-    parts: Sequence[torch.Tensor],
-    first: Reading,
-    settings: LabSettings,
-) -> dict[str, float]:
-    """Update on the step's rollouts once, in mini-batches, of which the first is already read; return mean metrics."""
-    advantages = torch.zeros_like(old)
-    advantages[rollouts.mask] = torch.cat(credit.advantages)
-    values = defaultdict(list)
-    for i, rows in enumerate(parts):
-        mask, wanted = rollouts.mask[rows], advantages[rows]
-        reading = policy.read(rollouts.sequences[rows], mask) if i else first
-        if isinstance(rule, UpdateRule):
-            seen = reading.entropies, reading.log_probs, old[rows]
-            with untouched(rule.name, lambda seen=seen: policy.state | {"its input": seen}):
-                wanted, metrics = checked_advantages(rule, wanted, mask, *seen)
-            for name, value in metrics.items():
-                values[f"rule/{name}"].append(value)
-        clip = settings.clip_low, settings.clip_high
-        result = policy_loss(reading.log_probs, old[rows], wanted, mask, clip)
-        values["grad_norm"].append(policy.update(result.loss))
-        values["loss"].append(result.loss.item())
-        values["positive_credit"].append(wanted[mask].clamp(min=0).mean().item())  # a token
-        values["negative_credit"].append(wanted[mask].clamp(max=0).mean().item())
-        values["clip_ratio"].append(result.clip_ratio)
-        values["kl"].append(result.kl)
-    return {name: sum(each) / len(each) for name, each in values.items()}

@@ -29,7 +29,7 @@ def provenance() -> dict:
     return {
         "commit": commit(),
         "command": shlex.join(["python", *command, *sys.argv[1:]]),
-        "machine": ", ".join([cpu_model(), f"{os.cpu_count()} cores", *_gpus()]),
+        "machine": ", ".join([_cpu().get("model name", platform.processor()), f"{os.cpu_count()} cores", *_gpus()]),
         "kind": kind(),
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
     }
@@ -52,8 +52,7 @@ def distinct(provenances: Iterable[Mapping | None]) -> list[Mapping]:
 
 def kind() -> dict:
     """Return what decides how this machine rounds: CPU, vector instructions, BLAS, threads; None where unknown."""
-    info, torch = Path("/proc/cpuinfo"), sys.modules.get("torch")  # torch is not imported for this: it takes seconds
-    fields = dict(_FIELD.findall(info.read_text())) if info.is_file() else {}
+    fields, torch = _cpu(), sys.modules.get("torch")  # torch is not imported for this: it takes seconds
     return {
         "cpu": [fields.get(name) for name in ("vendor_id", "cpu family", "model", "stepping")],
         "flags": " ".join(sorted(flag for flag in fields.get("flags", "").split() if _VECTORS.match(flag))),
@@ -92,11 +91,10 @@ def _gpus() -> list[str]:
     return [torch.cuda.get_device_name()] if torch is not None and torch.cuda.is_initialized() else []
 
 
-def cpu_model() -> str:
-    """Return the processor's name."""
+def _cpu() -> dict[str, str]:
+    """Return the facts about a processor by name; none on a system without /proc/cpuinfo."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return dict(_FIELD.findall(info.read_text())) if info.is_file() else {}
 
 
 def package_version(package: str) -> str | None:

@@ -60,6 +60,16 @@ def split_auc(weights: Sequence[float], split: int) -> float:
     return float(won / (len(after) * len(before)))
 
 
+def share(weights: Sequence[float], tokens: range) -> float:
+    """Return the part of the weights, by size, on some tokens; 0 if all weights are 0.
+
+    >>> share([1, -3, 0], range(1, 3))
+    0.75
+    """
+    sizes = np.abs(np.asarray(weights, dtype=float))
+    return float(sizes[tokens.start : tokens.stop].sum() / sizes.sum()) if sizes.sum() > 0 else 0.0
+
+
 def random_split_auc(weights: Sequence[float]) -> float:
     """Return the exact expected `split_auc` of a uniformly random split in 1..T-1; NaN below two tokens.
 
@@ -162,7 +172,9 @@ def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Boots
     columns = {"auc": [split_auc(*error) for error in errors]}
     columns["auc_random"] = [random_split_auc(weights) for weights, _ in errors]
     columns["auc_lead"] = np.subtract(columns["auc"], columns["auc_random"])
-    columns["auc_control"] = [_mean([split_auc(other.weights, t.first_error) for other in clean]) for t, clean in pairs]
+    columns["auc_control"] = [
+        finite_mean([split_auc(other.weights, t.first_error) for other in clean]) for t, clean in pairs
+    ]
     for name, radius in (("hit", 1), ("hit_window", window)):
         near = np.reshape([largest_near(*error, radius) for error in errors], (-1, 2))
         columns |= {name: near[:, 0], f"{name}_chance": near[:, 1]}
@@ -224,7 +236,7 @@ def _profile(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Boo
     for i, (trace, clean) in enumerate(pairs):
         places = [trace.first_error + offset for offset in offsets]
         omega[i] = [_at(trace, at) for at in places]
-        control[i] = [_mean([_at(other, at) for other in clean]) for at in places]
+        control[i] = [finite_mean([_at(other, at) for other in clean]) for at in places]
     return parts(offset=offsets, **rollout_means(traces, {"omega": omega, "control": control}, {}, bootstrap))
 
 
@@ -232,7 +244,7 @@ def _at(trace: Trace, index: int) -> float:
     return trace.weights[index] if 0 <= index < len(trace.weights) else np.nan
 
 
-def _mean(values: list[float]) -> float:
+def finite_mean(values: list[float]) -> float:
     """Return the mean of the finite values; NaN without any."""
     values = [value for value in values if np.isfinite(value)]
     return float(np.mean(values)) if values else np.nan

@@ -16,7 +16,15 @@ import numpy as np
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.rows import problem_codes, ratio
-from openrlhf_shear.rollouts.localisation import Trace, contrast, measurable, rollout_means, split_auc
+from openrlhf_shear.rollouts.localisation import (
+    Trace,
+    contrast,
+    finite_mean,
+    measurable,
+    rollout_means,
+    share,
+    split_auc,
+)
 
 _NEEDS = "a wrong response with tokens before its first wrong step"
 
@@ -32,16 +40,6 @@ class StepTrace(Trace):
 def marked(traces: Iterable[StepTrace]) -> list[StepTrace]:
     """Return the wrong responses that count: with tokens before the first wrong step, and a token in it."""
     return [trace for trace in measurable(traces) if trace.error_end > trace.first_error]
-
-
-def share(weights: Sequence[float], tokens: range) -> float:
-    """Return the part of the weights, by size, on some tokens; 0 if all weights are 0.
-
-    >>> share([1, -3, 0], range(1, 3))
-    0.75
-    """
-    sizes = np.abs(np.asarray(weights, dtype=float))
-    return float(sizes[tokens.start : tokens.stop].sum() / sizes.sum()) if sizes.sum() > 0 else 0.0
 
 
 def same_fraction(tokens: range, total: int, other: int) -> range:
@@ -130,18 +128,12 @@ def _row(trace: StepTrace, clean: Sequence[StepTrace]) -> list[float]:
     largest = np.flatnonzero(weights == weights.max())
     hit = float(np.mean((largest >= tokens.start) & (largest < tokens.stop)))
     of_clean = [_control(other.weights, same_fraction(tokens, total, len(other.weights))) for other in clean]
-    auc_control, *controls = _means(of_clean, 3)
-    return [_share(trace), _chance(trace), hit, split_auc(weights, tokens.start), auc_control, *controls]
+    controls = [finite_mean([row[i] for row in of_clean]) for i in range(3)]  # AUC, share, chance
+    return [_share(trace), _chance(trace), hit, split_auc(weights, tokens.start), *controls]
 
 
 def _control(weights: Sequence[float], tokens: range) -> tuple[float, float, float]:
     return split_auc(weights, tokens.start), share(weights, tokens), len(tokens) / len(weights)
-
-
-def _means(rows: Sequence[Sequence[float]], columns: int) -> list[float]:
-    """Return the mean of the finite values of each column; NaN without any."""
-    finite = [[row[i] for row in rows if np.isfinite(row[i])] for i in range(columns)]
-    return [float(np.mean(values)) if values else np.nan for values in finite]
 
 
 def _contrast(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Analysis:
