@@ -3,9 +3,8 @@
 The plan of a pair's block is `u_i K_ij v_j`. These loops call nothing of other files: numba would keep a cached caller
 after its callee changed.
 
-Legend: T tokens (T_a/T_b of the tile's sides), K/L spans of rows/columns, P pairs, n/m tokens of a pair's spans, u/v
-scalings of rows and columns. In `part_sums` and `first_values`: P/Q parts of rows/columns, m tokens of the longest
-column span.
+Legend: T_a/T_b tokens of the tile, K/L spans of rows/columns, P pairs, n/m tokens of a pair's spans, u/v scalings.
+In `part_sums` and `first_values`, P/Q are parts of rows/columns, and m the tokens of the longest column span.
 """
 
 import math

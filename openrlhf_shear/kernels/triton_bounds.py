@@ -7,8 +7,8 @@ places with TRANSPOSED, which is said at compile time, as costs of a row are nei
 Kernels read a table of a side's spans: where each span lies among the costs. The costs (T_a, T_b) of all tiles lie one
 after the other, row-major. The pairs of spans do too. A table is int64, a row a fact and a column a span.
 
-Legend: T_a/T_b tokens of a tile, d hidden size, K/L row/column spans, P pairs, m tokens of the longest column span,
-Q/R parts between the edges of row/column spans.
+Legend: T_a/T_b tokens of a tile, K/L row/column spans, P pairs, m tokens of the longest column span. Q/R are the parts
+between the edges of row/column spans.
 """
 
 from collections.abc import Sequence
