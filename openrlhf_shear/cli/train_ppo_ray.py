@@ -85,7 +85,7 @@ def examine(argv: Sequence[str]) -> Verdict:
     first = attempts.ATTEMPT not in os.environ  # it checks for later attempts too
     with findings.caught():
         words = spelling.expand(words, parser, findings.refusals)
-        words, notes = spelling.translate(words)
+        words, notes = spelling.translate(words, findings.refusals)
         findings.notes += notes
         args, refused = frame.parse(parser, words)
         findings.refusals += refused

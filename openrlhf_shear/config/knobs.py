@@ -29,6 +29,10 @@ class Range:
         below = value < self.most if self.open_most else value <= self.most
         return (above and below and (self.endless or math.isfinite(value))) or value == self.also
 
+    def problem(self, value: float) -> str:
+        """Return what a value outside has to be."""
+        return f"must be {self}" + " and finite" * (value == math.inf and not self.endless)
+
     def __str__(self) -> str:
         also = "" if self.also is None else f", or {self.also:.10g}"
         if math.isinf(self.most):
@@ -104,4 +108,4 @@ class Knobs:
         if isinstance(within, tuple):
             return self.refusal(knob.name, "is not known", f"one of {', '.join(within)}")
         remedy = within.remedy or f"e.g. {knob.default}"
-        return self.refusal(knob.name, f"must be {within}", remedy)
+        return self.refusal(knob.name, within.problem(value), remedy)

@@ -38,16 +38,20 @@ class PromptFormat:
         if isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt):
             if problem := _no_messages(prompt):
                 return problem
+            if prompt[-1].get("role") == "assistant":
+                return "ends with a turn of the assistant, which is the policy's"
             if not self.chat:
                 return "is a list of messages, which needs --data.apply_chat_template"
         elif not isinstance(prompt, str):
-            return "is null" if prompt is None else f"is no text but {type(prompt).__name__}"
+            names = {"NoneType": "is null", "list": "is no text, and no list of messages"}
+            name = type(prompt).__name__
+            return "is a list without a message" if prompt == [] else names.get(name, f"is no text but {name}")
         elif not prompt.strip():
             return "is empty"
         elif WRITTEN.match(prompt):
             return "is messages written as a text; use the list itself (json.loads), or the text of the last message"
         try:
-            "".join(_texts(prompt)).encode()
+            "".join(texts_of(prompt)).encode()
         except UnicodeEncodeError:
             return HALF_PAIR
         return None
@@ -57,7 +61,7 @@ class PromptFormat:
 
         Raises LookupError or ValueError: `template` is no template.
         """
-        text = "\n\n".join(_texts(prompt))
+        text = "\n\n".join(texts_of(prompt))
         return self.template.format(text) if self.template and "{}" in self.template else text
 
     def text(self, tokenizer: Any, prompt: str | Turns) -> str:
@@ -82,7 +86,7 @@ class PromptFormat:
             texts = [text if text.startswith(start) else before(text[:1]) + text for text in filled]
         for prompt, text in zip(prompts, texts, strict=True) if start else ():
             again = text.startswith(start) and text.find(start, len(start))
-            if again == len(start) or (again > 0 and any(turn.startswith(start) for turn in _texts(prompt))):
+            if again == len(start) or (again > 0 and any(turn.startswith(start) for turn in texts_of(prompt))):
                 raise TwoStartsError(f"begins with {start}, which the policy would read twice")
         return texts
 
@@ -92,7 +96,7 @@ CHAT = PromptFormat(chat=True)
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the token ids of a text of `PromptFormat.text`, as the rollout engine makes them."""
-    return list(_inner(tokenizer)(text, add_special_tokens=False)["input_ids"])
+    return list(_inner(tokenizer)(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _no_messages(turns: Turns) -> str | None:
@@ -107,7 +111,8 @@ def _no_messages(turns: Turns) -> str | None:
     return None
 
 
-def _texts(prompt: str | Turns) -> list[str]:
+def texts_of(prompt: str | Turns) -> list[str]:
+    """Return the texts that a row's prompt is made of."""
     if isinstance(prompt, str):
         return [prompt]
     return [turn["content"] for turn in prompt if isinstance(turn.get("content"), str)]

@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 
 from openrlhf_shear.data.columns import label_at, value_at
-from openrlhf_shear.data.files import DataError, csv_rows, json_rows, looks_local, near_path, one_line
+from openrlhf_shear.data.files import DataError, csv_rows, json_rows, looks_local, near_path, one_line, require
 from openrlhf_shear.data.hub import has_cached, unreachable
 
 COUNT, CONTENTS = "number of prompts", "digest of the prompts, their labels and their order"
@@ -41,7 +41,9 @@ def training_rows(
     """
     name, _, data_dir = (part.strip() for part in spec.partition("@"))
     data_dir = data_dir.split("@")[0].strip() or None
-    kind = os.path.splitext(name)[-1]
+    if not name:
+        raise DataError(f"a data set has no name: got {spec!r}; use no comma before or behind the others")
+    kind = _kind(name)
     if kind == ".py" or os.path.exists(os.path.join(name, f"{os.path.basename(name)}.py")):
         files = f"use one of {', '.join(FILE_KINDS)}, or a folder"
         raise DataError(f"{name} is a loading script, which `datasets` no longer runs; {files}")
@@ -93,6 +95,8 @@ def _rows(name: str, kind: str, data_dir: str | None, split: str, hub: bool) -> 
         rows = _plain_rows(name, paths)
         yield from itertools.islice(rows, None if hub or not remote else 1)
         return
+    for path in () if remote else paths:
+        require(path)
     import datasets
 
     data = datasets.load_dataset(kind.removeprefix("."), data_files=name, streaming=True)
@@ -113,11 +117,25 @@ def _plain_files(name: str, data_dir: str | None, split: str) -> list[str]:
 
     found = datasets.load_dataset_builder(name, data_dir=data_dir).config.data_files or {}
     found = {str(known): [str(file) for file in files] for known, files in found.items()}
-    if not all(_kind(file) in _PLAIN for files in found.values() for file in files):
+    kinds = {_kind(file) for files in found.values() for file in files}
+    _require_one_kind(os.path.join(name, data_dir or ""), kinds)
+    if not kinds.issubset(_PLAIN):
         return []
     if found:
         _require_split(name, split, found)
     return found.get(split, [])
+
+
+def _require_one_kind(folder: str, read: set[str]) -> None:
+    """Raise DataError if a folder has data files that `datasets` leaves out: it reads those of the most frequent kind.
+
+    A .json file beside other kinds may describe them.
+    """
+    same = read | ({".json", ".jsonl"} if read & {".json", ".jsonl"} else {".json"})
+    files = (os.path.join(place, file) for place, _, names in os.walk(folder) for file in names)
+    if others := sorted(file for file in files if _kind(file) in FILE_KINDS and _kind(file) not in same):
+        shown = f"{' and '.join(sorted(read))} and not {others[0]}"
+        raise DataError(f"{folder} has files of several kinds: {shown} would be read; use a folder for each kind")
 
 
 def _kind(path: str) -> str:

@@ -1,6 +1,7 @@
 """The parser of training: every flag of OpenRLHF's `train_ppo_ray`, and the flags of this fork."""
 
 import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from openrlhf_shear.config import RULES
@@ -17,6 +18,32 @@ TRAINED = [rule for rule in RULES.values() if not rule.traits.lab_alone]  # the 
 ABOUT = {name: f"for --{ESTIMATOR} {name}: {RULES[name].about}" for name in KNOBS if name in RULES} | {
     CREDIT: "for every credit rule: which rollouts are correct, how the span search runs, which rollouts are written",
     "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of your rules that need it",
+}
+
+# Transformers' schedules that need no settings beside those of OpenRLHF's flags, and no metric at each step.
+SCHEDULES = (
+    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
+    *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+)
+
+
+class _Open(list):
+    """Known names, plus all that `accepts` finds possible; whether these can be loaded is checked later."""
+
+    def __init__(self, names: Iterable[str], accepts: Callable[[str], object]) -> None:
+        super().__init__(names)
+        self._accepts = accepts
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and bool(self._accepts(name)))
+
+
+_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa", "eager")
+CHOICES = {  # of flags that OpenRLHF leaves open, though its libraries know only these
+    **dict.fromkeys(("actor.lr_scheduler", "critic.lr_scheduler"), SCHEDULES),
+    "ds.attn_implementation": _Open(_ATTENTION, lambda name: "/" in name),  # a kernel of the hub
+    "ds.grad_accum_dtype": ("fp32", "bf16", "fp16"),
+    "vllm.sync_backend": ("nccl", "gloo"),
 }
 
 _DESCRIPTION = """\
@@ -51,6 +78,8 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_estimator(parser)
+    for action in parser._actions:
+        action.choices = CHOICES.get(action.dest, action.choices)
     frame.plainly(parser)
     for section, kinds in KNOBS.items():
         group = parser.add_argument_group(section, ABOUT[section])
@@ -74,7 +103,8 @@ def _add(group: argparse._ArgumentGroup, flag: str, default: object, about: str,
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == ESTIMATOR)
-    action.choices = _Estimators([*action.choices, *(rule.name for rule in TRAINED)])
+    names = [*action.choices, *(rule.name for rule in TRAINED)]
+    action.choices = _Open(names, lambda name: is_rule(name) or names_file(name))  # `spec_of` finds out if it loads
     action.metavar = "ESTIMATOR"
     rules = "; ".join(f"{rule.name}, {rule.about}" + (f" (--{rule.name}.*)" if rule.config else "") for rule in TRAINED)
     action.help = (
@@ -83,13 +113,6 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
         "yours, a CreditRule (openrlhf_shear/credit/rule.py) that every node can import. Knobs can also follow the "
         "rule's name: shear/window=50/stride=10, my_module:MyRule/power=2"
     )
-
-
-class _Estimators(list):
-    """Known names, plus every possible name of a user's rule; `spec_of` and `checks` find out whether it loads."""
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (isinstance(name, str) and bool(is_rule(name) or names_file(name)))
 
 
 def _add_reward(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,9 @@ from openrlhf_shear.line import foreign, prog
 from openrlhf_shear.line.home import ensure_home
 from openrlhf_shear.rewards.jail import JailError
 
+_WORDINGS = ("input_template", "system", "separator")  # flags with texts for a model
+_VARIABLE = re.compile(r"\$\{(\w+)\}|^\$(\w+)(?=/|$)")
+_OF_VERL = re.compile(r"[+~]*\w+(\.\w+)+=")
 _DASHED = re.compile("--|[-–—][^-\\d.]")  # a flag, or what was meant as one; not a negative number
 
 
@@ -91,7 +94,10 @@ def command(
         @until_the_reader_leaves()
         def main(argv: Sequence[str] | None = None) -> None:
             parser = new_parser()
-            args = parser.parse_args(argv)
+            words = sys.argv[1:] if argv is None else argv
+            args = parser.parse_args(words)
+            if wrong := [*_places(parser, args, words)]:
+                refuse(parser, str(LineError(*wrong)))
             ensure_home()
             try:
                 work(args)
@@ -139,10 +145,40 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
         unknown.remove(word)
     behind = False  # whether the word may be the value of an unknown flag
     for word in unknown:
-        if _DASHED.match(word) or not behind:
+        if _DASHED.match(word) or not behind or _OF_VERL.match(word):
             refused.append(_unknown(parser, words, word))
         behind |= bool(_DASHED.match(word))
-    return args, refused
+    return args, refused + list(_places(parser, args, words))
+
+
+def _places(parser: argparse.ArgumentParser, args: argparse.Namespace, words: Sequence[str]) -> Iterator[Refusal]:
+    """Spell out the texts and paths of `args`; refuse empty texts, and variables that the environment does not have."""
+    empty = [before for before, word in pairwise(("", *words)) if before.startswith("--") and not word]
+    for flag in empty + [word[:-1] for word in words if re.fullmatch("--[^=]+=", word)]:
+        action = parser._option_string_actions.get(flag)
+        if action and action.default != "" and not flag.endswith(_WORDINGS):
+            use = "a value, or no such flag (is a variable of the shell not set?)"
+            yield Refusal(flag.removeprefix("--"), "is empty", "''", use)
+    for name, value in vars(args).items():
+        if not name.endswith(_WORDINGS):
+            try:
+                setattr(args, name, spelled_out(value))
+            except KeyError as error:
+                use = "a variable that is set, or the path itself"
+                yield Refusal(name, f"names a variable {error} that is not set", repr(hidden(value)), use)
+
+
+def spelled_out(value):
+    """Return a text or path, or a list of them, with `~` and the environment's variables replaced; others unchanged.
+
+    Variables are ${NAME}, and $NAME at the beginning. Raises KeyError: there is no such variable.
+    """
+    if isinstance(value, list):
+        return [*map(spelled_out, value)]
+    if not isinstance(value, str | Path):
+        return value
+    text = _VARIABLE.sub(lambda found: os.environ[found[1] or found[2]], str(value))
+    return type(value)(",".join(map(os.path.expanduser, text.split(","))))
 
 
 def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], word: str) -> Refusal:

@@ -23,7 +23,8 @@ import yaml
 
 from openrlhf_shear.config.refusal import Note, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import foreign
+from openrlhf_shear.data.files import DataError, require
+from openrlhf_shear.line import foreign, frame
 from openrlhf_shear.line.run import Run, placement_flags
 
 NAME = "run.yaml"
@@ -44,6 +45,7 @@ CORRECTION_SWITCHES, CORRECTION_TYPES, CORRECTION_ICEPOP = (
     [f"--{name}" for name in _TABLE["correction"][kind]] for kind in ("switches", "types", "icepop")
 )
 CORRECTIONS: dict[str, list[str]] = _TABLE["correction"]["values"]
+_TRUTHS = ("true", "false", "yes", "no", "1", "0")
 _CORRECTION = "--algo.advantage.is_correction_"
 
 
@@ -61,12 +63,17 @@ def expand(argv: Sequence[str], parser: argparse.ArgumentParser, refusals: list[
     found, rest = finder.parse_known_args(list(argv))
     values: dict[str, tuple[str, object]] = {}
     words: list[str] = []
+    machines: dict[str, None] = {}
     for name in found.config:  # later files win
         pairs = list(_flat(_read(name)))
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
                 refusals.append(Refusal("", f"--config {name}: {key} is there twice; keep one"))
         values |= {key: (name, value) for key, value in pairs}
+        if name in PRESET_NAMES and "device" in dict(pairs):
+            machines[name] = None
+    if len(machines) > 1:
+        refusals.append(Refusal("", f"--config {' '.join(machines)}: each is for another machine; keep one"))
     for key, (name, value) in values.items():
         try:
             words += _words(key, value, name, parser)
@@ -98,12 +105,16 @@ _Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|
 
 
 def _read(name: str) -> _Mapping:
-    file = PRESETS / f"{name}.yaml" if name in PRESET_NAMES else Path(name)
-    if not file.exists() or file.is_dir():
+    file = PRESETS / f"{name}.yaml" if name in PRESET_NAMES else Path(frame.spelled_out(name))
+    if not file.is_file():
+        problem = "is not a file" if file.exists() else "is not there"
         several = " several are separated by spaces;" if "," in name else ""
-        raise ValueError(f"--config {name} is not there;{several} use a YAML file, or one of {', '.join(PRESET_NAMES)}")
+        raise ValueError(f"--config {name} {problem};{several} use a YAML file, or one of {', '.join(PRESET_NAMES)}")
     try:
+        require(str(file))
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except DataError as error:
+        raise ValueError(f"--config {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:
@@ -150,14 +161,14 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
     return [f"{flag}={value}"]
 
 
-def translate(argv: Sequence[str]) -> tuple[list[str], list[Note]]:
+def translate(argv: Sequence[str], refusals: list[Refusal]) -> tuple[list[str], list[Note]]:
     """Return `argv` with older spellings replaced, and notes on what was replaced and what was ignored.
 
     A flag takes the place of the old flag, since the last flag on the command line wins. The sum of two lengths has no
     such place: it goes to the front, where every other flag overrides it.
 
-    Raises:
-        ValueError: the type of an importance-sampling correction is unknown, or a length is not a whole number.
+    Args:
+        refusals: takes switches with a value, unknown types of a correction, and lengths that are no whole numbers.
     """
     line: list[str] = []
     renamed: dict[str, str] = {}
@@ -174,12 +185,19 @@ def translate(argv: Sequence[str]) -> tuple[list[str], list[Note]]:
             values = _take(rest, len(rest)) if len(RENAMES[flag]) > 1 else []
             line += [word for name in RENAMES[flag] for word in (name + equals + value, *values)]
         elif flag in SWITCHES:
-            if equals:
-                raise ValueError(f"{flag} is a switch without a value: got {value!r}; use true or false in a YAML file")
+            if equals or (rest and rest[0].lower() in _TRUTHS):
+                got = value if equals else rest.popleft()
+                refusals.append(Refusal(flag[2:], "takes no value", repr(got), f"{flag} alone, or leave it out"))
+                continue
             renamed[flag] = " ".join(SWITCHES[flag])
             line += SWITCHES[flag]
         elif flag in LENGTHS:
-            lengths[flag] = _whole(flag, value if equals else "".join(_take(rest, 1)))
+            text = value if equals else "".join(_take(rest, 1))
+            if text.isdecimal():
+                lengths[flag] = int(text)
+            else:
+                use = "--data.max_len and --rollout.max_new_tokens"
+                refusals.append(Refusal(flag[2:], "must be a whole number", repr(text), use))
         elif flag in IGNORED:
             ignored[flag] = None
             if not equals:
@@ -191,8 +209,9 @@ def translate(argv: Sequence[str]) -> tuple[list[str], list[Note]]:
                 correction = "icepop"
             corrects |= flag in CORRECTION_SWITCHES
             if correction not in CORRECTIONS:
-                known = f"use one of {', '.join(CORRECTIONS)}, or {_CORRECTION}level and {_CORRECTION}mode"
-                raise ValueError(f"{flag} is not known: got {correction!r}; {known}")
+                known = f"one of {', '.join(CORRECTIONS)}, or {_CORRECTION}level and {_CORRECTION}mode"
+                refusals.append(Refusal(flag[2:], "is not known", repr(correction), known))
+                correction = "tis"
             level, mode = CORRECTIONS[correction]
             flags = [f"{_CORRECTION}level", level, f"{_CORRECTION}mode", mode] if corrects else []
             renamed[flag] = " ".join(flags) or "(off)"
@@ -210,14 +229,6 @@ def translate(argv: Sequence[str]) -> tuple[list[str], list[Note]]:
         notes.append(Note(f"older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", "Info"))
     notes += [Note(f"{flag} no longer exists in OpenRLHF 0.11; ignored") for flag in ignored]
     return line, notes
-
-
-def _whole(flag: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(
-            f"{flag} must be a whole number: got {text!r}; use --data.max_len and --rollout.max_new_tokens"
-        )
-    return int(text)
 
 
 def _take(rest: deque[str], most: int) -> list[str]:

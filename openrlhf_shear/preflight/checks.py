@@ -163,7 +163,7 @@ def _modes(run: Run) -> Iterator[Finding]:
 def _rates(run: Run) -> Iterator[Finding]:
     models = ("actor", "critic") if run.estimator == "gae" else ("actor",)
     for flag in (f"{model}.adam.lr" for model in models):
-        if run.flags[flag] > _HIGH_RATE:
+        if _HIGH_RATE < run.flags[flag] < math.inf:
             message = f"--{flag} {run.flags[flag]:g} is so high that most models break in the first step"
             yield Note(f"{message}; use e.g. 1e-6, or 1e-5 with LoRA")
 
@@ -215,7 +215,7 @@ def _ranges(run: Run) -> Iterator[Finding]:
         number = run.flags[flag]
         for value in number if isinstance(number, list | tuple) else (number,):
             if value is not None and value not in within:
-                yield run.refusal(flag, f"must be {within}", within.remedy or "a number of this size")
+                yield run.refusal(flag, within.problem(value), within.remedy or "a number of this size")
                 break
 
 

@@ -11,18 +11,13 @@ from importlib.util import find_spec
 from openrlhf_shear.config.refusal import Finding, Findings, Note, did_you_mean, refusal, refuse
 from openrlhf_shear.doctor import gpu
 from openrlhf_shear.line.run import Run, placement_flags, used_models
-from openrlhf_shear.preflight.models import Models
+from openrlhf_shear.preflight.models import ModelFiles, Models, linear_layers
 from openrlhf_shear.preflight.resources import own_ray
 
 _SHARING = ("train.colocate_all", "train.colocate_actor_ref", "train.colocate_critic_reward", "train.async_enable")
 _SLEEP = ("vllm.enable_sleep", "ds.enable_sleep")
 _WORLD = ("num_nodes", "num_gpus_per_node")
 _UPSTREAM = 8  # GPUs assumed on an unseen node, as in OpenRLHF
-# Transformers' schedules that need no settings beside those of OpenRLHF's flags, and no metric at each step.
-SCHEDULES = (
-    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
-    *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
-)
 _MERGED = "whose adapters are not merged for vLLM"
 _EMBEDDINGS, _HEADS = {"embed_tokens", "embed_in", "wte", "word_embeddings"}, {"lm_head", "embed_out"}
 KL_LOSS = "--algo.kl.use_loss --algo.kl.estimator k3"
@@ -216,12 +211,8 @@ def _ranks(run: Run, model: str) -> int:
 
 
 def optimizer(run: Run) -> Iterator[Finding]:
-    """Refuse a schedule that cannot be made, and Muon where its update would not be Muon's."""
+    """Refuse Muon where its update would not be Muon's."""
     for model in ("actor", "critic") if run.estimator == "gae" else ("actor",):
-        schedule = run.flags[f"{model}.lr_scheduler"]
-        if schedule not in SCHEDULES:
-            problem = f"is no learning-rate schedule of a run{did_you_mean(schedule, SCHEDULES)}"
-            yield run.refusal(f"{model}.lr_scheduler", problem, f"one of {', '.join(SCHEDULES)}")
         if run.flags[f"{model}.optim"] == "muon":
             yield from _muon(run, model)
 
@@ -278,11 +269,11 @@ def adapters(run: Run, files: Models) -> Iterator[Finding]:
         yield run.refusal(
             "train.enable_ema", "does not go with LoRA, whose weights it would mix up", "only one of the two"
         )
-    yield from _targets(run, files["actor"].config)
+    yield from _targets(run, files["actor"])
 
 
-def _targets(run: Run, config: dict) -> Iterator[Finding]:
-    flag = "ds.lora.target_modules"
+def _targets(run: Run, model: ModelFiles) -> Iterator[Finding]:
+    flag, config = "ds.lora.target_modules", model.config
     named = run.flags[flag]  # PEFT knows all-linear only as a string (upstream's default); a command line gives a list
     if not named or named == ["all-linear"]:
         remedy = "e.g. q_proj v_proj, or no such flag"
@@ -295,3 +286,9 @@ def _targets(run: Run, config: dict) -> Iterator[Finding]:
     if wrong and not isinstance(named, str):
         problem = "names an embedding, or a head that shares its weights; neither is merged for vLLM"
         yield refusal(flag, problem, sorted(wrong), "other layers, or no such flag")
+    layers = {name.removesuffix(".weight") for name in linear_layers(model)}
+    for target in () if isinstance(named, str) or not layers else named:  # PEFT leaves out what is not there
+        if not any(f".{layer}".endswith(f".{target}") for layer in layers):
+            known = sorted({layer.rpartition(".")[2] for layer in layers} - _EMBEDDINGS)
+            problem = f"names a layer that the model does not have{did_you_mean(target, known)}"
+            yield refusal(flag, problem, target, f"some of {', '.join(known)}, or no such flag")

@@ -11,9 +11,12 @@ from openrlhf_shear.line.run import Run
 from openrlhf_shear.memory.estimate import ENGINES, GIB, MemoryEstimate, estimate
 from openrlhf_shear.memory.model_shape import ModelShape
 from openrlhf_shear.preflight.models import Models
+from openrlhf_shear.preflight.resources import own_ray
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 _ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # the CPU backend's values
+_KEPT = ("weights", "gradients", "optimizer")  # parts of a phase that do not depend on lengths
+_TRIED_OUT = 1e7  # parameters: smaller models fit everywhere
 _CHUNK = 2048  # tokens: their logits take 3 GB with a vocabulary of 152k, and are products large enough for a GPU
 _ROOM = 0.95  # share of a GPU that advised flags may fill
 
@@ -59,6 +62,9 @@ def memory(run: Run, files: Models) -> Iterator[Finding]:
     if unknown(files):  # `show` prints it
         return
     planned = plan(run, files)
+    large = planned.shapes["actor"].parameters > _TRIED_OUT
+    if large and (run.device == "cpu" or (run.device == "auto" and planned.memory is None and own_ray())):
+        yield from _main_memory(planned)
     if planned.memory is None or not planned.excess():
         return
     certain = bool(planned.excess(certain=True))
@@ -79,6 +85,20 @@ def memory(run: Run, files: Models) -> Iterator[Finding]:
     flag = next(iter(changes), "actor.num_gpus_per_node")
     remedy = _line(changes) if changes else "more or larger GPUs, a smaller model or a shorter data.max_len"
     yield run.refusal(flag, f"does not fit into a GPU: {message}", remedy)
+
+
+def _main_memory(planned: MemoryPlan) -> Iterator[Finding]:
+    """Refuse a run on the CPU whose weights, gradients and optimizer exceed all memory; warn if it may exceed it."""
+    free, total = free_memory()
+    shown, ranks = planned.estimate(), planned.run.ranks["actor"]
+    least = ranks * max(sum(phase.parts.get(part, 0) for part in _KEPT) for phase in shown.phases)
+    most = ranks * shown.peak.total
+    size = f"of this machine's {total / GIB:.1f} GiB, {free / GIB:.1f} GiB are free"
+    if least > total:
+        problem = f"is too large a model for the CPU: its training keeps {least / GIB:.1f} GiB, and {size}"
+        yield planned.run.refusal("actor.model_name_or_path", problem, "a smaller model, e.g. SmolLM2-135M, or GPUs")
+    elif most > free:
+        yield Note(f"memory: the run takes up to {most / GIB:.1f} GiB; {size}, and the system kills what exceeds it")
 
 
 def _remedy(planned: MemoryPlan) -> dict[str, object]:

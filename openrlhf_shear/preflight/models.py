@@ -241,6 +241,15 @@ def headers(folder: Path) -> dict[str, Tensor] | None:
     return found
 
 
+def linear_layers(model: ModelFiles) -> list[str]:
+    """Return the names of a folder's matrices; none if they are not known."""
+    try:
+        tensors = headers(Path(model.name)) if model.path and looks_local(model.name) else None
+    except DamagedError:  # `broken` tells
+        tensors = None
+    return [name for name, tensor in (tensors or {}).items() if name.endswith(".weight") and len(tensor.shape) == 2]
+
+
 def _header(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise DamagedError(f"{file.name} is missing")

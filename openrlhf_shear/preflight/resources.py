@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal
+from openrlhf_shear.data.files import NAME, too_long
 from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
 from openrlhf_shear.line.run import Run
@@ -51,11 +52,17 @@ def own_ray() -> bool:
 def folders(run: Run) -> Iterator[Finding]:
     places = {flag: run.flags[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
     for flag, folder in [*places.items(), ("ckpt.path", run_folder(run) / "logs")]:
-        if folder and (problem := not_writable(nearest(Path(folder)))):
+        if folder and (problem := _problem(Path(folder))):
             yield run.refusal(flag, f"cannot be written to: {problem}", "another folder")
     if Path(run.ckpt.path).absolute() == Path(run.ckpt.output_dir).absolute():
         message = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
         yield Note(f"{message}; use e.g. RUN/ckpt and RUN/model")
+
+
+def _problem(folder: Path) -> str:
+    if len(str(folder)) > NAME and (problem := too_long(str(folder))):
+        return problem
+    return not_writable(nearest(folder))
 
 
 def nearest(folder: Path) -> Path:
@@ -290,12 +297,27 @@ def temporary_folder(run: Run) -> Iterator[Finding]:
 
 def stack(run: Run) -> Iterator[Finding]:
     """Check what flags need of a GPU machine, if the run will use GPUs: the CPU profile drops these flags."""
-    gpus_here = bool(gpu.ask_driver()[2])
+    gpus_here = len(gpu.visible())
     if run.device == "cuda" or (run.device == "auto" and gpus_here):
+        yield from _enough_gpus(run, gpus_here)
         yield from _allocator(run)
         yield from _liger(run)
         if gpus_here:
             yield from _offload(run)
+
+
+def _enough_gpus(run: Run, here: int) -> Iterator[Refusal]:
+    """Refuse a run that needs more GPUs than this machine has, unless it joins a cluster or plans for other GPUs."""
+    if run.device_memory or not own_ray():
+        return
+    elsewhere = "RAY_ADDRESS of a cluster, or --device_memory 80 to plan for GPUs of 80 GiB elsewhere"
+    if not here:
+        yield run.refusal("device", "needs a GPU, and this machine has none", f"cpu (--config cpu), {elsewhere}")
+    elif run.actor.num_nodes > 1:
+        yield run.refusal("actor.num_nodes", "needs a Ray cluster, as this machine is one node", f"1, {elsewhere}")
+    elif run.actor.num_gpus_per_node > here:
+        problem = f"exceeds the {here} GPUs of this machine"
+        yield run.refusal("actor.num_gpus_per_node", problem, f"at most {here}, {elsewhere}")
 
 
 def _allocator(run: Run) -> Iterator[Refusal]:

@@ -10,6 +10,7 @@ from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, ref
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import DataError, near_path
 from openrlhf_shear.line.run import Run
+from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.function_workers import LateError, try_file
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import JailError, find_jail
@@ -175,6 +176,9 @@ def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Findi
     score = verdict.score
     yield from _tell_scores(run, file, score, label, of_label)
     yield from _question_threshold(run, file, verdict, of_label)
+    answers = isinstance(label, str) and label[:1] not in ("", "{", "[")  # rather than tests of a program
+    if run.has_rule and answers and file not in FILES.values() and of_label.failure is None and of_label.score == score < run.credit.correct_threshold:
+        yield from _question_answer(run, file, prompt, label, score)
     yield from _question_range(run, file, score)
 
 
@@ -251,6 +255,14 @@ def label_warning(file: str, label: object, of_label: Verdict) -> str | None:
         return None
     why = _short(f"{of_label.why} ({of_label.detail})")
     return f"{Path(file).name} gives no score to the label {repr(label)[:40]} as response: {why}"
+
+
+def _question_answer(run: Run, file: str, prompt: str, label: str, score: float) -> Iterator[Note]:
+    """Ask about a reward that is the same for the label as for any response, also in a box."""
+    (boxed,) = try_file(file, max(TRY_SECONDS, run.reward.timeout), [(rf"{prompt}\boxed{{{label}}}", prompt, label)])
+    if boxed.failure is None and boxed.score == score and run.credit.correct_reward is None:
+        message = f"{Path(file).name} gives {score:g} to {_RESPONSE!r}, and to the label {label[:40]!r} as response"
+        yield Note(f"{message}, alone and in \\boxed{{}}: if a right answer has no other form, nothing is correct")
 
 
 def _question_threshold(run: Run, file: str, verdict: Verdict, of_label: Verdict) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, did
 from openrlhf_shear.data import hub
 from openrlhf_shear.data.columns import label_at, label_columns, no_label, value_at
 from openrlhf_shear.data.files import DataError, looks_local, one_line
-from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
+from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids, texts_of
 from openrlhf_shear.data.training_rows import SplitError, blended, of_digests, row_digest, training_rows
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.rewards import try_reward
@@ -23,6 +23,7 @@ from openrlhf_shear.rewards.graders import GRADERS
 
 _LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # usual names of labels
 _SUM = 1.4e-8  # a sum of shares that differs more from 1 is refused by NumPy, which draws
+_LONG = 64  # bytes for each token that a prompt may have: of a longer prompt only the beginning is tokenized
 _SHOWN = 3  # rows that a message lists
 _MODEL, _CHAT = "actor.model_name_or_path", "data.apply_chat_template"
 
@@ -49,7 +50,8 @@ class Prompts:
         if template and "{}" not in template and not chat:  # OpenRLHF warns, and takes the prompts alone
             refuse("data.input_template", "has no {} for the prompt", template, "e.g. 'Question: {} Answer:'")
         self.format = PromptFormat(chat, template)
-        self._spelled = not run.use_ms and (self.format.chat or may_begin(run.actor.model_name_or_path))
+        begins, self.end = (False, "") if run.use_ms else special_tokens(run.actor.model_name_or_path)
+        self._spelled = not run.use_ms and (self.format.chat or begins)
 
     @cached_property
     def _tokenizer(self):
@@ -102,7 +104,7 @@ class Prompts:
         while part := list(itertools.islice(rows, 64)):
             long = [text for text in self.texts(part) if _bytes(text) > most]
             if not self._run.use_ms:
-                cut += (count for text in long if (count := len(prompt_ids(self._tokenizer, text))) > most)
+                cut += (count for text in long if (count := self._tokens(text, most)) > most)
         of = f"of the {len(prompts)} prompts of {name} have more than the {most} tokens that responses leave them"
         if len(cut) == len(prompts):
             longer = self._run.data.max_len - most + max(cut)
@@ -112,19 +114,37 @@ class Prompts:
             message = f"the longest has {max(cut)}; their beginning is cut off, unless --data.max_len is larger"
             yield Note(f"{len(cut)} {of}; {message}")
 
+    def _tokens(self, text: str, most: int) -> int:
+        """Return the tokens of a text; of one that is far longer than `most`, a projection from its beginning."""
+        if len(part := text[: _LONG * most]) < len(text) and (count := len(prompt_ids(self._tokenizer, part))) > most:
+            return round(count * len(text) / len(part))
+        return len(prompt_ids(self._tokenizer, text))
 
-def may_begin(model: str) -> bool:
-    """Return whether a tokenizer may put a BOS in front of texts. Reads its files, since loading it takes seconds.
+    def require_read(self, where: str, prompt: str | list, text: str) -> None:
+        """Raise LineError if a chat template writes the `text` of a prompt for another prompt too."""
+        if not self.format.chat:
+            return
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        other = [turn | {"content": f"7 {turn['content']}"} for turn in turns]
+        if self.texts([(where, other)]) == [text]:
+            remedy = "a template that writes the messages, or --data.input_template"
+            refuse(_CHAT, "has a template that leaves the prompt out: its text is always the same", True, remedy)
 
-    False for a hub model whose tokenizer is not downloaded yet.
+
+def special_tokens(model: str) -> tuple[bool, str]:
+    """Return whether a tokenizer may put a BOS in front of texts, and its end token, from its files.
+
+    Loading it takes seconds. False and "" for a hub model whose tokenizer is not downloaded yet.
     """
     config, tokenizer = _files(model, "tokenizer_config.json", "tokenizer.json")
     try:
         written = json.loads(Path(tokenizer).read_text(encoding="utf-8")) if tokenizer else {}
         settings = json.loads(Path(config).read_text(encoding="utf-8")) if config else {}
-        return bool(settings.get("bos_token")) or _adds(written.get("post_processor") or {})
-    except (ValueError, AttributeError, KeyError):  # an unknown format: transformers decides
-        return True
+        begins = bool(settings.get("bos_token")) or _adds(written.get("post_processor") or {})
+        end = settings.get("eos_token") or ""
+        return begins, end if isinstance(end, str) else end["content"]
+    except (ValueError, AttributeError, KeyError, TypeError):  # an unknown format: transformers decides
+        return True, ""
 
 
 def _adds(processor: dict) -> bool:
@@ -173,6 +193,8 @@ def data(run: Run) -> Generator[Finding, None, dict[str, object] | None]:
         room(run)
     except LineError as error:
         yield from error.refusals
+    if run.data.label_key and run.data.label_key == run.data.input_key:
+        yield run.refusal("data.label_key", "names the column of the prompts", "the answers' column, or no such flag")
     prompts = Prompts(run)
     sets: dict[tuple[str, str], ReadRows | None] = {}
     for flag, split_flag in (("data.prompt_dataset", "data.prompt_split"), ("eval.dataset", "eval.split")):
@@ -216,6 +238,10 @@ def _data_set(
     digests: list[bytes] = []
     label: object = ""
     blind: list[str] = []
+    labels: dict[str, tuple[str, object]] = {}  # by prompt, the first row with it and its label
+    doubtful: dict[str, list[str]] = {"have another label than an earlier row with the same prompt": []}
+    doubtful |= {f"hold the end token {prompts.end}, behind which a model starts anew": []}
+    other_label, ended = doubtful.values()
     # A rank whose micro-batch has no picture runs other collectives than the others, with every ZeRO stage.
     all_must_see = flag == "data.prompt_dataset" and _ranks_see_together(run)
     resumes = run.ckpt.load_enable
@@ -240,6 +266,11 @@ def _data_set(
                 label = label if rows else value
                 if problem := _no_label(run, value):
                     lacking["data.label_key"].append(f"{where} {problem}")
+                before = labels.setdefault(prompt if isinstance(prompt, str) else repr(prompt), (where, value))
+                other_label += [f"{where} ({value!r:.40}, {before[0]} {before[1]!r:.40})"] * (before[1] != value)
+            texts = [prompt] if isinstance(prompt, str) else texts_of(prompt) if isinstance(prompt, list) else []
+            if prompts.end and prompts.end in "\n".join(texts):
+                ended.append(where)
             rows.append((where, prompt))
             if resumes:
                 digests.append(row_digest(row, run.data.input_key, run.data.label_key))
@@ -256,23 +287,31 @@ def _data_set(
         wrong += _no_columns(key, keys[key], f"{name} (--{flag})", columns, filled)
     for key, problems in lacking.items():
         if problems:
-            shown = "; ".join(problems[:_SHOWN]) + "; ..." * (len(problems) > _SHOWN)
+            shown = _some(problems)
             what = "prompt" if key == "data.input_key" else "label"
             of = f"{len(problems)} of {len(rows)} rows of {name} (--{flag})"
             remedy = f"a data set with a {what} in every row"
             wrong.append(refusal(key, f"gives no {what} in {of}: {shown}", keys[key], remedy))
     if blind:
-        of = f"{len(blind)} of {len(rows)} rows of {name}: {'; '.join(blind[:_SHOWN])}{'; ...' * (len(blind) > _SHOWN)}"
+        of = f"{len(blind)} of {len(rows)} rows of {name}: {_some(blind)}"
         remedy = "a data set with a picture in every row, or --actor.num_gpus_per_node 1: ranks have to see together"
         wrong.append(run.refusal("data.image_key", f"gives no picture in {of}", remedy))
     if wrong:
         raise LineError(*wrong)
     yield from _question_labels(run, name, columns)
+    for what, places in doubtful.items():
+        if places:
+            yield Note(f"{len(places)} of {len(rows)} rows of {name} {what}: {_some(places)}")
     if run.data.max_images_per_prompt > 0:  # a vision model's processor makes the text
         return ReadRows((f"{rows[0][0]} of {name}", str(rows[0][1]), label), digests)
     (first,) = prompts.texts(rows[:1])
+    prompts.require_read(*rows[0], first)
     yield from prompts.check_lengths(name, rows, first)
     return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
+
+
+def _some(places: list[str]) -> str:
+    return "; ".join(places[:_SHOWN]) + "; ..." * (len(places) > _SHOWN)
 
 
 def _ranks_see_together(run: Run) -> bool:

@@ -67,8 +67,8 @@ LINE = {
     **{"vllm.num_engines": "1", "data.prompt_dataset": "prompts.jsonl"},
     **{"data.input_key": "question", "data.label_key": "answer"},
 }
-REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": 0.0}\n'
-TRIED = [of_numbers(0.0, 0.0)] * 2  # the verdicts of a process
+REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": queries[0] == f"{prompts[0]}{labels[0]}"}\n'
+TRIED = [of_numbers(0.0, 0.0), of_numbers(1.0, 1.0)]  # the verdicts of a process
 SHORT = {
     "AS": "--algo.advantage.estimator",
     "GRPO": "--algo.advantage.estimator group_norm",

@@ -45,7 +45,7 @@ def test_a_switch_of_older_versions_is_true_or_false(tmp_path, parser, key):
         assert spelling.expand(["--config", str(file)], parser, []) == found
     file.write_text(f"{key}: off\n")
     with pytest.raises(ValueError, match=f"--{key} is a switch without a value: got 'off'; use true or false"):
-        spelling.translate(spelling.expand(["--config", str(file)], parser, []))
+        spelling.translate(spelling.expand(["--config", str(file)], parser, []), [])
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -67,7 +67,7 @@ def test_no_file_is_refused_with_the_presets(parser):
 def test_lists_of_older_flags_are_words(tmp_path, parser):
     file = tmp_path / "old.yaml"
     file.write_text("target_modules: [q_proj, v_proj]\neps_clip_low_high: [0.1, 0.3]\nadam_betas: [0.9, 0.95]\n")
-    words, _ = spelling.translate(spelling.expand(["--config", str(file)], parser, []))
+    words, _ = spelling.translate(spelling.expand(["--config", str(file)], parser, []), [])
     values = vars(parser.parse_args(words))
     assert values["ds.lora.target_modules"] == ["q_proj", "v_proj"]
     assert values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["actor.adam.betas"] == [0.9, 0.95]

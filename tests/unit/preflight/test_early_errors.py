@@ -241,5 +241,6 @@ def test_a_fresh_start_among_the_checkpoints_of_another_run(job, capsys):
 
 
 def test_the_stand_in_for_the_reward_s_process_says_what_the_process_says(job):
+    requests = [("b?", "b", "c"), ("bc", "b", "c")]
     with FunctionWorkers("reward.py", 60.0, 1) as workers:
-        assert try_file("reward.py", 60.0, [("a", "b", "c")] * 2) == TRIED == [workers.grade("a", "b", "c")] * 2
+        assert try_file("reward.py", 60.0, requests) == TRIED == [workers.grade(*each) for each in requests]

@@ -8,7 +8,7 @@ from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy
 from transformers.optimization import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from openrlhf_shear.preflight.layout import SCHEDULES
+from openrlhf_shear.line.flags import SCHEDULES
 
 STEPS = 10
 

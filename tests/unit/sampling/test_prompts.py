@@ -17,7 +17,7 @@ from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.diagnosis.run import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
-from openrlhf_shear.preflight.rows import may_begin
+from openrlhf_shear.preflight.rows import special_tokens
 from openrlhf_shear.sampling.records import Completion, Verdict
 from openrlhf_shear.sampling.sampler import question_ids
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
@@ -240,5 +240,5 @@ def test_preflight_reads_prompts_as_training_does(job, capsys):
 
 def test_the_first_token_of_a_tokenizer_is_known_from_its_files(tmp_path):
     for kind in ("begins", "begins and ends", "begins, marked"):
-        assert may_begin(str(write_tokenizer(tmp_path / kind, kind)))
-    assert not may_begin(str(POLICY_DIR))
+        assert special_tokens(str(write_tokenizer(tmp_path / kind, kind)))[0]
+    assert special_tokens(str(POLICY_DIR)) == (False, "<eos>")
