@@ -31,7 +31,7 @@ class Range:
 
     def problem(self, value: float) -> str:
         """Return what a value outside has to be."""
-        return f"must be {self}" + " and finite" * (value == math.inf and not self.endless)
+        return f"must be {'finite, and ' * (value == math.inf and not self.endless)}{self}"
 
     def __str__(self) -> str:
         also = "" if self.also is None else f", or {self.also:.10g}"

@@ -187,7 +187,9 @@ def translate(argv: Sequence[str], refusals: list[Refusal]) -> tuple[list[str], 
         elif flag in SWITCHES:
             if equals or (rest and rest[0].lower() in _TRUTHS):
                 got = value if equals else rest.popleft()
-                refusals.append(Refusal(flag[2:], "takes no value", repr(got), f"{flag} alone, or leave it out"))
+                refusals.append(
+                    Refusal(flag[2:], "takes no value", repr(got), f"{flag} alone, or true or false in a file")
+                )
                 continue
             renamed[flag] = " ".join(SWITCHES[flag])
             line += SWITCHES[flag]

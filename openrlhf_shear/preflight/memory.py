@@ -63,7 +63,7 @@ def memory(run: Run, files: Models) -> Iterator[Finding]:
         return
     planned = plan(run, files)
     large = planned.shapes["actor"].parameters > _TRIED_OUT
-    if large and (run.device == "cpu" or (run.device == "auto" and planned.memory is None and own_ray())):
+    if large and planned.memory is None and run.device != "cuda" and own_ray():
         yield from _main_memory(planned)
     if planned.memory is None or not planned.excess():
         return

@@ -177,7 +177,13 @@ def try_reward(run: Run, row: str, prompt: str, label: object) -> Iterator[Findi
     yield from _tell_scores(run, file, score, label, of_label)
     yield from _question_threshold(run, file, verdict, of_label)
     answers = isinstance(label, str) and label[:1] not in ("", "{", "[")  # rather than tests of a program
-    if run.has_rule and answers and file not in FILES.values() and of_label.failure is None and of_label.score == score < run.credit.correct_threshold:
+    if (
+        run.has_rule
+        and answers
+        and file not in FILES.values()
+        and of_label.failure is None
+        and of_label.score == score < run.credit.correct_threshold
+    ):
         yield from _question_answer(run, file, prompt, label, score)
     yield from _question_range(run, file, score)
 

@@ -33,7 +33,7 @@ def test_a_number_outside_is_refused_by_its_flag(name):
     above = within.most if within.open_most or math.isinf(within.most) else within.most + 1
     below = within.least if within.open_least or math.isinf(within.least) else within.least - 1
     for value in (math.nan, above, -1 if below == within.also else below):
-        with pytest.raises(ValueError, match=rf"^{re.escape(f'{name} must be {within}: got {value!r}; use ')}"):
+        with pytest.raises(ValueError, match=rf"^{re.escape(f'{name} {within.problem(value)}: got {value!r}; use ')}"):
             config(**{knob.name: value})
     if not (within.open_least or math.isinf(within.least)):
         assert within.least in within

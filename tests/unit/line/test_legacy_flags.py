@@ -12,6 +12,7 @@ from packaging.version import Version
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import build_parser
 from openrlhf_shear.line import spelling
+from openrlhf_shear.line.flags import CHOICES
 from openrlhf_shear.train import upstream
 
 # What 0.11 has and no older version had under a flat name.
@@ -43,8 +44,8 @@ def sample_values(action: argparse.Action) -> list[str]:
     """Words that the flag accepts and that differ from its default."""
     if action.nargs == 0:
         return []
-    if action.choices:
-        return [str(next(choice for choice in action.choices if choice != action.default))]
+    if choices := CHOICES.get(action.dest, action.choices):
+        return [str(next(choice for choice in choices if choice != action.default))]
     count = action.nargs if isinstance(action.nargs, int) else 2 if action.nargs in ("+", "*") else 1
     word = {int: "17", float: "0.375", str: "some/where"}[action.type]
     return [word] * count

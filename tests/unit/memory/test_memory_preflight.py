@@ -260,10 +260,20 @@ def test_a_dry_run_shows_the_memory_and_starts_nothing(line, job, capsys):
     assert "memory was not estimated: actor.model_name_or_path model: its config.json has no hidden_size" in shown
 
 
-def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
-    words = line("qwen2.5-14b", "--algo.advantage.estimator reinforce --vllm.num_engines 1 --device cpu", 0)
-    main([*words, "--dry_run"])
-    assert "CPU profile: " in capsys.readouterr().out
+@pytest.mark.parametrize(("device", "gib", "said"), table("memory", "MAIN_MEMORY"))
+def test_the_cpu_profile_is_held_against_the_machines_memory(line, capsys, monkeypatch, device, gib, said):
+    """A run of 14.77e9 parameters keeps 16 bytes of each, 220 GiB, and takes more for a pass."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("openrlhf_shear.preflight.memory.free_memory", lambda: (gib * GIB, gib * GIB))
+    words = line("qwen2.5-14b", f"--algo.advantage.estimator reinforce --vllm.num_engines 1 --device {device}", 0)
+    words += ["--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1", "--dry_run"]
+    if gib < 220:
+        assert said in refusal(capsys, words)
+        return
+    main(words)
+    told = capsys.readouterr()
+    assert (said in told.err) if said else "memory:" not in told.err
+    assert device == "auto" or "CPU profile: " in told.out
 
 
 @pytest.mark.parametrize(("visible", "smallest"), [(None, 40), ("0", 80), ("0,2", 60), ("", None)])

@@ -14,7 +14,7 @@ from command_lines import ROOT, refusal, write_checkpoint
 from openrlhf_shear.cli.train_ppo_ray import read
 from openrlhf_shear.doctor import machine
 from openrlhf_shear.memory.model_shape import checkpoint_bytes, model_bytes
-from openrlhf_shear.preflight import resources
+from openrlhf_shear.preflight import memory, resources
 from openrlhf_shear.rewards import limits
 
 FOLDERS = "--device cpu --ckpt.path run/ckpt --ckpt.output_dir run/model"
@@ -27,8 +27,12 @@ LIMIT = "from openrlhf_shear.rewards import limits\nprint(limits.process_limit()
 
 
 @pytest.fixture
-def sized(job):
-    """A function: write a model that has `share` times as many parameters as this disk has free bytes; return them."""
+def sized(job, monkeypatch):
+    """A function: write a model that has `share` times as many parameters as this disk has free bytes; return them.
+
+    There is memory for it.
+    """
+    monkeypatch.setattr(memory, "free_memory", lambda: (1 << 50, 1 << 50))
 
     def write(share: float) -> int:
         wanted = int(share * shutil.disk_usage(".").free)
