@@ -121,7 +121,7 @@ def require_text(path: str, file: BinaryIO, packed: bool = False, whole: bool = 
         raise DataError(f"{path} is not compressed by gzip, as its name says; use a name without .gz")
     if path.endswith(".parquet") and mine is None:
         what = "no parquet file, as its name says" if head else "empty"
-        raise DataError(f"{path} is {what}; download or copy it again, or use the ending of what it is")
+        raise DataError(f"{path} is {what}; download or copy it again, or use the ending of its kind")
     if b"\0" in head and not (packed or whole):
         raise DataError(f"{path} is a binary file; use a file of text in UTF-8")
 
