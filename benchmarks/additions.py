@@ -13,7 +13,6 @@ import importlib.abc
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -98,18 +97,18 @@ class Times(importlib.abc.MetaPathFinder):
 
 def measured(steps: int, seed: int) -> tuple[float, dict[str, float]]:
     """Return the seconds of the steps that count, and of each part in them."""
+    from measure import arithmetic_job
+
     with tempfile.TemporaryDirectory() as folder:
         times, screen = Path(folder, "times"), Path(folder, "screen")
         times.mkdir()
         start = f"import sys; sys.path.append({str(HERE / 'benchmarks')!r}); import additions; additions.take()"
         Path(folder, "sitecustomize.py").write_text(f"{start}\n")
-        variables = {"RUN": f"{folder}/run", "STEPS": str(steps), "SEED": str(seed), _FOLDER: str(times)}
-        variables |= {"PYTHONPATH": f"{HERE}:{folder}", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        line = [str(HERE / "examples/scripts/train_shear_arithmetic.sh"), "--eval.steps", str(10 * steps)]
-        line += ["--credit.dump_rollouts_every", "20"]
+        variables = {"SEED": str(seed), _FOLDER: str(times), "PYTHONPATH": f"{HERE}:{folder}"}
+        words = ("--eval.steps", str(10 * steps), "--credit.dump_rollouts_every", "20")
         ends = {}
         with screen.open("w") as log:
-            job = subprocess.Popen(line, env=os.environ | variables, stdout=log, stderr=log, cwd=HERE)
+            job = arithmetic_job(Path(folder, "run"), log, steps, *words, **variables)
             while job.poll() is None:
                 time.sleep(0.02)
                 for step in re.findall(rf"^ *(\d+)/{steps} ", screen.read_text(errors="replace"), re.MULTILINE):

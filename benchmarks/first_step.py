@@ -6,7 +6,6 @@ For each stage it prints wall and processor seconds, and the processor seconds o
 where the screen says so. Last come the processor seconds that a bare import of each process's packages takes.
 """
 
-import os
 import re
 import statistics
 import subprocess
@@ -17,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import psutil
-from measure import environment, print_table, script_parser, write_json
+from measure import arithmetic_job, environment, print_table, script_parser, write_json
 
 HERE = Path(__file__).parents[1]
 STAGES = {  # what the screen shows when it begins: the stage
@@ -50,22 +49,15 @@ IMPORTS = {  # a process: what it imports before it works
 
 def first_step(folder: Path) -> list[dict]:
     """Start the job, and end it after its first step; return a row for each stage."""
-    variables = {"RUN": str(folder), "STEPS": "2", "PYTHONPATH": str(HERE)}
-    variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with (folder.parent / "screen.log").open("w") as screen:
-        job = psutil.Popen(
-            [HERE / "examples/scripts/train_shear_arithmetic.sh"],
-            env=os.environ | variables,
-            stdout=screen,
-            stderr=screen,
-            cwd=HERE,
-        )
+        job = arithmetic_job(folder, screen, 2)
+    root = psutil.Process(job.pid)
     stages, rows, used = list(STAGES), [], {}
     began, before = time.monotonic(), {}
     while True:
         time.sleep(0.05)
         text = Path(screen.name).read_text(errors="replace")
-        used |= seconds_of([job, *job.children(recursive=True)])
+        used |= seconds_of([root, *root.children(recursive=True)])
         is_last = len(stages) == 1
         if _END.search(text) if is_last else any(stage in text for stage in stages[1:]):
             passed = 1 if is_last else next(i for i, stage in enumerate(stages) if i and stage in text)
@@ -78,7 +70,7 @@ def first_step(folder: Path) -> list[dict]:
             break
         if job.poll() is not None:
             raise SystemExit(f"first_step.py: the job ended:\n{Path(screen.name).read_text()[-3000:]}")
-    for process in [*job.children(recursive=True), job]:
+    for process in [*root.children(recursive=True), job]:
         process.kill()
     job.wait()
     return rows

@@ -4,10 +4,13 @@ import argparse
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 import torch
 from rich.console import Console
@@ -17,6 +20,7 @@ from tqdm import tqdm
 from openrlhf_shear.report.provenance import package_version, provenance
 
 _PACKAGES = ("triton", "POT", "geomloss")  # beside those of `provenance`
+_ROOT = Path(__file__).parents[1]
 _QUIET = 0.7  # load average above which times are rough
 
 
@@ -87,6 +91,14 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+def arithmetic_job(run: Path, log: IO, steps: int, *words: str, **variables: str) -> subprocess.Popen:
+    """Start the job of `make run`, with more flags and variables; its output goes to `log`."""
+    variables = {"RUN": str(run), "STEPS": str(steps), "PYTHONPATH": str(_ROOT)} | variables
+    variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    line = [_ROOT / "examples/scripts/train_shear_arithmetic.sh", *words]
+    return subprocess.Popen(line, env=os.environ | variables, stdout=log, stderr=log, cwd=_ROOT)
 
 
 def print_table(title: str, rows: list[dict], columns: dict[str, str]) -> None:

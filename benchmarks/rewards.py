@@ -15,7 +15,9 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import yaml
 from math_verify import parse, verify
 from measure import environment, print_table, script_parser, write_json
 
@@ -23,69 +25,11 @@ from openrlhf_shear.rewards import Verdict, grade_code, grade_math
 from openrlhf_shear.rewards.code.workers import MOST_GRADES, CodeWorkers
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
-# (gold, answer): two of three are right
-CHEAP = (("023", "23"), (r"\frac{1}{2}", "0.5"), ("(1,2)", r"\left(2,1\right)"), ("2,3,5", r"\{5,3,2\}"))
-# pairs that the cheap match leaves open; <k> is a number that no other pair of a run has, so no cache has the answer
-OPEN = (
-    (r"\frac{\sqrt{<k>}}{7}", r"\frac{<k>}{7\sqrt{<k>}}"),
-    (r"3\sqrt{<k>}", r"\sqrt{<9k>}"),
-    (r"\sqrt{<k>}", r"\sqrt{<9k>}"),
-    (r"\sqrt[3]{<k>}", r"<k>^{1/3}"),
-    (r"<k>\sqrt{2}+1", r"1+<k>\sqrt{2}"),
-    (r"2\sqrt{<k>}-\sqrt{3}", r"-\sqrt{3}+\sqrt{<9k>}"),
-    (r"\frac{<k>}{1+\sqrt{2}}", r"<k>(\sqrt{2}-1)"),
-    (r"\frac{<k>\pi}{2}", r"\frac{1}{2}\pi\cdot <k>"),
-    (r"\frac{\pi}{<k>}", r"\frac{2\pi}{<9k>}"),
-    (r"\frac{3\pi r^2}{<k>}", r"\pi r^2\cdot\frac{3}{<k>}"),
-    (r"e^{<k>}", r"e^{<9k>}"),
-    (r"\ln <k>+1", r"1+\ln <k>"),
-    (r"\log_{2} <k>", r"\log_{2} <9k>"),
-    (r"\sin <k>x", r"\sin(<k>x)"),
-    ("<k>-5i", "<k>+5i"),
-    (r"<k>+\sqrt{5}i", r"i\sqrt{5}+<k>"),
-    ("x^3+3x-<k>", "-<k>+3x+x^3"),
-    ("(x+<k>)(x-2)", "(x-2)(x+<k>)"),
-    ("a^2+<k>ab+b^2", "b^2+<k>ba+a^2"),
-    (r"\frac{n(n+<k>)}{2}", "n(n-<k>)/2"),
-    (r"\frac{2a+b}{<k>c}", r"\frac{b+2a}{<k>c}"),
-    (r"\frac{x}{x+<k>}", r"1-\frac{<k>}{x+<k>}"),
-    ("2^{n}-<k>", r"2\cdot 2^{n-1}-<k>"),
-    (r"\binom{n}{2}+<k>", r"<k>+\frac{n(n-1)}{2}"),
-    ("y=2x+<k>", "2x-y+<k>=0"),
-    ("y=<k>x-1", "y=<k>x+1"),
-    ("x^2+y^2=<k>", "y^2+x^2=<k>"),
-    (r"(-\infty,<k>)", "x<<k>"),
-    (r"[<k>,\infty)", r"x\ge <k>"),
-    (r"x \in (<k>, <9k>)", "<k> < x < <9k>"),
-    (r"(-\infty,<k>]\cup[<9k>,\infty)", r"[<9k>,\infty)\cup(-\infty,<k>]"),
-    (r"(<k>,\frac{\pi}{2})", r"(<k>,\pi/2)"),
-    (r"1 \pm \sqrt{<k>}", r"1-\sqrt{<k>}, 1+\sqrt{<k>}"),
-    (r"\{<k>,\sqrt{2}\}", r"\sqrt{2},<k>+1"),
-    (
-        r"\begin{pmatrix} -1/<k> \\ 2/<k> \end{pmatrix}",
-        r"\begin{pmatrix} -\frac{1}{<k>} \\ \frac{2}{<k>} \end{pmatrix}",
-    ),
-    (
-        r"\begin{pmatrix} <k> & \sqrt{2} \\ 0 & 1 \end{pmatrix}",
-        r"\begin{pmatrix} <k> & \sqrt{2} \\ 0 & -1 \end{pmatrix}",
-    ),
-)
+_PAIRS = yaml.safe_load(Path(__file__).with_name("rewards_pairs.yaml").read_text(encoding="utf-8"))
+CHEAP, OPEN, CODE = (_PAIRS[part] for part in ("cheap", "open", "code"))
 THREADS = (1, 8)  # grades at a time
 WARM_UP = 8  # rounds: each child of a worker fills its own caches
 WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # makes a response of about 3,000 characters
-# kind of tests -> (program, label)
-CODE = {
-    "stdin, 2 tests": ("print(2 * int(input()))", {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8\n"]}),
-    "stdin, 20 tests": ("print(2 * int(input()))", {"inputs": ["3\n"] * 20, "outputs": ["6\n"] * 20}),
-    "a function, 2 tests": (
-        "def double(x):\n    return 2 * x",
-        {"inputs": [[3], [4]], "outputs": [6, 8], "fn_name": "double"},
-    ),
-    "asserts, 2 tests": (
-        "def double(x):\n    return 2 * x",
-        {"test_list": ["assert double(3) == 6", "assert double([1]) == [1, 1]"]},
-    ),
-}
 
 
 def main() -> None:

@@ -6,31 +6,24 @@ Evaluation and saving are off in both. The first two steps of a run do not count
 learning rate is 0, so that both estimators have the same responses throughout; the updates still run.
 """
 
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from measure import environment, print_table, script_parser, write_json
+from measure import arithmetic_job, environment, print_table, script_parser, write_json
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-HERE = Path(__file__).parents[1]
 PARTS = ("step_total", "generation", "make_experience", "ppo_train", "broadcast")
 _SKIPPED = 2  # steps
 
 
 def run(estimator: str, folder: Path, steps: int, seed: int) -> dict[str, list[float]]:
     """Return the seconds of each part, step by step."""
-    variables = {"RUN": str(folder), "STEPS": str(steps), "SEED": str(seed), "ESTIMATOR": estimator}
-    variables |= {"PYTHONPATH": str(HERE), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    line = [str(HERE / "examples/scripts/train_shear_arithmetic.sh"), "--eval.steps", str(10 * steps)]
+    words = ("--eval.steps", str(10 * steps), "--actor.adam.lr", "0")
     with (folder.parent / f"{folder.name}.log").open("w") as log:
-        line += ["--actor.adam.lr", "0"]
-        done = subprocess.run(line, env=os.environ | variables, stdout=log, stderr=log, cwd=HERE)
-    if done.returncode:
-        raise SystemExit(f"step.py: {estimator} ended with {done.returncode}:\n{Path(log.name).read_text()[-3000:]}")
+        code = arithmetic_job(folder, log, steps, *words, SEED=str(seed), ESTIMATOR=estimator).wait()
+    if code:
+        raise SystemExit(f"step.py: {estimator} ended with {code}:\n{Path(log.name).read_text()[-3000:]}")
     (events,) = {file.parent for file in (folder / "tensorboard").rglob("events.out.tfevents.*")}
     scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
     return {part: [event.value for event in scalars.Scalars(f"train/timing/{part}")][_SKIPPED:] for part in PARTS}

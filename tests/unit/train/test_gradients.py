@@ -1,6 +1,6 @@
 """The gradient that reaches the optimizer is that of one float32 pass, whichever way the batch was cut.
 
-`benchmarks/gradient_rows.py` has the ways and the limits, `gradients.py` the oracle. Here each way has a row;
+`benchmarks/gradient_rows.yaml` has the ways and the limits, `gradients.py` the oracle. Here each way has a row;
 `make check-gradients` has them all, and prints their table.
 """
 

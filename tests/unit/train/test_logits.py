@@ -1,6 +1,6 @@
 """Log-probs in chunks (`--actor.logits_chunk`) are upstream's, with its gradients, in a fraction of the memory.
 
-`benchmarks/gradient_rows.py` has them in whole updates: packed, in a ring, under ZeRO-3, with adapters.
+`benchmarks/gradient_rows.yaml` has them in whole updates: packed, in a ring, under ZeRO-3, with adapters.
 """
 
 import weakref

@@ -8,7 +8,7 @@ import measure
 import pytest
 import ranks
 import torch
-from gradient_rows import Row
+from gradients import Row
 
 from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
