@@ -97,21 +97,18 @@ def test_slurm_starts_ray_submits_a_job_that_fails_and_cleans_up(slurm, project)
     assert is_over(project, number)
 
 
-def test_slurm_ends_when_a_node_does_not_start(slurm, project):
-    broken = shim(project, slurm, 'case " $* " in *" --address "*) exit 7;; esac\nexec $RAY "$@"')
-    ended, number = sbatch(project, broken, "--wait", "./job.sh", "0")
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("exit 7", "slurm.sbatch: Ray did not start on all of one two; see {logs}"),
+        ("exec sleep infinity", r"2 nodes must have joined 127.0.0.2:\d+ after [\d.]+ s: got 1, "),
+    ],
+)
+def test_slurm_ends_when_a_node_does_not_start_or_join(slurm, project, does, said):
+    broken = shim(project, slurm, f'case " $* " in *" --address "*) {does};; esac\nexec $RAY "$@"')
+    ended, number = sbatch(project, broken | {"JOIN_SECONDS": f"{45 * PATIENCE:g}"}, "--wait", "./job.sh", "0")
     log = (project / "job.log").read_text()
-    assert ended == 1, log
-    assert f"slurm.sbatch: Ray did not start on all of one two; see {logs_of(project, number)}" in log, log
-    assert is_over(project, number)
-
-
-def test_slurm_ends_when_a_node_never_joins(slurm, project):
-    silent = shim(project, slurm, 'case " $* " in *" --address "*) exec sleep infinity;; esac\nexec $RAY "$@"')
-    ended, number = sbatch(project, silent | {"JOIN_SECONDS": f"{45 * PATIENCE:g}"}, "--wait", "./job.sh", "0")
-    log = (project / "job.log").read_text()
-    assert ended == 1, log
-    assert re.search(r"2 nodes must have joined 127.0.0.2:\d+ after [\d.]+ s: got 1, ", log), log
+    assert ended == 1 and re.search(said.replace("{logs}", str(logs_of(project, number))), log), log
     assert is_over(project, number)
 
 

@@ -10,8 +10,8 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from clouds import KINDS, clouds, real_states
-from test_shear_weights import ACCURACY, assert_close, oracle
+from clouds import KINDS, real_states
+from test_shear_weights import ACCURACY, MIXED, SMALL, assert_close, group, oracle
 
 from openrlhf_shear.config import CreditSpec, SearchConfig, ShearConfig
 from openrlhf_shear.config.shear import ErrorOddsConfig
@@ -25,12 +25,6 @@ from openrlhf_shear.credit.rules.text import TextRule
 from openrlhf_shear.transport.spread import SAMPLED_TOKENS
 
 COST_ERROR = 1e-5
-SMALL = {"window": 6, "stride": 3}
-MIXED = [True, False, True, False]
-
-
-def group(kind: str = "random", lengths=(10, 7, 4, 9), seed: int = 0) -> list[torch.Tensor]:
-    return [14 * h for h in clouds(kind, lengths, seed=seed)]
 
 
 def oracle_spread(hidden, correct) -> tuple[float, float]:

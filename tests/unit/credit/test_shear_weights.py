@@ -98,8 +98,8 @@ def oracle(hidden, correct, window=6, stride=3, epsilon=0.015, distance="sinkhor
     return weights, distances
 
 
-def group(kind: str = "random", lengths=(10, 7, 4, 9)) -> list[torch.Tensor]:
-    return [14 * h for h in clouds(kind, lengths)]  # so that nbar matters
+def group(kind: str = "random", lengths=(10, 7, 4, 9), seed: int = 0) -> list[torch.Tensor]:
+    return [14 * h for h in clouds(kind, lengths, seed=seed)]  # so that nbar matters
 
 
 def assert_close(result, expected, atol: float) -> None:

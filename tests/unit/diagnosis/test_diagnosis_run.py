@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_lines import refusal
 from transformers import AutoTokenizer
 
 from openrlhf_shear.cli import diagnose as cli
@@ -291,9 +292,8 @@ def test_the_text_control_of_single_tokens_is_that_of_the_stand_in_s_states(fold
 
 
 def test_a_negative_ngram_is_refused(folder, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--analyse", str(folder), "--ngram", "-1"])
-    assert "--ngram must be at least 0: got -1" in capsys.readouterr().err
+    told = refusal(capsys, ["--analyse", folder, "--ngram", "-1"], cli.main)
+    assert "--ngram must be at least 0: got -1" in told
 
 
 def test_analyse_reads_the_tables_again(folder, capsys):

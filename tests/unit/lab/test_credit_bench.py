@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from browsing import each, load, loads_alone
+from command_lines import refusal
 from lab_cases import write_run
 
 from openrlhf_shear.cli import credit_bench
@@ -242,11 +243,8 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
 )
 def test_a_mistake_is_one_line(line, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        main(line.split())
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and told in said and said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    said = refusal(capsys, line.split(), main)
+    assert told in said and "\n" not in said and not list(tmp_path.iterdir())
 
 
 # ── The kept rows ──

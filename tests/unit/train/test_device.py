@@ -227,27 +227,6 @@ def test_a_cluster_that_asks_for_a_token_is_named(monkeypatch, kind):
         cluster.enter("here:1")
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_store_of_one_node_listens_on_loopback(kept):
-    code = """
-import datetime, psutil, socket, sys, torch.distributed as distributed
-from openrlhf_shear.train.nodes.loopback import keep_stores_there
-if int(sys.argv[1]):
-    keep_stores_there()
-    keep_stores_there()
-with socket.socket() as free:
-    free.bind(("", 0))
-    port = free.getsockname()[1]
-store = next(distributed.rendezvous(f"tcp://127.0.0.1:{port}?rank=0&world_size=1"))[0]
-again = next(distributed.rendezvous(f"tcp://127.0.0.1:{port}?rank=0&world_size=1"))[0]
-store.set("a", "b")
-assert again.get("a") == b"b"
-print([c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"])
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(int(kept))], capture_output=True, text=True)
-    assert (done.stdout.strip() == "['127.0.0.1']") == kept, done.stdout + done.stderr
-
-
 def test_a_cluster_that_has_ended_is_refused_at_once(ray, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", "{}:{}".format(*server.getsockname()))

@@ -80,9 +80,6 @@ def test_a_folder_in_which_a_run_still_writes_is_refused(job, capsys, monkeypatc
     started = resources.hold(Path("run/ckpt"))
     assert resources.hold(Path("run/ckpt")) is None
     assert "ckpt.path is the folder of a run that still writes" in refusal(capsys, line), "before its Ray is up"
-    with pytest.raises(SystemExit) as ended:
-        train_ppo_ray.main(line)
-    assert ended.value.code == 2
     started.close()
     train_ppo_ray.read(line)
 
