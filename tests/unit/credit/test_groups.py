@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lab_cases import Maker
+from lab_cases import Hand, Maker
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
@@ -193,23 +193,15 @@ def test_a_group_that_was_weighed_at_once_is_no_job():
     assert len(collector.take()) == 1 and rule.numbers == [0]
 
 
-class Reader(UniformRule):
-    needs = frozenset({"token_ids", "token_texts"})
-
-    def credit(self, group):
-        self.seen = group
-        return super().credit(group)
-
-
 def test_a_rule_is_given_tokens_and_the_step():
-    rule = Reader()
+    rule = Hand(needs={"token_ids", "token_texts"})
     collector = GroupCollector(rule)
     for rollout, texts in ((1, ("c",)), (0, ("a", "b"))):
         request = CreditRequest((rollout,), (0,), (0.0,), (False,), group_size=2, step=9)
         ids = torch.arange(len(texts))
         collector.add(request, [len(texts)], {"token_ids": [ids], "token_texts": [texts]})
     collector.take()
-    seen = rule.seen
+    (seen,) = rule.seen
     assert (seen.token_texts, seen.step, seen.lengths) == ((("a", "b"), ("c",)), 9, (2, 1))
     assert [ids.tolist() for ids in seen.token_ids] == [[0, 1], [0]]
 

@@ -14,7 +14,7 @@ from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import LAB_ALONE, Credit, CreditRule, UpdateRule
+from openrlhf_shear.credit.rule import LAB_ALONE, UpdateRule
 from openrlhf_shear.integrations.rows import of_responses, rule_of
 from openrlhf_shear.lab.credit import groups
 from openrlhf_shear.lab.policy import Policy, Reading
@@ -26,14 +26,6 @@ from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
 LOGIT_NOISE = 2e-5
 # Float32 log-probs of a sequence alone and in a padded batch: 2.9e-5 was the largest difference, at log-probs near -3.
 BATCH_NOISE = 2e-4
-
-
-class Asks(CreditRule):
-    def __init__(self, *needs):
-        self.needs = frozenset(needs)
-
-    def credit(self, group):
-        return Credit([torch.ones(n) for n in group.lengths])
 
 
 @pytest.fixture(scope="module")
@@ -264,4 +256,4 @@ def test_training_refuses_what_only_the_lab_gives(need, tmp_path, monkeypatch):
 )
 def test_other_trainers_refuse_what_they_cannot_give(trainer, need):
     with pytest.raises(ValueError, match=f"here: rule needs {need}, which it does not get from {trainer}"):
-        rule_of(Asks(need), "here", trainer)
+        rule_of(Hand(needs={need}), "here", trainer)

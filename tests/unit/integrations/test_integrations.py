@@ -6,6 +6,7 @@ from importlib import metadata
 
 import pytest
 import torch
+from lab_cases import Hand
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
@@ -105,23 +106,14 @@ def test_rows_of_a_group_need_no_order():
         assert all(map(torch.equal, group.weights, by_rollouts[group.rollouts].weights))
 
 
-class Seeing(CreditRule):
-    name = "seeing"
-    needs = frozenset({"log_probs", "token_ids"})
-
-    def __init__(self):
-        self.seen = []
-
-    def credit(self, group):
-        self.seen.append(group)
-        return Credit([torch.ones(length) for length in group.lengths])
+NEEDS = {"log_probs", "token_ids"}
 
 
 def test_a_rule_sees_what_it_needs_and_where_it_stands():
     mask = torch.tensor([[1, 1, 0], [0, 1, 1]]).bool()
     ids, log_probs = torch.arange(6).view(2, 3), -torch.arange(6).view(2, 3).bfloat16()
-    tensors = of_responses(Seeing.needs, mask, None, ids, {}, log_probs=log_probs)
-    rule = Seeing()
+    tensors = of_responses(NEEDS, mask, None, ids, {}, log_probs=log_probs)
+    rule = Hand(needs=NEEDS)
     credited_groups(rule, [Row(i, "p", 1.0 - i, i == 0, 2, tensors[i]) for i in range(2)], step=3)
     (group,) = rule.seen
     assert group.step == 3 and group.rewards == (1.0, 0.0) and group.correct == (True, False)
@@ -158,8 +150,8 @@ def test_a_rule_is_named_by_the_one_grammar():
 
 
 def test_a_rule_that_fails_is_named():
-    with pytest.raises(CreditRuleError, match=r"seeing .* group 0: 1 rollouts need as many weights: got 2"):
-        rule = Seeing()
+    with pytest.raises(CreditRuleError, match=r"Hand.*group 0: 1 rollouts need as many weights: got 2"):
+        rule = Hand(needs=NEEDS)
         rule.credit = lambda group: Credit([torch.ones(1), torch.ones(1)])
         credited_groups(rule, [Row(0, "p", 1.0, True, 1, {"log_probs": torch.zeros(1), "token_ids": torch.zeros(1)})])
 
