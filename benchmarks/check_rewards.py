@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gold_answers import gold_answers
-from gold_programs import canonical, empty_lists
+from gold import canonical, empty_lists, gold_answers
 from measure import print_table, script_parser, write_json
 from near_mutants import near
 

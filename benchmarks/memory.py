@@ -195,8 +195,9 @@ def estimated(words: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers to this JSON file")
+    from measure import environment, print_table, script_parser, write_json
+
+    parser = script_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=512, help="tokens of the single sequence of a pass (default 512)")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
@@ -204,8 +205,6 @@ def main() -> None:
     if args.rank:
         print(json.dumps(work(args.words, args.tokens)))
         return
-    from measure import environment, print_table, write_json
-
     rows = []
     for size, *how in CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 r"""Is an answer paid that differs from its gold in a single place, and is a gold paid in every style of a response?
 
-The golds are those of `gold_answers` and of MATH's training set, each once. A mutant is drawn by a seed: a digit, a
+The golds are those of `gold.py` and of MATH's training set, each once. A mutant is drawn by a seed: a digit, a
 sign, a bracket, a name, a root, a unit or an item is another. Some mutants are right: a set in another order.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gold_answers import LOADERS
-from gold_programs import json_lines, row_of
+from gold import LOADERS, json_lines, row_of
 from tqdm import tqdm
 
 from openrlhf_shear.rewards import grade_math

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import check_rewards
-import gold_answers
+import gold
 import pytest
-from gold_programs import SETS, canonical
+from gold import SETS, canonical
 
 from openrlhf_shear.rewards import Verdict, grade_code
 
@@ -43,10 +43,10 @@ def test_golds_of_real_benchmarks_and_a_grader_that_accepts_anything(tmp_path, m
     for name, every in (("math500", 25), ("aime24", 10), ("olympiadbench", 25), ("gsm8k", 50)):
         lines = (DATA / name / "test.jsonl").read_text(encoding="utf-8").splitlines()
         write_lines(tmp_path / name, *lines[::every])
-    rows = gold_answers.gold_answers(tmp_path)
+    rows = gold.gold_answers(tmp_path)
     assert len(rows) == 8 and [row for row in rows if row["others"]] == []
-    monkeypatch.setattr(gold_answers, "grade_math", lambda *_, **__: Verdict(True, method="normalized"))
-    fooled = [row for row in gold_answers.gold_answers(tmp_path) if row["graded"] == "the next golds"]
+    monkeypatch.setattr(gold, "grade_math", lambda *_, **__: Verdict(True, method="normalized"))
+    fooled = [row for row in gold.gold_answers(tmp_path) if row["graded"] == "the next golds"]
     assert [len(row["others"]) for row in fooled] == [row["count"] for row in fooled]
 
 

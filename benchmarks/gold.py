@@ -1,8 +1,13 @@
-"""Does the code grader agree with the benchmarks' own solutions? They must pass; another problem's must fail."""
+r"""Do the graders agree with the benchmarks' own answers and solutions? They must pass; another problem's must fail.
+
+The benchmarks are local files below one folder, e.g. `math500/test.jsonl`, `aime24/test.jsonl`,
+`olympiadbench/test.jsonl` and `gsm8k/test.jsonl`.
+"""
 
 import gzip
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from openrlhf_shear.rewards import Verdict, grade_code
+from openrlhf_shear.rewards import Verdict, grade_code, grade_math
 from openrlhf_shear.rewards.code.tests import CLOSE, AssertTests, tests_of
 
 
@@ -142,4 +147,53 @@ SETS: dict[str, Callable[[Path], Iterator[Case]]] = {
     "MBPP+": _lines(*EVALPLUS[1][1:]),
     "LeetCode": _leetcode,
     "CodeContests stdin": _stdin,
+}
+
+# ── Answers ──
+
+Gold = tuple[str, float | None]
+"""A gold answer and the benchmark's absolute tolerance."""
+
+
+def gold_answers(data_dir: Path) -> list[dict]:
+    """Return two rows for each benchmark in the folder: its golds, and those of the next problem with another answer.
+
+    Raises:
+        ValueError: the folder has none of the benchmarks.
+    """
+    rows = []
+    for name, gold_of in LOADERS.items():
+        if (path := data_dir / name / "test.jsonl").is_file():
+            rows += _golds(name, [gold_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()])
+    if not rows:
+        raise ValueError(f"no benchmark found: got {data_dir}; use a folder with e.g. math500/test.jsonl")
+    return rows
+
+
+def _golds(name: str, golds: list[Gold]) -> Iterator[dict]:
+    methods, refused, accepted = Counter(), [], []
+    for at, gold in enumerate(tqdm(golds, name)):
+        verdict = _answered(rf"So it is $\boxed{{{gold[0]}}}$.", gold)
+        methods[verdict.method] += verdict.correct
+        refused += [] if verdict.correct else [(gold[0], verdict.why)]
+        other = next(other for other, _ in (*golds[at + 1 :], *golds[:at]) if other != gold[0])
+        accepted += [(gold[0], other)] if _answered(rf"\boxed{{{other}}}", gold).correct else []
+    note = ", ".join(f"{count} {method}" for method, count in methods.most_common())
+    yield row_of(name, "its golds", len(golds), refused, note)
+    yield row_of(name, "the next golds", len(golds), accepted)
+
+
+def _answered(response: str, gold: Gold) -> Verdict:
+    return grade_math(response, gold[0], tolerance=gold[1])
+
+
+def _plain(row: dict) -> Gold:
+    return row["answer"], None
+
+
+LOADERS = {
+    "math500": _plain,
+    "aime24": _plain,
+    "olympiadbench": lambda row: (row["final_answer"][0], float(row["error"]) if row["error"] else None),
+    "gsm8k": lambda row: (row["answer"].rpartition("####")[2].strip(), None),
 }
