@@ -22,25 +22,16 @@ def opened(failures: int = 3) -> tuple[Breaker, Clock]:
     return breaker, clock
 
 
-def test_it_opens_after_failures_in_a_row_and_an_answer_starts_the_count_again():
-    breaker = Breaker(3)
-    for answered in (False, False, True, False, False):
+@pytest.mark.parametrize(("most", "said"), [(3, (False, False, True, False, False)), (2, (False, None, None, None))])
+def test_it_opens_after_failures_in_a_row(most, said):
+    """An answer starts the count again. What says nothing (None) is no failure and no answer."""
+    breaker = Breaker(most)
+    for answered in said:
         breaker.settle(breaker.admit(), answered)
     ticket = breaker.admit()
     assert ticket is not None
     breaker.settle(ticket, False)
-    assert breaker.admit() is None
-    assert opened(1)[0].admit() is None
-
-
-def test_what_says_nothing_is_no_failure_and_no_answer():
-    breaker = Breaker(2)
-    for answered in (False, None, None, None):
-        breaker.settle(breaker.admit(), answered)
-    ticket = breaker.admit()
-    assert ticket is not None, "three of four said nothing"
-    breaker.settle(ticket, False)
-    assert breaker.admit() is None, "nothing came between the two failures"
+    assert breaker.admit() is None and opened(1)[0].admit() is None
 
 
 def test_after_the_cool_down_one_trial_is_admitted_and_its_answer_closes():
