@@ -185,6 +185,17 @@ def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_ag
     assert (project / "model" / "config.json").exists() and is_over(project, number)
 
 
+def test_a_training_whose_script_gets_sigterm_saves_and_ends(slurm, project, training):
+    _, number = sbatch(project, slurm, "./job.sh", "0")
+    in_its_second_step(project / "job.log")
+    asked(slurm, "scancel", "--batch", "--signal=TERM", str(number))
+    wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job has ended")
+    text = (project / "job.log").read_text()
+    (saved,) = re.findall(r"stopped by SIGTERM after step (\d+)", text)
+    assert (training / f"global_step{saved}" / "complete.json").exists() and "queued again" not in text, text
+    assert is_over(project, number)
+
+
 @pytest.mark.parametrize("words", [(), ("--full", "--signal=USR1")], ids=["TERM", "USR1"])
 def test_a_training_with_a_private_ray_saves_when_slurm_signals_all_its_processes(slurm, project, training, words):
     """`scancel` sends SIGTERM to every process of a job, and SIGKILL after KillWait, 30 s."""
