@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
-from fault_jobs import ASIDE, BATCH, Bench, Job, Outcome, kill
+from fault_jobs import ASIDE, BATCH, POLICY, TRAIN, Bench, Job, Outcome, kill
 
 from openrlhf_shear.train.checkpoints import folders
 
@@ -57,6 +57,7 @@ MOMENTS: dict[str, Callable[[Job, str], bool]] = {
     "sync": _syncing,
     "evaluation": lambda job, before: _since(job, "] evaluating", before),
     "resumed": lambda job, before: _since(job, "resuming after step", before),
+    "not saved": lambda job, before: _since(job, "no checkpoint of step", before),
 }
 
 
@@ -69,6 +70,7 @@ class _Disturbed:
 
     def __init__(self, job: Job, outcome: Outcome):
         self.job, self._outcome, self.codes = job, outcome, []
+        self.began = 0.0  # time of the first act
 
     def act(self, text: str) -> None:
         moment, _, what = text.partition(": ")
@@ -78,12 +80,8 @@ class _Disturbed:
         elif self.job.process is None or self.job.process.poll() is not None:
             self.start()
         victims = self._wait(moment, argument if verb in ("kill", "oom") else "")
-        started = time.monotonic()
-        self._outcome.trials += 1
-        {"kill": self._kill, "oom": self._oom, "sh": self._sh, "signal": self._signal, "rival": self._rival}[verb](
-            argument, victims
-        )
-        self._outcome.seconds.append(round(time.monotonic() - started, 2))
+        self.began = self.began or time.monotonic()
+        getattr(self, f"_{verb}")(argument, victims)
 
     def start(self) -> None:
         self.finish()
@@ -97,7 +95,7 @@ class _Disturbed:
 
     def _wait(self, moment: str, victim: str) -> list[psutil.Process]:
         """Return the processes that match at the moment; they are looked for before it, as it may be short."""
-        before, found, looked = self.job.log if self._outcome.trials else "", [], 0.0
+        before, found, looked = self.job.log if self.began else "", [], 0.0
         is_short = moment in ("save", "sync")
 
         def reached() -> bool:
@@ -149,6 +147,11 @@ class _Disturbed:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(getattr(signal, name))
 
+    def _try(self, words: str, _: list[psutil.Process]) -> None:
+        """Resume with more words, and wait for the end."""
+        self.job.start(_RESUME, *words.split())
+        self.finish()
+
     def _rival(self, _: str, __: list[psutil.Process]) -> None:
         """Start the same command beside the job's process; one of both must be refused, and the other stays."""
         first = self.job.process
@@ -164,11 +167,10 @@ class _Disturbed:
 
 def shell(command: str, job: Job, **variables: str) -> None:
     """Run a row's command. Raises CalledProcessError: it failed."""
-    names = {"RUN": str(job.folder), "PYTHON": sys.executable, "BENCH": str(_FILE.parent), ASIDE: "1"} | variables
+    names = {"RUN": job.folder, "PYTHON": sys.executable, "BENCH": _FILE.parent, "POLICY": POLICY, ASIDE: 1} | variables
+    environment = os.environ | job.environment | {name: str(value) for name, value in names.items()}
     with (job.folder / "sh.txt").open("a") as log:
-        subprocess.run(
-            ["bash", "-euc", command], env=os.environ | job.environment | names, check=True, stdout=log, stderr=log
-        )
+        subprocess.run(["bash", "-euc", command], env=environment, check=True, stdout=log, stderr=log)
 
 
 @contextlib.contextmanager
@@ -187,11 +189,12 @@ def _row(name: str, entry: dict) -> Callable[[Bench], Outcome]:
     words = (*_WORDS, *entry.get("words", "").split())
 
     def row(bench: Bench) -> Outcome:
-        outcome = Outcome(entry["fault"], entry["when"])
+        outcome = Outcome(entry["fault"], entry["when"], trials=1)
         job = bench.job(name, _PROMPTS, *words, *entry.get("flags", "").split())
+        job.program = tuple(f"{_FILE.parent}/{entry['program']}".split()) if "program" in entry else TRAIN
         job.launcher = tuple(entry.get("launcher", "").split())
         job.environment = {key: value.replace("$RUN", str(job.folder)) for key, value in entry.get("set", {}).items()}
-        disturbed = _Disturbed(job, outcome)
+        disturbed, started = _Disturbed(job, outcome), time.monotonic()
         with _around(entry, job):
             try:
                 for act in entry["do"]:
@@ -209,7 +212,7 @@ def _row(name: str, entry: dict) -> Callable[[Bench], Outcome]:
             met = job.folder / "met.txt"
             told = [*_said(job, entry.get("says")), *(met.read_text().splitlines() if met.exists() else ())]
             outcome.ends = "; ".join([", then ".join(map(_shown, disturbed.codes)), *told])
-            outcome.trials = outcome.trials or 1
+            outcome.seconds = [round(time.monotonic() - (disturbed.began or started), 2)]
             if disturbed.codes[-1] == 0 and entry.get("compare", True):
                 bench.compare(outcome, job, *words, without=entry.get("without"))
         return outcome

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from fault_jobs import BATCH, GROUP, TRAIN, Bench, Job, Outcome, kill
+from fault_jobs import BATCH, GROUP, Bench, Job, Outcome, kill
 
 from openrlhf_shear.train.checkpoints import folders
 
@@ -111,28 +111,6 @@ def survived(
     return row
 
 
-def broken(
-    fault: str,
-    when: str,
-    *words: str,
-    prepare: Callable[[Job], tuple[str, ...]] | None = None,
-    program: tuple[str, ...] = TRAIN,
-) -> Row:
-    """Break a job from the start and see how it ends; `prepare` returns more words for its command line."""
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(fault, when, trials=1)
-        job = bench.job(outcome.name, 5 * BATCH, *words)
-        job.program = program
-        code = job.run(outcome, *(prepare(job) if prepare else ()))
-        said = re.findall(r"(?:the run ended|^(?:.*: )?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
-        text = said[-1].replace(str(job.folder), "RUN").replace(str(bench.folder), "RUNS") if said else ""
-        outcome.ends = f"exit {code}: {text if len(text) < 180 else text[:176] + ' ...'}"
-        return outcome
-
-    return row
-
-
 def rest(name: str, *words: str) -> Row:
     """Train on 21 prompts in batches of 8, on two ranks."""
 
@@ -144,85 +122,5 @@ def rest(name: str, *words: str) -> Row:
         outcome.ends = f"trained {trained} of {sampled}, exit {code}"
         outcome.lost = job.prompts - int(trained) // GROUP
         return outcome
-
-    return row
-
-
-def graded_by(name: str, text: str) -> Row:
-    """Grade by a reward file with this text."""
-
-    def prepare(job: Job) -> tuple[str, ...]:
-        file = job.folder / "reward.py"
-        file.write_text(text)
-        return "--reward.remote_url", str(file)
-
-    return broken(f"a reward file that {name}", "from the start", prepare=prepare)
-
-
-def unheard(fault: str, disturb: Callable[[Job], None]) -> Row:
-    """Break, in a step, the path from a run to the screen; the screen must tell every later step, and the end."""
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(fault, "at random", trials=1)
-        job = bench.job(outcome.name, 5 * BATCH)
-        job.start()
-        in_a_step(bench, job)
-        at, started = job.step, time.monotonic()
-        disturb(job)
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
-        lines = job.log.splitlines()
-        told = [any(f" {step}/5  reward " in line for line in lines) for step in range(at + 1, 6)]
-        told.append(any("finished after step 5 of 5" in line for line in lines))
-        outcome.ends = f"the screen tells {sum(told)} of the {len(told)} lines that follow, exit {code}"
-        return bench.compare(outcome, job)
-
-    return row
-
-
-def _killed_in_step_4(bench: Bench, outcome: Outcome) -> Job:
-    job = bench.job(outcome.name, 5 * BATCH, "--ckpt.max_num", "2")
-    job.start()
-    job.wait_for(lambda: job.step >= 3)
-    job.kill()
-    job.finish(outcome)
-    return job
-
-
-def damaged(what: str, damage: Callable[[Path], None]) -> Row:
-    """Damage the files of the newest checkpoint; the run must resume from the checkpoint before it."""
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(what, "before a resume", trials=1)
-        job = _killed_in_step_4(bench, outcome)
-        folder = job.folder / "ckpt" / "_actor"
-        for file in (folder / folders.names(folder)[-1]).glob("*.pt"):
-            damage(file)
-        code = job.run(outcome, "--ckpt.load_enable")
-        outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"
-        return bench.compare(outcome, job)
-
-    return row
-
-
-def of_another_run(what: str, *words: str, change: Callable[[str], str] = str) -> Row:
-    """Resume with other flags, or with a changed file of prompts: refused; then resume as before.
-
-    Args:
-        change: maps the file's text to another.
-    """
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(what, "at a resume", trials=1)
-        job = _killed_in_step_4(bench, outcome)
-        file = job.folder / "train.jsonl"
-        rows = file.read_text()
-        file.write_text(change(rows))
-        refused = job.run(outcome, "--ckpt.load_enable", *words)
-        said = re.findall(r"error: .*? is of another run: (.*?); use", job.log)
-        file.write_text(rows)
-        job.start("--ckpt.load_enable")
-        outcome.ends = f"exit {refused}: {said[0] if said else 'NOTHING SAID'}; as before: exit {job.finish(outcome)}"
-        return bench.compare(outcome, job)
 
     return row

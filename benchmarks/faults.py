@@ -20,28 +20,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import fault_resources
 import fault_table
 import psutil
-from fault_jobs import BATCH, POLICY, Bench, Job, Outcome, kill
-from fault_ways import (
-    TWO_RANKS,
-    Row,
-    at_random,
-    broken,
-    damaged,
-    ended,
-    graded_by,
-    in_a_save,
-    in_a_step,
-    in_a_sync,
-    of_another_run,
-    rest,
-    survived,
-    unheard,
-)
+from fault_jobs import BATCH, Bench, Job, Outcome, kill
+from fault_ways import TWO_RANKS, Row, at_random, ended, in_a_save, in_a_step, in_a_sync, rest, survived
 from measure import environment, script_parser
-from safetensors.torch import load_file, save_file
 
 from openrlhf_shear.report.provenance import commit
 from openrlhf_shear.rollouts.record import read_rollouts
@@ -58,16 +41,6 @@ def other_seed(bench: Bench) -> Outcome:
     job = bench.job(outcome.name, 5 * BATCH, "--train.seed", "7")
     outcome.ends = f"another run, exit {job.run(outcome)}"
     return bench.compare(outcome, job)
-
-
-def _halve(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def _flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 def finished(bench: Bench) -> Outcome:
@@ -125,23 +98,6 @@ def node(bench: Bench) -> Outcome:
     return bench.compare(outcome, job, *words)
 
 
-def stop_gcs(job: Job) -> None:
-    stopped = job.below("gcs_server")
-    for process in stopped:
-        process.suspend()
-    time.sleep(30)
-    for process in stopped:
-        process.resume()
-
-
-def _nan_weight(job: Job) -> tuple[str, ...]:
-    policy = shutil.copytree(POLICY, job.folder / "policy")
-    weights = load_file(policy / "model.safetensors")
-    next(iter(weights.values())).view(-1)[0] = float("nan")
-    save_file(weights, policy / "model.safetensors", metadata={"format": "pt"})
-    return "--actor.model_name_or_path", str(policy)
-
-
 def pool_killed(bench: Bench) -> Outcome:
     """Kill the pool in 1 of 16 rollouts, chosen by a digest of the response; the other rollouts must be graded."""
     outcome = Outcome("a reward file that kills the pool in 1 of 16", "from the start", trials=1)
@@ -158,13 +114,6 @@ def pool_killed(bench: Bench) -> Outcome:
     return outcome
 
 
-ENGINES = str(Path(__file__).with_name("fault_engines.py"))
-FAST = ("--actor.adam.lr", "3e-4", "--actor.lr_scheduler", "constant")  # the policy soon leaves its first weights
-LORA = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "3e-3", "--actor.lr_scheduler", "constant")
-SIGNATURE = (  # the beginning of a reward that passes the try before training
-    "def reward_func(queries, prompts, labels):\n"
-    "    if queries[0].endswith('I do not know.'):\n        return {'rewards': 0.0}\n"
-)
 KILLS_POOL = """
 import hashlib, json, os, pathlib, signal
 
@@ -199,40 +148,12 @@ ROWS: dict[str, Row] = {
         share=0.5,
     ),
     "node": node,
-    "truncated": damaged("newest checkpoint cut in half", _halve),
-    "flipped": damaged("a byte of the newest checkpoint flipped", _flip),
-    "resumed_seed": of_another_run("another --train.seed", "--train.seed", "7"),
-    "resumed_order": of_another_run("prompts reordered", change=lambda text: "".join(text.splitlines(True)[::-1])),
-    "resumed_rows": of_another_run("16 of 40 prompts", change=lambda text: "".join(text.splitlines(True)[:16])),
     "finished": finished,
     "rest_fixed": rest("fixed batches, ZeRO-3", "--ds.zero_stage", "3"),
     "rest_dynamic": rest("dynamic batches", "--train.dynamic_batch_enable", *TOKENS),
     "rest_grpo": rest("group_norm", *GRPO),
-    "nan_update": broken(
-        "weights that overflow", "first update", "--actor.adam.lr", "1e37", "--actor.lr_scheduler", "constant"
-    ),
-    "nan_weight": broken("a NaN weight", "at load", prepare=_nan_weight),
-    "reward_syntax": graded_by("is no Python", "def reward_func(queries, prompts, labels:\n"),
-    "reward_raises": graded_by("always raises", SIGNATURE + "    raise KeyError('no')\n"),
-    "reward_signature": graded_by(
-        "is verl's", "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
-    ),
-    "reward_nan": graded_by("gives NaN", SIGNATURE + "    return {'rewards': float('nan')}\n"),
-    "reward_hangs": graded_by("hangs", "import time\n" + SIGNATURE + "    time.sleep(3600)\n"),
-    "reward_server_gone": broken(
-        "a reward server that is gone", "from the start", "--reward.remote_url", "http://127.0.0.1:9/get_reward"
-    ),
     "pool_killed": pool_killed,
-    **fault_resources.ROWS,
     **fault_table.ROWS,
-    "log_monitor": unheard("Ray's log monitor killed", lambda job: kill(*job.below("log_monitor.py"))),
-    "gcs_stopped": unheard("Ray's GCS stopped for 30 s", stop_gcs),
-    "old_weights": broken(
-        "one of two engines keeps old weights", "from the start", *TWO_RANKS, *FAST, program=(ENGINES, "old_weights")
-    ),
-    "base_model": broken(
-        "engines serve the base model under LoRA", "from the start", *LORA, program=(ENGINES, "base_model")
-    ),
 }
 
 
