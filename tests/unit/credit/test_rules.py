@@ -1,6 +1,5 @@
 """The interface of credit rules: what a rule is given, what is refused, and rules from outside the package."""
 
-import importlib.util
 import math
 import types
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import torch
 from cases import cases
 
+from examples.rules import surprise_rule
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.credit import Credit, CreditRule, UpdateRule
@@ -206,16 +206,13 @@ def test_what_is_no_advantage_is_an_error_before_the_loss(answer, said):
 
 
 def test_the_example_rule():
-    spec = importlib.util.spec_from_file_location("surprise_rule", ROOT / "examples" / "rules" / "surprise_rule.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     log_probs = [torch.tensor([-0.0, -1.0, -9.0, -0.5, -2.0]), torch.tensor([-1.0, -1.0, -1.0])]
-    credit = through(module.SurpriseRule(), log_probs=log_probs)
+    credit = through(surprise_rule.SurpriseRule(), log_probs=log_probs)
     surprise = [0.0, 0.2, 1.0, 0.1, 0.4]
     expected = [1 + s - sum(surprise) / 5 for s in surprise]
     assert credit.weights[0].tolist() == pytest.approx(expected) and credit.weights[1].tolist() == [1.0] * 3
     assert credit.metrics["surprise"] == pytest.approx((sum(surprise) / 5 + 0.2) / 2)
-    assert len(Path(module.__file__).read_text().splitlines()) < 40
+    assert len(Path(surprise_rule.__file__).read_text().splitlines()) < 40
 
 
 def test_names_of_rules():

@@ -1,17 +1,14 @@
 """docs/house.md is true: the ten files of its reading, its tables of rooms and folders, its picture, its words."""
 
-import importlib.util
 import re
 from pathlib import Path
 
+import house_picture
 from test_rooms import FLOORS, TRAIN_FLOORS
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "openrlhf_shear"
 PAGE = (ROOT / "docs/house.md").read_text()
-spec = importlib.util.spec_from_file_location("house_picture", ROOT / "scripts/house_picture.py")
-house_picture = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(house_picture)
 
 
 def section(title: str) -> str:

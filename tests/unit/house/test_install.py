@@ -1,18 +1,15 @@
 """The install scripts and the Dockerfiles, with pip and nvcc replaced by what writes down how they were called."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import bare_root
 import pytest
 from cases import cases
 
 ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location("bare_root", ROOT / "docker/bare_root.py")
-bare_root = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bare_root)
 
 PIP = """#!/bin/sh
 cat >/dev/null

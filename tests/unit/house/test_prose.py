@@ -1,14 +1,11 @@
 """`scripts/prose.py` finds what it names, passes what is plain, and finds nothing in this repository."""
 
-import importlib.util
 from pathlib import Path
 
+import prose
 import pytest
 
 ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location("prose", ROOT / "scripts/prose.py")
-prose = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(prose)
 LONG = " ".join(["word"] * 31)
 
 

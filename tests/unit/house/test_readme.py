@@ -1,10 +1,10 @@
 """The README can be read in five minutes, claims no more than was run, and its badges, links and commands are true."""
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
 
+import badges
 import pytest
 import yaml
 
@@ -14,9 +14,6 @@ ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAPER = "https://arxiv.org/abs/2604.23318"
-spec = importlib.util.spec_from_file_location("badges", ROOT / "scripts/badges.py")
-badges = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(badges)
 
 
 def test_it_is_short_and_shows_its_chart_and_the_quickstart_first():
