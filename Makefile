@@ -62,3 +62,4 @@ package:
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
+	@echo "runs/docs/index.html; its search needs a server: python -m http.server --directory runs/docs"

@@ -1,6 +1,6 @@
 """The page of results, docs/results.md, and the chart of the README, both from the JSON files in benchmarks/results.
 
-    PYTHONPATH=. python benchmarks/results_page.py       # rewrites the page's tables and docs/images/results.png
+    PYTHONPATH=. python benchmarks/results_page.py       # rewrites the page's tables and docs/images/results*.png
 
 A row of the page is an entry of `results_rows.toml`. What a row leaves out comes from its JSON file.
 """
@@ -19,7 +19,11 @@ from openrlhf_shear.report.figures import Picture, Series, columns, plot_rows, r
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
-PAGE, CHART = ROOT / "docs/results.md", ROOT / "docs/images/results.png"
+PAGE, CHART, DARK_CHART = (
+    ROOT / "docs/results.md",
+    ROOT / "docs/images/results.png",
+    ROOT / "docs/images/results_dark.png",
+)
 MARK = re.compile(r"(<!-- printed by benchmarks/results_page\.py: (\w+) -->)\n+(?:\|[^\n]*\n)*\n*")
 HEADER = "| result | command | commit | log and curve |\n| --- | --- | --- | --- |\n"
 NO_COMMIT = "not recorded"
@@ -142,7 +146,8 @@ def main() -> None:
     parser.parse_args()
     PAGE.write_text(page(PAGE.read_text()))
     CHART.write_bytes(render(chart(), "png"))
-    print(f"{PAGE.relative_to(ROOT)} and {CHART.relative_to(ROOT)}: written")
+    DARK_CHART.write_bytes(render(chart(), "png", dark=True))
+    print(*(f"{file.relative_to(ROOT)}: written" for file in (PAGE, CHART, DARK_CHART)), sep="\n")
 
 
 if __name__ == "__main__":

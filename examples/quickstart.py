@@ -6,6 +6,7 @@ The policy is the small one that ships with the package; its task is chain arith
 """
 
 import argparse
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from openrlhf_shear.rollouts.record import Rollout
 from openrlhf_shear.tasks.arithmetic import arithmetic
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR, make_problems
 
+START = time.perf_counter()
 GROUP = 6
 SHADES = " ░▒▓█"  # small to large
 
@@ -34,16 +36,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
+    doing("loading the policy")
     # A group: several responses of the policy to one problem, some right, some wrong.
     settings = LabSettings(precision="float32", samples_per_prompt=GROUP)
     policy = Policy(POLICY_DIR, settings)
     problems = make_problems(8, args.seed, "heldout")
+    doing(f"sampling {GROUP} responses to each of {len(problems)} problems")
     rollouts = sample(policy, problems, GROUP, settings, args.seed)
     number, group = next((n, g) for n, g in enumerate(rollouts.groups) if len(set(rollouts.correct[g])) == 2)
     correct, prompt = list(rollouts.correct[group]), problems[number].prompt
     with torch.no_grad():
         reading = policy.read(rollouts.sequences[group], rollouts.mask[group], states=True)
 
+    doing("SHEAR's weights (the first call compiles loops)")
     # SHEAR: a token weighs as much as its spans are far from the rollouts of the other outcome.
     config = ShearConfig(window=16, stride=4)
     result = shear_weights(reading.states, correct, config)
@@ -57,6 +62,7 @@ def main() -> None:
         print("+" if is_right else "-", policy.tokenizer.decode(row, skip_special_tokens=True))
         print(" ", shaded(weights), "" if first_error is None else f"  first error at {first_error}")
 
+    doing("the distances of all spans")
     # How far spans of two rollouts are from each other, whatever their outcomes.
     evidence = group_evidence(reading.states, result, config, SearchConfig())
     i, j = sorted((correct.index(True), correct.index(False)))
@@ -89,6 +95,11 @@ def main() -> None:
     path = args.output / "rollouts.html"
     path.write_text(page, encoding="utf-8")
     print(f"\n{path}: open it in a browser")
+
+
+def doing(what: str) -> None:
+    """Show a stage, after the seconds since the program's start."""
+    print(f"[{time.perf_counter() - START:5.1f} s] {what} ...", flush=True)
 
 
 def shaded(values: torch.Tensor) -> str:

@@ -20,8 +20,10 @@ def what_to_install(module: str) -> str:
 
 
 def _without_the_extra(kind: type[BaseException], error: BaseException, trace) -> None:
-    """Show an uncaught exception; if an extra is missing, in a single line. Python then exits with 1."""
-    if issubclass(kind, ModuleNotFoundError) and (remedy := what_to_install(error.name or "")):
+    """Show an uncaught exception: in a single line if an extra is missing, or after Ctrl-C. Python then exits."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"{prog(Path(sys.argv[0]).stem)}: interrupted", file=sys.stderr)
+    elif issubclass(kind, ModuleNotFoundError) and (remedy := what_to_install(error.name or "")):
         print(f"{prog(Path(sys.argv[0]).stem)}: error: {remedy}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

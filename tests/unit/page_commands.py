@@ -186,5 +186,5 @@ def _until_parsed() -> Iterator[None]:
 
 
 def _is_read(variable: str) -> bool:
-    places = ("Makefile", "examples", "scripts", "openrlhf_shear", "tests/unit/conftest.py")
+    places = ("Makefile", "mkdocs.yml", "examples", "scripts", "openrlhf_shear", "tests/unit/conftest.py")
     return subprocess.run(["git", "grep", "-qw", variable, "--", *places], cwd=ROOT).returncode == 0

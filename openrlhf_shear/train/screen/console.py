@@ -19,6 +19,7 @@ _ACTOR = re.compile(r"^\((\w+) pid=\d+(?:, ip=[^)]*)?\)\s*")  # prefix of a work
 _RECORD = re.compile(r"^(WARNING|ERROR) (\d\d-\d\d [\d:]+) (\w+\.py:\d+)\] (.*)")  # vLLM's has [file.py:12]
 _BAR = re.compile(r"^([^:|]+): +\d+%\|.*?\| (\d+)/(\d+) \[")
 _CLOSING_SECONDS = 10.0
+_SILENT_SECONDS = 10.0
 
 
 class Console:
@@ -53,7 +54,8 @@ class Console:
 
             self._terminal = Terminal(highlight=False, file=screen)
             self._live = self._terminal.status("starting")  # a line below those that stay
-        self._activity = ""  # without a terminal: the last activity shown; activities are shown until the first step
+        # Without a terminal activities are shown until the first step: the last one, and since when.
+        self._activity, self._since, self._printed_at = "", 0.0, 0.0
         self._has_stepped = False
         self._has_lost_reader = False
 
@@ -64,6 +66,8 @@ class Console:
             self._live.start()
         self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._reader.start()
+        if not self._live:
+            threading.Thread(target=self._remind, args=(self._reader,), daemon=True).start()
 
     def close(self, code: int = 0) -> None:
         """Finish an attempt: wait for its last lines; if it failed without a reason, show its exit code; name the log.
@@ -132,10 +136,19 @@ class Console:
         if self._live:
             self._live.update(*activity.lines())
         elif not self._has_stepped and activity.words != self._activity:
-            self._activity = activity.words
+            self._activity, self._since = activity.words, time.monotonic()
             self._print(f"{activity.words} ...")
 
+    def _remind(self, reader: threading.Thread) -> None:
+        """Until the first step, after each 10 silent seconds, show what the run waits for, and for how long."""
+        while reader.is_alive() and not self._has_stepped:
+            now = time.monotonic()
+            if self._activity and now - self._printed_at >= _SILENT_SECONDS:
+                self._print(f"{self._activity} ... {now - self._since:.0f} s")
+            reader.join(_SILENT_SECONDS / 10)
+
     def _print(self, line: str, style: str = "") -> None:
+        self._printed_at = time.monotonic()
         try:
             if self._terminal:
                 self._terminal.print(line, style=style, markup=False)

@@ -1,10 +1,12 @@
 """What a run's screen shows of its events and of other output, and what its log has."""
 
+import io
 import os
 import pty
 import subprocess
 import sys
 import textwrap
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -152,3 +154,25 @@ def test_stages_are_shown_up_to_the_first_step(tmp_path, capsys):
     console.close()
     assert capsys.readouterr().out.splitlines()[:-1] == ["update ...", "1/2  1.0 s  ETA 0:01"]
     assert console.checkpoint == 3
+
+
+def test_a_slow_start_says_what_it_waits_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("openrlhf_shear.train.screen.console._SILENT_SECONDS", 0.05)
+    told = threading.Event()
+
+    def lines():
+        yield line_of(Activity("loading the models"))
+        assert told.wait(60)
+        yield line_of(Step(1, 2, {}, 1.0, 1.0))
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if " s\n" in super().getvalue() + text:
+                told.set()
+            return super().write(text)
+
+    console = Console(tmp_path / "log", ["x"], screen := Screen())
+    console.follow(lines())
+    console.close()
+    shown = screen.getvalue().splitlines()
+    assert shown[:2] == ["loading the models ...", "loading the models ... 0 s"] and "1/2" in shown[-2]
