@@ -46,6 +46,7 @@ class Console:
         self._file.write(f"# {started} {hidden(shlex.join(command))}\n")
         self.checkpoint: int | None = None
         self._end: End | None = None  # of this attempt
+        self._has_told = False  # this attempt, of anything
         self._reader: threading.Thread | None = None
         self._screen, self._bars = screen, bars
         self._terminal = self._live = None
@@ -61,13 +62,18 @@ class Console:
 
     def follow(self, lines: Iterable[str]) -> None:
         """Read an attempt's lines in a thread, until there are no more."""
-        self._end = None
+        self._end, self._has_told = None, False
         if self._live:
             self._live.start()
         self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._reader.start()
         if not self._live:
             threading.Thread(target=self._remind, args=(self._reader,), daemon=True).start()
+
+    def has_told(self) -> bool:
+        """Return whether the attempt, which has ended, told of anything."""
+        self._reader.join(_CLOSING_SECONDS)
+        return self._has_told
 
     def close(self, code: int = 0) -> None:
         """Finish an attempt: wait for its last lines; if it failed without a reason, show its exit code; name the log.
@@ -113,6 +119,7 @@ class Console:
 
     def _take(self, event: Event) -> None:
         """Log an event, and show it."""
+        self._has_told = True
         match event:
             case Activity():
                 self._show_activity(event)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from openrlhf_shear.train.sampling.engine_process import die_with_parent
 from openrlhf_shear.train.screen import story
@@ -27,8 +27,8 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
     """Run a command until it succeeds, or has failed `max_restarts` + 1 times; return its last exit code.
 
     Later attempts get `--ckpt.load_enable`. Signals (`NUMBERS`) are passed on to the attempt, which is then the last.
-    Between two attempts they end the pause, and the exit code is 75. When this process dies, the kernel kills the
-    attempt.
+    Between two attempts they end the pause. Then, and while an attempt's Python starts, the exit code is 75. When this
+    process dies, the kernel kills the attempt.
 
     Args:
         console: shows a summary of the output; None shows all output.
@@ -47,7 +47,7 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
     for number in NUMBERS:
         signal.signal(number, pass_on)
     for attempt in range(max_restarts + 1):
-        code = _run(command, attempt, console, running, signals)
+        code = _run(command, attempt, console, running, signals, tell)
         if code in _FINAL or signals or attempt == max_restarts:
             return code
         tell(_retry(code, console and console.checkpoint, max_restarts - attempt - 1))
@@ -71,6 +71,7 @@ def _run(
     console: Console | None,
     running: list[subprocess.Popen],
     signals: Sequence[int],
+    tell: Callable[[str], None],
 ) -> int:
     """Run an attempt to its end; return its exit code as a shell reports it."""
     words = [*command, *(["--ckpt.load_enable"] if attempt else [])]
@@ -85,6 +86,10 @@ def _run(
         console.follow(process.stdout)
     code = process.wait()
     code = code if code >= 0 else 128 - code
+    # Until it has handlers (`signals`), a signal ends an attempt as it ends any Python.
+    if code - 128 in signals or (signals and console and code not in _FINAL and not console.has_told()):
+        tell(f"{signal.Signals(signals[0]).name}: the run ended while it started; nothing new is trained")
+        code = STOPPED
     if console:
         console.close(code)
     return code
