@@ -26,9 +26,8 @@ PARTS = {  # module: class (or "") : functions, part
     "openrlhf_shear.credit.groups": ("GroupCollector", "add add_late work take", "credit"),
     "openrlhf_shear.credit.checks": ("", "checked_evidence", DUMP),
     "openrlhf_shear.credit.apply": ("", "weighed token_advantages", "credit"),
-    "openrlhf_shear.train.sampling.gap_watch": ("GapWatch", "sampled judge", "gap watch"),
-    "openrlhf_shear.train.sampling.engine_gap": ("", "measure", "gap watch"),
-    "openrlhf_shear.train.update.meter": ("Meter", "add add_loss means", "meter"),
+    "openrlhf_shear.train.sampling.engine_gap": ("", "measure GapWatch.sampled GapWatch.judge", "gap watch"),
+    "openrlhf_shear.train.update.update": ("Meter", "add add_loss means", "meter"),
     "openrlhf_shear.credit.token_gradients": ("CreditProbe", "look", "probe of token gradients"),
     "openrlhf_shear.train.update.arrival": ("Arrival", "begin_micro_batch check _collect stop", "arrival probe"),
     "openrlhf_shear.train.run.dump": ("RolloutDump", "write _write", DUMP),
@@ -61,8 +60,9 @@ class Times(importlib.abc.MetaPathFinder):
         def wrap(module) -> None:
             execute(module)
             owner, names, part = PARTS[name]
-            holder = getattr(module, owner) if owner else module
-            for function in names.split():
+            for name_there in names.split():
+                *owners, function = [*owner.split(), *name_there.split(".")]
+                holder = functools.reduce(getattr, owners, module)
                 there = holder.__dict__[function]
                 is_static = isinstance(there, staticmethod)
                 timed = self._timed(part, there.__func__ if is_static else there)

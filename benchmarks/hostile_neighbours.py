@@ -28,7 +28,7 @@ from tqdm import tqdm
 from warm_jails import ATTACKS, LABELS, PROGRAMS, attacked, speed
 
 from openrlhf_shear.rewards import Verdict, grade_code
-from openrlhf_shear.rewards.code.workers import CodeWorkers
+from openrlhf_shear.rewards.code.hosts import CodeWorkers
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
 from openrlhf_shear.rewards.verdict import Reason

@@ -22,7 +22,7 @@ from math_verify import parse, verify
 from measure import environment, print_table, script_parser, write_json
 
 from openrlhf_shear.rewards import Verdict, grade_code, grade_math
-from openrlhf_shear.rewards.code.workers import MOST_GRADES, CodeWorkers
+from openrlhf_shear.rewards.code.hosts import MOST_GRADES, CodeWorkers
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 _PAIRS = yaml.safe_load(Path(__file__).with_name("rewards_pairs.yaml").read_text(encoding="utf-8"))

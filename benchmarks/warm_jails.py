@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from openrlhf_shear.rewards import Verdict, grade_code
-from openrlhf_shear.rewards.code.workers import CodeWorkers
+from openrlhf_shear.rewards.code.hosts import CodeWorkers
 
 _HONEST_SECONDS = 60.0  # of an honest test: it is late only if the attack has spoilt its jail
 _MEMORY_MB = 256  # of a program: less takes less time to fill

@@ -111,7 +111,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     from openrlhf_shear.diagnosis.run import COMPLETED, SAMPLED, Diagnosis, diagnose
     from openrlhf_shear.evaluation.run import score
     from openrlhf_shear.sampling.store import Store
-    from openrlhf_shear.train.screen.quiet import quiet
+    from openrlhf_shear.train.screen.console import quiet
     from openrlhf_shear.train.start.diagnosis import Cluster
 
     cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)

@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> None:
 @contextmanager
 def _started(plan: Plan, engines: EngineSettings, args: argparse.Namespace) -> Iterator[Sampler]:
     """Start engines, whose output goes to OUTPUT/logs/evaluate.log."""
-    from openrlhf_shear.train.screen.quiet import quiet
+    from openrlhf_shear.train.screen.console import quiet
 
     with quiet(args.output / "logs" / "evaluate.log", args.verbose):
         from openrlhf_shear.train.sampling.engine_sampler import started_engines

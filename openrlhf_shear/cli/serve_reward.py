@@ -14,8 +14,7 @@ from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.graders import NAMES
 from openrlhf_shear.rewards.server import CONNECTIONS, build_app
-from openrlhf_shear.rewards.settings import SERVER_SECONDS, GradingConfig, RewardSettings
-from openrlhf_shear.rewards.tokens import read_token
+from openrlhf_shear.rewards.settings import SERVER_SECONDS, GradingConfig, RewardSettings, read_token
 
 CLIENT_SECONDS = 180  # timeout of OpenRLHF's own client
 

@@ -15,7 +15,7 @@ from openrlhf_shear.rewards.function_workers import LateError, try_file
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.maths.answers import check_formats
-from openrlhf_shear.rewards.tokens import read_token
+from openrlhf_shear.rewards.settings import read_token
 from openrlhf_shear.rewards.verdict import Failure, Verdict
 
 _FLAG = "reward.remote_url"

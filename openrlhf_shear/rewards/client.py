@@ -13,8 +13,7 @@ from yarl import URL
 
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.rewards.breaker import Breaker, Ticket
-from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS
-from openrlhf_shear.rewards.tokens import check_token
+from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS, check_token
 from openrlhf_shear.rewards.verdict import Failure, Verdict, of_texts, read_reward
 
 CONNECT_SECONDS = 10.0

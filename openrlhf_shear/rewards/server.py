@@ -28,7 +28,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from openrlhf_shear.rewards.pool import RewardPool
-from openrlhf_shear.rewards.tokens import check_token
+from openrlhf_shear.rewards.settings import check_token
 from openrlhf_shear.rewards.verdict import Verdict, as_answer, as_failed
 
 MAX_BODY_MB = 64

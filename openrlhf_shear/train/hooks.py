@@ -157,7 +157,7 @@ ON_OBJECTS = (
     ),
     Patch(
         "deepspeed.runtime.engine:DeepSpeedEngine().checkpoint_engine",
-        "refused_files: DeepSpeed's own, which notes what the disk refuses, during a save",
+        "saveable: DeepSpeed's own, which notes what the disk refuses, during a save",
         "a rank that raised would leave the others at DeepSpeed's barriers; DeepSpeed chooses among its own engines",
     ),
     Patch(

@@ -1,7 +1,7 @@
 """The code grader.
 
-`grade` runs a program in a jail of `workers`, `tests` reads labels, `text` finds and compares text, and `checker` runs
-a label's own check. `hosts` keeps jails ready, and `inside` holds the scripts that run in them.
+`grade` runs a program in a jail of `hosts`, which keeps jails ready. `tests` reads labels, `text` finds and compares
+text, and `checker` runs a label's own check. `inside` holds the scripts that run in them.
 """
 
 from openrlhf_shear.rewards.code.grade import grade_code

@@ -19,11 +19,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from openrlhf_shear.rewards.code.checker import TESTS_MB, Checker, CheckerError, NoAnswerError
-from openrlhf_shear.rewards.code.hosts import GRACE_SECONDS, DiedError, Grade, raise_if_killed
+from openrlhf_shear.rewards.code.hosts import (
+    GRACE_SECONDS,
+    CodeWorkers,
+    DiedError,
+    Grade,
+    default_workers,
+    raise_if_killed,
+)
 from openrlhf_shear.rewards.code.inside import plain
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
-from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
 from openrlhf_shear.rewards.jail import Jail, find_jail
 from openrlhf_shear.rewards.verdict import Failure, Outcome, Reason, Verdict
 

@@ -1,8 +1,8 @@
 """The code grader as the rest of the package asks it."""
 
 from openrlhf_shear.rewards.code.grade import grade_code
+from openrlhf_shear.rewards.code.hosts import CodeWorkers
 from openrlhf_shear.rewards.code.tests import tests_of
-from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.grader import Grader, Limits, Sample
 from openrlhf_shear.rewards.verdict import Reason, Verdict
 

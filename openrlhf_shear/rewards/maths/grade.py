@@ -18,10 +18,9 @@ import regex as re
 from openrlhf_shear.rewards.maths.answers import check_formats, final_answer
 from openrlhf_shear.rewards.maths.conditions import agree, concluded, renamed, without_condition
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
-from openrlhf_shear.rewards.maths.lists import as_list
 from openrlhf_shear.rewards.maths.numbers import Number, read_number, split_unit
 from openrlhf_shear.rewards.maths.quantities import formulas_of, value_of, value_of_named
-from openrlhf_shear.rewards.maths.ranges import as_intervals
+from openrlhf_shear.rewards.maths.ranges import as_intervals, as_list
 from openrlhf_shear.rewards.maths.text import ABOUT, COMMAND, MAX_ANSWER, as_latex, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Text, Value, ValueGroup, read_value, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers

@@ -15,7 +15,7 @@ A step, in the order in which it happens:
 6. Every rollout enters the accounts, with its reason if it was not trained on: `run/books.py`.
 7. Metrics go to the screen and the curves: `screen/events.py`, `run/tracking.py`.
 8. A checkpoint is saved if one is due: `run/saving.py` decides, `update/actor.py` and `checkpoints/` write it.
-9. An evaluation runs if one is due, and may make the best checkpoint: `run/evaluation.py`, `run/suite.py`.
+9. An evaluation runs if one is due, and may make the best checkpoint: `run/evaluation.py`.
 
 It trains only on rollouts that were sampled and graded, and whose values are finite. A run that is killed at any moment
 resumes exactly: `checkpoints/resume.py`, docs/reliability.md.

@@ -19,15 +19,14 @@ from openrlhf_shear.train.experience.graded_experience import GradedExperienceMa
 from openrlhf_shear.train.experience.prm import StepScorer, start_prm
 from openrlhf_shear.train.run.books import Advantages, compares_rewards
 from openrlhf_shear.train.run.dump import RolloutDump
-from openrlhf_shear.train.run.evaluation import Evaluation
+from openrlhf_shear.train.run.evaluation import Evaluation, TrainingSuite
 from openrlhf_shear.train.run.learner import Learner, send_weights
 from openrlhf_shear.train.run.saving import Saver
-from openrlhf_shear.train.run.suite import TrainingSuite
 from openrlhf_shear.train.run.tracking import Tracking, passed_over
 from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
 from openrlhf_shear.train.sampling.batches import Batches, BatchesAhead
+from openrlhf_shear.train.sampling.engine_gap import GapWatch
 from openrlhf_shear.train.sampling.engines import Engines
-from openrlhf_shear.train.sampling.gap_watch import GapWatch
 from openrlhf_shear.train.sampling.grading import checked_pools
 from openrlhf_shear.train.sampling.order import optimizer_steps, steps_from
 from openrlhf_shear.train.sampling.prompt_data import read_prompts

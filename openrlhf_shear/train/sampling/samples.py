@@ -13,9 +13,8 @@ from vllm import SamplingParams
 
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.train.carriers import ENGINE, FAILED, OLDER, Accounts, Prompt
-from openrlhf_shear.train.sampling.dispatch import Dispatch
 from openrlhf_shear.train.sampling.engine_gap import log_probs_mode
-from openrlhf_shear.train.sampling.engines import Engines
+from openrlhf_shear.train.sampling.engines import Dispatch, Engines
 from openrlhf_shear.train.sampling.order import PromptOrder
 from openrlhf_shear.train.sampling.rollout_rewards import (
     DynamicFilter,

@@ -1,17 +1,18 @@
 """Screen of a run: shows its events, and writes all output of its processes to RUN/logs/train.log."""
 
+import os
 import re
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TextIO
 
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.train.screen.events import Activity, Checkpoint, End, Event, Record, Step, split
+from openrlhf_shear.train.screen.events import READER, Activity, Checkpoint, End, Event, Record, Step, split
 
 # Formats of libraries, whose output has no events: of Ray, of OpenRLHF's loggers in workers, and of tqdm.
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -172,3 +173,53 @@ class Console:
             note = f"the reader of this output has left; the run goes on, and {self.log} has its output"
             with suppress(OSError):
                 print(f"[Info] {note}", file=sys.stderr)
+
+
+@contextmanager
+def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
+    """Write to `log` what this process and its children print meanwhile; `verbose` shows it instead.
+
+    Ray is stopped at the end of the block if it was started in it, so that its last words go to the log too.
+
+    Raises:
+        OSError: the log cannot be written.
+    """
+    if verbose:
+        yield
+        return
+    screen = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
+    console = Console(log, sys.argv, screen, bars=True)
+    read, write = os.pipe()
+    before = [os.dup(number) for number in (1, 2)]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for number in (1, 2):
+        os.dup2(write, number)
+    os.close(write)
+    os.environ.update({READER: "1"})
+    talk = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
+    console.follow(os.fdopen(read, errors="replace"))
+    try:
+        with redirect_stdout(talk), redirect_stderr(talk), _own_ray():
+            yield
+    finally:
+        talk.close()
+        os.environ.pop(READER)
+        for number, stream in zip((1, 2), before, strict=True):
+            os.dup2(stream, number)
+            os.close(stream)
+        console.close()
+        screen.close()
+
+
+@contextmanager
+def _own_ray() -> Iterator[None]:
+    """Stop Ray at the end, unless it ran before."""
+    import ray
+
+    before = ray.is_initialized()
+    try:
+        yield
+    finally:
+        if not before and ray.is_initialized():
+            ray.shutdown()

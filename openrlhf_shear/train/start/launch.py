@@ -13,8 +13,7 @@ from openrlhf_shear.preflight.architecture import against_architecture
 from openrlhf_shear.preflight.layout import ring_package
 from openrlhf_shear.preflight.models import read_model
 from openrlhf_shear.rewards.function_workers import file_digest
-from openrlhf_shear.rewards.settings import RewardSettings
-from openrlhf_shear.rewards.tokens import read_token
+from openrlhf_shear.rewards.settings import RewardSettings, read_token
 from openrlhf_shear.train import hooks, upstream
 from openrlhf_shear.train.nodes import cluster
 from openrlhf_shear.train.screen.outcome import RefusedError, RunEndedError

@@ -27,10 +27,9 @@ from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 
-from openrlhf_shear.train.checkpoints import contents, fingerprint, folders, refused_files
+from openrlhf_shear.train.checkpoints import contents, fingerprint, folders, saveable
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC, UNIVERSAL
 from openrlhf_shear.train.checkpoints.resume import newest_whole
-from openrlhf_shear.train.checkpoints.saveable import repair_generation
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.average import WeightAverage
@@ -127,13 +126,13 @@ class ShearStrategy(DeepspeedStrategy):
         """
         folder = Path(save_dir)
         aside = folder / f"{tag}{folders.PARTIAL}"
-        with refused_files.removed(aside):
+        with saveable.removed(aside):
             self._try(partial(_renew, aside), on=[0])
             if not aside.is_dir():
                 raise RuntimeError(
                     f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share"
                 )
-            self._try(partial(refused_files.save, model, aside, client_state or {}, extra))
+            self._try(partial(saveable.save, model, aside, client_state or {}, extra))
 
             def finished() -> list[list[Path]]:
                 self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
@@ -152,7 +151,7 @@ class ShearStrategy(DeepspeedStrategy):
     def save_hf(self, model, tokenizer, folder: Path) -> None:
         """Save a complete model beside the checkpoints, or none. Raises NotSavedError as `save_ckpt`."""
         aside = folder.with_name(f"{folder.name}{folders.PARTIAL}")
-        with refused_files.removed(aside):
+        with saveable.removed(aside):
             self._try(partial(_renew, aside), on=[0])
             self._try(partial(self.save_model, model, tokenizer, str(aside)))
             self._try(partial(folders.replace, aside, folder), on=[0])
@@ -192,15 +191,15 @@ class ShearStrategy(DeepspeedStrategy):
             OSError: on the first rank, the disk refuses a file. The other ranks do not wait for it.
         """
         policy, folder, problems = self._unwrap_model(model), Path(output_dir), []
-        repair_generation(policy)
+        saveable.repair_generation(policy)
         if isinstance(policy, PeftModel):
-            with refused_files.noted(problems, folder):
+            with saveable.noted(problems, folder):
                 lora.save_merged(policy, output_dir, self.args.ds.zero_stage == 3)
                 if self.is_rank_0():
                     tokenizer.save_pretrained(output_dir)
             folder = folder / lora.ADAPTER
         of_adapters = len(problems)
-        with tied_weights_once(policy), refused_files.noted(problems, Path(output_dir)):
+        with tied_weights_once(policy), saveable.noted(problems, Path(output_dir)):
             super().save_model(model, tokenizer, str(folder), **kwargs)
         if len(problems) > of_adapters:
             torch.distributed.barrier()  # upstream's last, at which the other ranks wait

@@ -14,7 +14,7 @@ from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code import grade as grading
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.rewards.code.checker import Checker
-from openrlhf_shear.rewards.code.workers import CodeWorkers
+from openrlhf_shear.rewards.code.hosts import CodeWorkers
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 

@@ -13,8 +13,7 @@ from cases import table
 from processes import chain, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
-from openrlhf_shear.rewards.code.hosts import DiedError, Grade, raise_if_killed
-from openrlhf_shear.rewards.code.workers import CodeWorkers
+from openrlhf_shear.rewards.code.hosts import CodeWorkers, DiedError, Grade, raise_if_killed
 from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.jail import find_jail
 

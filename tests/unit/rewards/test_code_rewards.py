@@ -13,7 +13,7 @@ from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code import hosts
-from openrlhf_shear.rewards.code.workers import CodeWorkers
+from openrlhf_shear.rewards.code.hosts import CodeWorkers
 from openrlhf_shear.rewards.jail import JailError
 
 DOUBLE = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}

@@ -17,7 +17,7 @@ from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.rewards import server
 from openrlhf_shear.rewards.client import RewardClient
 from openrlhf_shear.rewards.server import build_app
-from openrlhf_shear.rewards.tokens import check_token, read_token
+from openrlhf_shear.rewards.settings import check_token, read_token
 from openrlhf_shear.rewards.verdict import Verdict
 
 

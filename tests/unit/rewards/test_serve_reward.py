@@ -77,7 +77,7 @@ def test_the_command_serves_a_file_frees_the_core_of_a_client_that_hung_up_and_s
 CLIENT = """\
 import asyncio, sys
 from openrlhf_shear.rewards.client import RewardClient
-from openrlhf_shear.rewards.tokens import read_token
+from openrlhf_shear.rewards.settings import read_token
 client = RewardClient(sys.argv[1], retries=0, token=read_token(None))
 verdict = asyncio.run(client.grade("the answer is 42", "", "42"))
 print(verdict.reward, verdict.why)

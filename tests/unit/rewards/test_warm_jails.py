@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from openrlhf_shear.rewards import grade_code
-from openrlhf_shear.rewards.code.workers import CodeWorkers
+from openrlhf_shear.rewards.code.hosts import CodeWorkers
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("needs_jail")

@@ -9,8 +9,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.train.carriers import FAILED
-from openrlhf_shear.train.run.evaluation import Evaluation, scores_of
-from openrlhf_shear.train.run.suite import Scores
+from openrlhf_shear.train.run.evaluation import Evaluation, Scores, scores_of
 
 LOST = None
 

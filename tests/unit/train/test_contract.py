@@ -176,7 +176,7 @@ SETTINGS = {  # where our code sets an attribute of an object of upstream
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step": ("update/update", "_trainer.training_step = "),
     "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step": ("update/update", "_trainer.training_step = "),
     "deepspeed.runtime.engine:DeepSpeedEngine().checkpoint_engine": (
-        "checkpoints/refused_files",
+        "checkpoints/saveable",
         "engine.checkpoint_engine = _Noting(writer, problems)",
     ),
     "peft:PeftModel().named_parameters": ("update/lora", "model.named_parameters = "),

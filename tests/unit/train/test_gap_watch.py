@@ -9,9 +9,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.train.carriers import ENGINE, OLDER
-from openrlhf_shear.train.sampling import gap_watch
-from openrlhf_shear.train.sampling.engine_gap import measure
-from openrlhf_shear.train.sampling.gap_watch import STEPS, GapWatch
+from openrlhf_shear.train.sampling.engine_gap import STEPS, GapWatch, measure, probe_of
 from openrlhf_shear.train.screen.outcome import ENGINE_GAP, EngineGapError
 
 WORDS, ROLLOUTS, PROMPT, TOKENS = 12, 6, 2, 30
@@ -209,5 +207,5 @@ def test_what_is_scored_fits_an_engine_and_is_never_short(length):
     sequences = torch.arange(802).view(2, 401)
     row = sequences[1, 51 : 51 + length].tolist()
     for max_len, size in ((64, 63), (4096, 128)):
-        probe = gap_watch.probe_of([Experience(sequences=sequences, action_mask=mask)], max_len)
+        probe = probe_of([Experience(sequences=sequences, action_mask=mask)], max_len)
         assert probe == [row[number % length] for number in range(size)]

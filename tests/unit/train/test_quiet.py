@@ -12,7 +12,7 @@ from openrlhf_shear.train.run.books import Advantages
 TALK = """
 import os, subprocess, sys
 from pathlib import Path
-from openrlhf_shear.train.screen.quiet import quiet
+from openrlhf_shear.train.screen.console import quiet
 print("before")
 with quiet(Path("logs/evaluate.log"), {verbose}):
     print("an engine's talk")

@@ -9,7 +9,7 @@ import pytest
 from ranks import run_ranks
 
 from openrlhf_shear.tasks.arithmetic.problems import write_dataset
-from openrlhf_shear.train.checkpoints import folders, refused_files
+from openrlhf_shear.train.checkpoints import folders, saveable
 
 # A limit on the size of files refuses writes as a full disk does. DeepSpeed's own writer of files.
 FULL = """
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
-from openrlhf_shear.train.checkpoints import refused_files
+from openrlhf_shear.train.checkpoints import saveable
 
 zipped, folder = sys.argv[1] == "zip", Path(sys.argv[2])
 writer = TorchCheckpointEngine()
@@ -34,7 +34,7 @@ def save_checkpoint(save_dir, tag, client_state, save_latest):
 engine = SimpleNamespace(checkpoint_engine=writer, save_checkpoint=save_checkpoint)
 extra = lambda aside: torch.save(torch.zeros(30), aside / "ema.pt")
 try:
-    refused_files.save(engine, folder, {}, extra)
+    saveable.save(engine, folder, {}, extra)
 except OSError as error:
     print(error)
 assert reached and engine.checkpoint_engine is writer
@@ -53,17 +53,17 @@ def test_a_refused_file_is_told_after_all_others_are_written(tmp_path, form):
 
 
 def test_an_error_of_something_else_is_raised(tmp_path):
-    with pytest.raises(RuntimeError, match="CUDA error"), refused_files.noted([], tmp_path / "a.pt"):
+    with pytest.raises(RuntimeError, match="CUDA error"), saveable.noted([], tmp_path / "a.pt"):
         raise RuntimeError("CUDA error: out of memory")
 
 
 def test_what_was_written_of_a_refused_checkpoint_is_removed(tmp_path):
     folder = tmp_path / "global_step2.partial"
     folder.mkdir()
-    with pytest.raises(KeyError), refused_files.removed(folder):
+    with pytest.raises(KeyError), saveable.removed(folder):
         raise KeyError
     assert folder.is_dir()
-    with pytest.raises(folders.NotSavedError), refused_files.removed(folder):
+    with pytest.raises(folders.NotSavedError), saveable.removed(folder):
         raise folders.NotSavedError
     assert not folder.exists()
 

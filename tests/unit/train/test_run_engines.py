@@ -18,8 +18,8 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import Request, Sampling
 from openrlhf_shear.train.carriers import Prompt
-from openrlhf_shear.train.run import suite as module
-from openrlhf_shear.train.run.suite import TrainingSuite, scores_of_suite
+from openrlhf_shear.train.run import evaluation as module
+from openrlhf_shear.train.run.evaluation import TrainingSuite, scores_of_suite
 from openrlhf_shear.train.sampling import engine_sampler
 from openrlhf_shear.train.sampling.engine import RewardRolloutActor, Watched
 from openrlhf_shear.train.sampling.engine_sampler import EngineSampler

@@ -13,16 +13,15 @@ from openrlhf_shear.train.cpu import backend as cpu_backend
 
 cpu_backend.install()  # tests import OpenRLHF's modules
 
-from openrlhf_shear.train.run import curves, tracking  # noqa: E402
+from openrlhf_shear.train.run import tracking  # noqa: E402
 
 
 @pytest.fixture
 def said(monkeypatch):
     """What is logged."""
     lines = []
-    for module in (curves, tracking):
-        for level in ("warning", "error"):
-            monkeypatch.setattr(module.logger, level, lines.append)
+    for level in ("warning", "error"):
+        monkeypatch.setattr(tracking.logger, level, lines.append)
     return lines
 
 
@@ -65,7 +64,7 @@ def disk(monkeypatch):
     from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
 
     state = SimpleNamespace(full=False)
-    write, probe = LocalFileSystem._write, curves.tempfile.TemporaryFile
+    write, probe = LocalFileSystem._write, tracking.tempfile.TemporaryFile
 
     def refusing(really):
         def call(*given, **how):
@@ -75,9 +74,9 @@ def disk(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(curves, "BUSY", 1.0)  # steps of a test take no time; each of them tries
+    monkeypatch.setattr(tracking, "BUSY", 1.0)  # steps of a test take no time; each of them tries
     monkeypatch.setattr(LocalFileSystem, "_write", refusing(write))
-    monkeypatch.setattr(curves.tempfile, "TemporaryFile", refusing(probe))
+    monkeypatch.setattr(tracking.tempfile, "TemporaryFile", refusing(probe))
     return state
 
 
@@ -139,7 +138,7 @@ class Service:
 
 def test_wandb_that_fails_costs_its_curves_and_long_tries_are_rare(args, said, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(curves.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: clock[0])
     args.logger.wandb.key, args.logger.tensorboard_dir = "key", None
     monkeypatch.setattr(tracking, "WandbLogger", Service)
     kept = started(args)
@@ -167,9 +166,9 @@ def test_wandb_that_does_not_end_is_waited_for_in_vain_no_longer_than_two_minute
     import threading
 
     ends = threading.Event()
-    monkeypatch.setattr(curves, "CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr(tracking, "CLOSING_SECONDS", 0.05)
     tracker = SimpleNamespace(close=ends.wait)
-    curves.Curves("W&B", lambda: tracker).close()
+    tracking.Curves("W&B", lambda: tracker).close()
     assert said == ["W&B failed: not closed after 0.05 s: the end of its curves may be missing"]
     ends.set()
 

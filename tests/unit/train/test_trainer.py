@@ -14,7 +14,7 @@ from openrlhf_shear.train.carriers import FAILED, Accounts, Batch, Save
 from openrlhf_shear.train.checkpoints import fingerprint
 from openrlhf_shear.train.experience.graded_experience import NothingToTrainError
 from openrlhf_shear.train.run.books import Advantages
-from openrlhf_shear.train.run.suite import Scores
+from openrlhf_shear.train.run.evaluation import Scores
 from openrlhf_shear.train.run.trainer import ShearTrainer, Stop
 from openrlhf_shear.train.sampling.batches import Batches
 from openrlhf_shear.train.sampling.order import PromptOrder

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
+import ray
 import torch
 from cases import cases
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.train.carriers import Accounts
-from openrlhf_shear.train.sampling import dispatch, rollout_rewards
+from openrlhf_shear.train.sampling import rollout_rewards
 from openrlhf_shear.train.sampling.order import PromptOrder
 from openrlhf_shear.train.sampling.rollout_rewards import DynamicFilter
 from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
@@ -61,8 +62,8 @@ def test_an_outage_does_not_use_up_the_episode_and_a_filter_may(monkeypatch, rew
     loader, order = [(["toy"], ["1+1="], ["2"], [None])] * 20, PromptOrder(20, 0)
     engines, tokenizer = SimpleNamespace(handles=[engine]), SimpleNamespace(decode=lambda tokens: "")
     generator = ShearSamplesGenerator(SimpleNamespace(args=args), loader, None, tokenizer, engines, order)
-    monkeypatch.setattr(dispatch.ray, "wait", lambda refs, **how: (refs[:1], refs[1:]))
-    monkeypatch.setattr(dispatch.ray, "get", lambda ref: [response] * 2)
+    monkeypatch.setattr(ray, "wait", lambda refs, **how: (refs[:1], refs[1:]))
+    monkeypatch.setattr(ray, "get", lambda ref: [response] * 2)
     generator.start_episode(0)
     assert generator.generate_samples() == ([], 0.0)
     assert (generator.consumed, generator.ended) == (consumed, consumed == 20)

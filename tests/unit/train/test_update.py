@@ -15,8 +15,7 @@ from openrlhf_shear.train.screen.outcome import NotFiniteError
 from openrlhf_shear.train.update.actor import ShearPolicyActor
 from openrlhf_shear.train.update.arrival import arrivals
 from openrlhf_shear.train.update.average import WeightAverage
-from openrlhf_shear.train.update.meter import Meter
-from openrlhf_shear.train.update.update import ActorSteps, refuse_broken_weights
+from openrlhf_shear.train.update.update import ActorSteps, Meter, refuse_broken_weights
 
 
 class Engine:
