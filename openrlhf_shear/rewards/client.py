@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -28,19 +28,9 @@ _GATEWAY = (502, 503, 504)  # nothing behind the address answers
 _AGAIN = (408, 429)  # the only refusals that a retry may lift
 
 
-@dataclass(frozen=True)
-class _Server:
+class _Server(NamedTuple):
     url: URL
     breaker: Breaker
-
-    @property
-    def shown(self) -> str:
-        return _shown(self.url)
-
-    @property
-    def secrets(self) -> set[str]:
-        texts = self.url.password, self.url.raw_password, self.url.query_string, self.url.raw_query_string
-        return {text for text in (*texts, *self.url.query.values()) if text}
 
 
 class _CallError(Exception):
@@ -90,7 +80,10 @@ class RewardClient:
         self._seconds, self._retries = timeout or SERVER_SECONDS, retries
         self._connect_seconds = min(CONNECT_SECONDS, self._seconds)
         self._token = token and check_token(token)
-        self._secrets = {secret for server in self._servers for secret in server.secrets} | ({token} - {None})
+        self._secrets = {token} - {None}
+        for url, _ in self._servers:
+            texts = url.password, url.raw_password, url.query_string, url.raw_query_string, *url.query.values()
+            self._secrets |= {text for text in texts if text}
         self._turn = itertools.count()
         self._session: aiohttp.ClientSession | None = None
 
@@ -121,14 +114,16 @@ class RewardClient:
                     except _CallError as error:
                         answered, tries = error.answered, tries + 1
                         cause = hidden(error.detail, *self._secrets)[:400]
-                        detail = f"{server.shown} {cause} (after {tries} of {self._retries + 1} tries)"
+                        detail = f"{_shown(server.url)} {cause} (after {tries} of {self._retries + 1} tries)"
                         failed = Verdict(None, failure=error.failure, which=error.which, detail=detail)
                         if not error.again or tries > self._retries:
                             return failed
                     finally:
                         server.breaker.settle(ticket, answered)
-            if server is not None:
-                pause = self._back_off(tries, answered)
+            if server is not None and (answered or len(self._servers) > 1):
+                pause = BACK_OFF_SECONDS * 2 ** (tries - 1)
+            elif server is not None:
+                pause = min(RESTART_SECONDS * 4 ** (tries - 1), self._seconds)
             else:
                 pause = max(POLL_SECONDS, min(each.breaker.seconds_left for each in self._servers))
                 waited += pause
@@ -141,12 +136,6 @@ class RewardClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-    def _back_off(self, tries: int, answered: bool) -> float:
-        """Return the seconds before the next try; a server that is gone gets the time of a restart."""
-        if answered or len(self._servers) > 1:
-            return BACK_OFF_SECONDS * 2 ** (tries - 1)
-        return min(RESTART_SECONDS * 4 ** (tries - 1), self._seconds)
 
     def _open(self) -> None:
         wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
@@ -173,7 +162,7 @@ class RewardClient:
         return None, None
 
     def _down(self) -> Verdict:
-        shown = [f"{it.shown} (tried again in {it.breaker.seconds_left:.0f} s)" for it in self._servers]
+        shown = [f"{_shown(it.url)} (tried again in {it.breaker.seconds_left:.0f} s)" for it in self._servers]
         detail = f"{FAILURES} calls in a row failed, of each of: {', '.join(shown)}; is a reward server running there?"
         return Verdict(None, failure=Failure.SERVER_DOWN, detail=detail)
 
@@ -193,26 +182,21 @@ class RewardClient:
             problem = f"{type(error).__name__}: {str(error) or 'without a message'}"
             failure = _failure(error)
             which = type(error).__name__ if failure is Failure.SERVER_RAISED else ""
-            detail = problem + self._waited(error)
-            raise _CallError(failure, detail, which=which, again=True, answered=False) from error
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                problem += f", no connection in {self._connect_seconds:g} s"
+            elif isinstance(error, TimeoutError):
+                problem += f", no answer in {self._seconds:g} s; --reward.timeout allows more"
+            raise _CallError(failure, problem, which=which, again=True, answered=False) from error
         shown = hidden(text[:5000].decode(errors="replace"), *self._secrets)[:200]
         if status >= 300:
             again, gone = status >= 500 or status in _AGAIN, status in _GATEWAY
             detail = f"HTTPStatus: {status} {response.reason or ''}{_elsewhere(response)}: {shown!r}"
-            failure = Failure.SERVER_ANSWERED
-            raise _CallError(failure, detail, which=str(status), again=again, answered=not gone)
+            raise _CallError(Failure.SERVER_ANSWERED, detail, which=str(status), again=again, answered=not gone)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             detail = f"{type(error).__name__}: {error}: {shown!r}"
             raise _CallError(Failure.SERVER_NO_JSON, detail, again=True, answered=True) from error
-
-    def _waited(self, error: Exception) -> str:
-        if not isinstance(error, TimeoutError):
-            return ""
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return f", no connection in {self._connect_seconds:g} s"
-        return f", no answer in {self._seconds:g} s; --reward.timeout allows more"
 
 
 def _shown(url: URL) -> str:

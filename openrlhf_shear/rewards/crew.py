@@ -8,23 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Generic, Protocol, TypeVar
-
-
-class Worker(Protocol):
-    """A process, or an object that stands for a process."""
-
-    def poll(self) -> int | None:
-        """Return what `subprocess.Popen.poll` returns."""
-
-    def greet(self) -> None:
-        """Wait until a new worker is ready. Raises if it will not be ready."""
-
-    def kill(self) -> None:
-        """Kill the worker, from any thread. The thread that waits for the worker ends it."""
-
-    def end(self) -> None:
-        """Kill and reap the worker, and close its pipes."""
+from typing import Any
 
 
 class CalledOffError(RuntimeError):
@@ -95,24 +79,25 @@ class Crew(AbstractContextManager):
     `count` wait for their turn, and neither this wait nor a worker's start counts towards a timeout.
 
     Args:
-        spawn: starts a worker, which need not be ready yet.
+        spawn: starts a worker. It has `poll` as `subprocess.Popen`; `greet`, which waits until it is ready; `kill`, for
+            any thread; and `end`, which kills and reaps it, and closes its pipes.
 
     Raises:
         ValueError: count is below 1.
     """
 
-    def __init__(self, count: int, spawn: Callable[[], Worker]) -> None:
+    def __init__(self, count: int, spawn: Callable[[], Any]) -> None:
         if count < 1:
             raise ValueError(f"count must be at least 1: got {count}; use the number of cores for rewards, e.g. 2")
         self._count, self._spawn = count, spawn
         self._turn = threading.BoundedSemaphore(count)
         self._lock = threading.Lock()  # guards the fields below
-        self._idle: list[Worker] = []
-        self._all: set[Worker] = set()
+        self._idle: list[Any] = []
+        self._all: set[Any] = set()
         self._closed = False
 
     @property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[Any, ...]:
         """The workers that run now, idle or lent."""
         with self._lock:
             return tuple(self._all)
@@ -140,7 +125,7 @@ class Crew(AbstractContextManager):
         self.close()
 
     @contextmanager
-    def _lent(self) -> Iterator[Worker]:
+    def _lent(self) -> Iterator[Any]:
         """Lend a worker for a single job."""
         with self._turn:
             worker = self._take()
@@ -155,8 +140,12 @@ class Crew(AbstractContextManager):
                 raise
             self._lay(worker)
 
-    def _take(self) -> Worker:
-        while (worker := self._popped()) is not None:
+    def _take(self) -> Any:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                worker = self._idle.pop()
             if worker.poll() is None:
                 return worker
             self._discard(worker)
@@ -173,11 +162,7 @@ class Crew(AbstractContextManager):
             raise
         return worker
 
-    def _popped(self) -> Worker | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def _lay(self, worker: Worker) -> None:
+    def _lay(self, worker: Any) -> None:
         """Make a worker idle; end it if the crew is closed."""
         with self._lock:
             closed = self._closed
@@ -185,25 +170,22 @@ class Crew(AbstractContextManager):
         if closed:
             self._discard(worker)
 
-    def _discard(self, worker: Worker) -> None:
+    def _discard(self, worker: Any) -> None:
         with self._lock:
             self._all.discard(worker)
         worker.end()
 
 
-Crews = TypeVar("Crews", bound=AbstractContextManager)
-
-
-class Defaults(Generic[Crews]):
+class Defaults:
     """Crews of this process, up to four workers each, made on first use. A fork makes its own."""
 
-    def __init__(self, make: Callable[[int, bool], Crews]) -> None:
+    def __init__(self, make: Callable[[int, bool], Any]) -> None:
         self._make = make
         self._renew()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._renew)
 
-    def __call__(self, allow_unsandboxed: bool = False) -> Crews:
+    def __call__(self, allow_unsandboxed: bool = False) -> Any:
         return self._crews[allow_unsandboxed]
 
     def close(self) -> None:

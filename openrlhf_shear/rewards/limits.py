@@ -16,14 +16,9 @@ def address_limit() -> int | None:
 def process_limit() -> int | None:
     """Return how many processes and threads this user may have; None for no limit, as for root."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft == resource.RLIM_INFINITY or os.getuid() == 0 or _capabilities() & _EXEMPT:
-        return None
-    return soft
-
-
-def _capabilities() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    capabilities = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return None if soft == resource.RLIM_INFINITY or os.getuid() == 0 or capabilities & _EXEMPT else soft
 
 
 def tasks_of_user() -> int:

@@ -22,10 +22,12 @@ def reward_function(module: ModuleType) -> Callable:
 
     Raises ValueError: the file has no such function; the message says what it has, and what to do.
     """
-    function = _found(module)
+    signatures = _functions(module)
+    of_trl = [name for name, signature in signatures.items() if "completions" in signature.parameters]
+    function = getattr(module, "reward_func", getattr(module, of_trl[0]) if len(of_trl) == 1 else None)
     if function is None:
-        own = ", ".join(f"{name}{sign}" for name, sign in _functions(module).items()) or "no function at all"
-        raise ValueError(f"defines no {NEEDED}, but {own}{_hint(module)}")
+        own = ", ".join(f"{name}{sign}" for name, sign in signatures.items()) or "no function at all"
+        raise ValueError(f"defines no {NEEDED}, but {own}{_hint(signatures, of_trl)}")
     if not callable(function):
         raise ValueError(f"has a reward_func that is no function but {type(function).__name__}; {NEEDED} is needed")
     name = "reward_func" if hasattr(module, "reward_func") else function.__name__
@@ -35,7 +37,7 @@ def reward_function(module: ModuleType) -> Callable:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature: the call will tell
         return function
-    if _is_trl(signature):
+    if "completions" in signature.parameters:
         if lacking := ", ".join(column for column in _columns(signature) if column in _OF_TRL):
             problem = f"has a {name} that needs {lacking}, which only TRL's trainer has; use completions, or **kwargs"
             raise ValueError(problem)
@@ -43,23 +45,9 @@ def reward_function(module: ModuleType) -> Callable:
     try:
         signature.bind([""], [""], [""])
     except TypeError as error:
-        problem = f"has reward_func{signature}, which cannot be called as {NEEDED}: {error}{_hint(module)}"
+        problem = f"has reward_func{signature}, which cannot be called as {NEEDED}: {error}{_hint(signatures, [])}"
         raise ValueError(problem) from error
     return function
-
-
-def _found(module: ModuleType) -> object:
-    """Return `reward_func` or, without it, the only function of TRL's form; None if there is neither."""
-    of_trl = _of_trl(module)
-    return getattr(module, "reward_func", getattr(module, of_trl[0]) if len(of_trl) == 1 else None)
-
-
-def _of_trl(module: ModuleType) -> list[str]:
-    return [name for name, signature in _functions(module).items() if _is_trl(signature)]
-
-
-def _is_trl(signature: inspect.Signature) -> bool:
-    return "completions" in signature.parameters
 
 
 def _as_openrlhf(function: Callable, signature: inspect.Signature) -> Callable:
@@ -97,11 +85,10 @@ def _functions(module: ModuleType) -> dict[str, inspect.Signature]:
     return {name: inspect.signature(value) for name, value in own.items() if value.__module__ == module.__name__}
 
 
-def _hint(module: ModuleType) -> str:
-    of_trl = _of_trl(module)
-    if len(of_trl) > 1 and not hasattr(module, "reward_func"):
+def _hint(signatures: dict[str, inspect.Signature], of_trl: list[str]) -> str:
+    if len(of_trl) > 1:
         remedy = "name one of them reward_func, or add them up in a reward_func(completions, **kwargs)"
         return f"; {' and '.join(of_trl)} have TRL's form, and a file has a single reward: {remedy}"
-    if any(name in _OF_VERL for signature in _functions(module).values() for name in signature.parameters):
+    if any(name in _OF_VERL for signature in signatures.values() for name in signature.parameters):
         return f"; this is verl's interface, OpenRLHF's is {NEEDED}, which returns a dict with rewards"
     return "; OpenRLHF calls it with three lists of one item each, and it returns a dict with rewards"

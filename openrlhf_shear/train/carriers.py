@@ -58,10 +58,8 @@ class Accounts:
         >>> Accounts(dispatched=64, trained=48, filtered=8, failed=Counter(timeout=4)).state(waiting=4)
         {'dispatched': 64, 'filtered': 8, 'trained': 48, 'failed': {'timeout': 4}, 'waiting': 4}
         """
-        return {
-            **{name: getattr(self, name) for name in ("dispatched", "filtered", "trained")},
-            **{"failed": dict(self.failed), "waiting": waiting},
-        }
+        counts = {name: getattr(self, name) for name in ("dispatched", "filtered", "trained")}
+        return counts | {"failed": dict(self.failed), "waiting": waiting}
 
     @classmethod
     def resumed(cls, state: dict) -> Self:

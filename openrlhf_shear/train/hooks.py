@@ -142,7 +142,6 @@ GATHERED = Patch(
 
 # Attributes of single objects, which upstream's constructors or methods make without asking for a class.
 
-_OWN_CLASS = "upstream's constructor names upstream's class"
 ON_OBJECTS = (
     Patch(
         "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm",

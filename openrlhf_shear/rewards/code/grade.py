@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 from openrlhf_shear.rewards.code.checker import TESTS_MB, Checker, CheckerError, NoAnswerError
@@ -96,9 +96,14 @@ def grade_code(
     if len(code) > MAX_CODE or not code.strip():
         reason = Reason.TOO_LONG if code.strip() else Reason.NO_CODE
         return Verdict(False, reason, outcomes=(Outcome.NOT_RUN,) * len(tests), seconds=time.monotonic() - began)
-    grade = _Grade(jail, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb)
+    workers = workers or default_workers(allow_unsandboxed)
+    grade = _Grade(jail, workers, code, tests, (timeout, total), memory_mb)
     try:
-        outcomes = grade.outcomes()
+        try:
+            outcomes = grade.outcomes()
+        except DiedError:
+            workers.renew()
+            outcomes = grade.outcomes()
     except (DiedError, CheckerError) as error:
         failure = Failure.JAIL_DIED if isinstance(error, DiedError) else Failure.CHECKER_FAILED
         return Verdict(None, failure=failure, detail=str(error)[:500], seconds=time.monotonic() - began)
@@ -142,13 +147,6 @@ class _Grade:
 
     def outcomes(self) -> list[Tested]:
         """Return the outcomes of the tests, up to the first that does not pass. Raises DiedError, CheckerError."""
-        try:
-            return self._outcomes()
-        except DiedError:
-            self._workers.renew()
-            return self._outcomes()
-
-    def _outcomes(self) -> list[Tested]:
         outcomes: list[Tested] = []
         with ExitStack() as stack:  # ends the processes
             try:
@@ -188,12 +186,8 @@ class _Grade:
                 if runner.end(gone=True)["overfull"]:
                     raise _OverError("the program made too many files") from None
                 raise
-            check = checker and (lambda output, at=at: checker.check(at, output, self._left(last)))
-            yield _judged(tests, at, ended, check)
-
-    def _left(self, last: float) -> float:
-        """Return a checker's time limit [s]: the rest of `total`, at least `LEAST_CHECK` and at most `timeout`."""
-        return min(self._timeout, max(last - time.monotonic(), LEAST_CHECK))
+            left = min(self._timeout, max(last - time.monotonic(), LEAST_CHECK))
+            yield _judged(tests, at, ended, checker, left)
 
     def _asserts(self, stack: ExitStack) -> Iterator[Tested]:
         """Yield the outcomes of assert-style tests, which all run without another request. Raises as `_one_by_one`."""
@@ -210,7 +204,13 @@ class _Grade:
         memory_mb = max(self._job["memory_mb"] + TESTS_MB, _JUDGE_MB)
         judge.tell(vars(tests) | {"kind": "judge", "memory_mb": memory_mb}, deadline)
         for _ in tests.tests:
-            report = _heard(judge, deadline)
+            try:
+                report = judge.hear(deadline)
+            except DiedError:
+                code = judge.end(gone=True)["code"]
+                if code in (None, -signal.SIGKILL):
+                    raise
+                raise _OverError(f"the tests ended their own process: exit code {code}") from None
             if report["gone"]:
                 ended = solver.end(gone=True)
                 raise_if_killed(ended, self._timeout, "the program")
@@ -225,19 +225,8 @@ class _Grade:
         return process
 
 
-def _heard(judge: Grade, deadline: float) -> dict:
-    """Return the judge's report on the next test. Raises _OverError: the tests ended their own process."""
-    try:
-        return judge.hear(deadline)
-    except DiedError:
-        code = judge.end(gone=True)["code"]
-        if code in (None, -signal.SIGKILL):
-            raise
-        raise _OverError(f"the tests ended their own process: exit code {code}") from None
-
-
-def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Callable[[object], bool] | None) -> Tested:
-    """Return the outcome of test `at`; `check` asks the label's checker, if there is one."""
+def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, checker: Checker | None, left: float) -> Tested:
+    """Return the outcome of test `at`; the label's checker, if there is one, has `left` seconds."""
     if ended["how"] != "ended":
         return Outcome(ended["how"]), f"test {at}"
     if ended["code"] != 0:
@@ -257,13 +246,12 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Call
         except ValueError:
             return Outcome.ERROR, f"test {at}: {tests.name} gave no plain value"
     try:
-        is_right = check(output) if check else _is_expected(tests, at, output)
+        if checker:
+            is_right = checker.check(at, output, left)
+        elif isinstance(tests, StdinTests):
+            is_right = same_output(tests.outputs[at], output)
+        else:
+            is_right = any(same_value(wanted, output) for wanted in tests.accepted[at])
     except NoAnswerError as error:
         return Outcome.TIMEOUT if error.late else Outcome.WRONG_ANSWER, f"{shown}; {error}"
     return (Outcome.PASSED, "") if is_right else (Outcome.WRONG_ANSWER, shown)
-
-
-def _is_expected(tests: StdinTests | FunctionTests, at: int, output: object) -> bool:
-    if isinstance(tests, StdinTests):
-        return same_output(tests.outputs[at], output)
-    return any(same_value(wanted, output) for wanted in tests.accepted[at])

@@ -30,7 +30,11 @@ class View:
     def __init__(self) -> None:
         """Make the view of the calling thread."""
         self._moved: dict[tuple, str] = {}  # (path, device, inode) of a folder: the place where it is found
-        self._place = next((place for place in _PLACES if os.path.isdir(place) and not _is_above(place)), None)
+        # No place above this package or its Python.
+        above = {
+            str(folder) for path in (__file__, sys.prefix, sys.base_prefix) for folder in Path(path).resolve().parents
+        }
+        self._place = next((place for place in _PLACES if os.path.isdir(place) and place not in above), None)
         try:
             _call("unshare", _NEWNS)
             _mount(None, "/", _REC | _SLAVE)
@@ -72,20 +76,12 @@ def _users() -> tuple[Sequence[int], str]:
     """Return the numbers of users to choose from; or none, and why there are none."""
     if not shutil.which("setpriv"):
         return (), "setpriv is not installed (apt-get install util-linux)"
+    maps = [Path(f"/proc/self/{which}_map").read_text().splitlines() for which in ("uid", "gid")]
+    mapped = [[range(int(line.split()[0]), sum(map(int, line.split()[::2]))) for line in lines] for lines in maps]
     for numbers in (_USERS, (_NOBODY,)):
-        if all(_is_mapped(which, number) for which in ("uid", "gid") for number in (numbers[0], numbers[-1])):
+        if all(any(number in each for each in ranges) for ranges in mapped for number in (numbers[0], numbers[-1])):
             return numbers, ""
     return (), "this container has no other user"
-
-
-def _is_mapped(which: str, number: int) -> bool:
-    ranges = (tuple(map(int, line.split())) for line in Path(f"/proc/self/{which}_map").read_text().splitlines())
-    return any(first <= number < first + count for first, _, count in ranges)
-
-
-def _is_above(place: str) -> bool:
-    """Return whether this package or its Python lies below a place."""
-    return any(Path(place) in Path(path).resolve().parents for path in (__file__, sys.prefix, sys.base_prefix))
 
 
 def _bind(source: str, target: str, flags: int) -> None:

@@ -4,6 +4,7 @@ Nothing runs without isolation unless asked for.
 """
 
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -266,26 +267,32 @@ def _at_most(name: str, value: int) -> int:
 
 
 def _probe(jail: Jail, packages: bool = False) -> str | None:
-    """Start a script that counts the threads it can start under a limit; return the reason if that fails.
+    """Count in a jail the threads that can be started under a limit of 24; return the reason if that fails.
 
     `jail.threads` becomes 0 if such a limit does not hold, or counts processes of other jails.
     """
     try:
-        process = jail.start(INSIDE / "threads.py", Limits(), packages=packages, stderr=subprocess.PIPE)
+        process = jail.start(INSIDE / "escapes.py", Limits(), packages=packages, stderr=subprocess.PIPE)
     except JailError as error:
         return str(error)
+    attempt = "resource.setrlimit(resource.RLIMIT_NPROC, (24, 24)) or str(threads(32))"
+    request = json.dumps({"names": {"MARK": ""}, "attempts": {"threads": attempt}})
     try:
-        counted, errors = process.communicate(timeout=_PROBE_SECONDS)
+        counted, errors = process.communicate(request.encode() + b"\n", timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return f"it did not start within {_PROBE_SECONDS:g} s"
     finally:
         process.end()
     if process.returncode != 0:
         return errors.decode(errors="replace").strip()[-500:] or f"it ended with exit code {process.returncode}"
-    if not 16 <= int(counted) <= 24:
+    _, outcome = json.loads(counted)  # WORKED: '22'
+    if not outcome.startswith("WORKED"):
+        return outcome
+    count = int(outcome.split("'")[1])
+    if not 16 <= count <= 24:
         jail.threads = 0
     if not jail.threads and not jail.has_group:
-        how = "sets no such limit for root" if int(counted) > 24 else "counts those of other jails, too"
+        how = "sets no such limit for root" if count > 24 else "counts those of other jails, too"
         jail.notes += (f"no limit on threads, as the kernel {how}",)
     return None
 

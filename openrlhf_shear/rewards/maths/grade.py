@@ -220,13 +220,13 @@ def _with_argument(text: str, old: str, new: str) -> str:
 
 
 def _in_radians(text: str) -> str:
-    return _DEGREES.sub(_radians, text)
+    def radians(match: re.Match[str]) -> str:
+        if (number := read_number(match[1])) is None:
+            return match[0]
+        turn = number.value / 180
+        return rf"\frac{{{turn.numerator}\pi}}{{{turn.denominator}}}"
 
-
-def _radians(match: re.Match[str]) -> str:
-    number = read_number(match[1])
-    turn = number.value / 180 if number else None
-    return match[0] if turn is None else rf"\frac{{{turn.numerator}\pi}}{{{turn.denominator}}}"
+    return _DEGREES.sub(radians, text)
 
 
 def _without_choice(text: str) -> tuple[str, str]:

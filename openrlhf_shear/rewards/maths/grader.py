@@ -61,12 +61,8 @@ def _near(gold: object, answer: Number) -> bool:
         return False
     if gold.unit != answer.unit and ((gold.unit and answer.unit) or gold.rescaled or answer.rescaled):
         return False
-    return any(_close(gold.value * scale, answer.value) for scale in SCALES)
-
-
-def _close(wanted: Fraction, value: Fraction) -> bool:
-    """Return `math.isclose(wanted, value, rel_tol=1e-4)`, without floats."""
-    return abs(wanted - value) <= RELATIVE * max(abs(wanted), abs(value))
+    scaled = (gold.value * scale for scale in SCALES)
+    return any(abs(wanted - answer.value) <= RELATIVE * max(abs(wanted), abs(answer.value)) for wanted in scaled)
 
 
 MATH = Grader(

@@ -87,9 +87,12 @@ _CALL = re.compile(
 _CALLED = re.compile(r"(?<![A-Za-z])(?:sqrt|cbrt|abs|floor|ceil|ceiling)\s*+\(")
 _TRIGONOMETRY = "sin|cos|tan|cot|sec|csc"
 _NAMED = re.compile(
-    rf"(?<![A-Za-z\\])(?:a(?:rc)?(?P<inverse>{_TRIGONOMETRY})|(?P<endless>infinity|inf|oo)"
-    rf"|(?P<name>pi|{_TRIGONOMETRY}|log|ln|exp|max|min|gcd|lcm|sgn|alpha|beta|gamma|theta|sigma|omega|phi|mu))(?![A-Za-z])"
+    rf"(?<![A-Za-z\\])(?:a(?:rc)?(?:{_TRIGONOMETRY})|infinity|inf|oo"
+    rf"|pi|{_TRIGONOMETRY}|log|ln|exp|max|min|gcd|lcm|sgn|alpha|beta|gamma|theta|sigma|omega|phi|mu)(?![A-Za-z])"
 )
+_LATEX_NAMES = dict.fromkeys(("infinity", "inf", "oo"), "infty") | {
+    f"a{name}": f"arc{name}" for name in _TRIGONOMETRY.split("|")
+}
 _TIMES = re.compile(r"(?<=[0-9])(?:\s++[xX]\s++(?=[0-9])|\s*+[xX]\s*+(?=10\^))")
 _PLAIN_WORD = re.compile(r"(?<![A-Za-z])(?!(?:and|units?|degrees|radians|meters|feet|inches)(?![A-Za-z]))[A-Za-z]{3,}")
 
@@ -184,13 +187,7 @@ def as_latex(text: str) -> str:
         text = f"{text[: match.start()]}{before}{match['inner']}{after}{text[match.end() :]}"
     text = re.sub(r"\^(-[0-9]++|[0-9]{2,}+)", r"^{\1}", text)
     text = _TIMES.sub(r"\\times ", re.sub(r"(?<!\^\{?)\*", r"\\cdot ", text))
-    return _NAMED.sub(_latex_name, text)
-
-
-def _latex_name(match: re.Match[str]) -> str:
-    return (
-        r"\infty " if match["endless"] else rf"\arc{match['inverse']} " if match["inverse"] else rf"\{match['name']} "
-    )
+    return _NAMED.sub(lambda match: rf"\{_LATEX_NAMES.get(match[0], match[0])} ", text)
 
 
 def closing(text: str, start: int) -> int | None:

@@ -56,16 +56,12 @@ class Fingerprint:
         Args:
             converted: whether DeepSpeed's converter has made the checkpoint fit any layout.
         """
-        found = []
-        for topic, values in self.topics.items():
-            before = saved.get(topic, {})
-            if topic == _LAYOUT and converted:
-                continue
-            found += [
-                Change(topic, what, before[what], now)
-                for what, now in values.items()
-                if what in before and before[what] != now
-            ]
+        found = [
+            Change(topic, what, saved[topic][what], now)
+            for topic, values in self.topics.items()
+            for what, now in values.items()
+            if saved.get(topic, {}).get(what, now) != now and not (topic == _LAYOUT and converted)
+        ]
         counted = any(change.what == COUNT for change in found)
         return [change for change in found if not (counted and change.what == CONTENTS)]
 
@@ -92,7 +88,9 @@ def of_run(run: Run, models: Models) -> Fingerprint:
     if reward and reward.endswith(".py") and Path(reward).is_file():
         topics["reward"] = {"digest of the reward file and of those that it imports": file_digest(reward)}
     if actor.path and not actor.invalid:
-        topics["model"]["digest of the model's config.json"] = _digest(actor.config)
+        stable = {name: value for name, value in actor.config.items() if name not in _VOLATILE}
+        digest = hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:16]
+        topics["model"]["digest of the model's config.json"] = digest
     for who, model in (("model", actor), ("critic", models.get("critic"))):
         if model and model.shape:
             topics["shape"] |= {f"the {who}'s number of {name}": size for name, size in asdict(model.shape).items()}
@@ -116,11 +114,6 @@ def _rule(run: Run) -> dict[str, object]:
 def _last_part(model: str) -> str:
     """Return the last part of a path or hub id, because a model may move."""
     return Path(model).name
-
-
-def _digest(config: dict) -> str:
-    stable = {name: value for name, value in config.items() if name not in _VOLATILE}
-    return hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def accepted_topics(topics: str | None) -> list[str]:

@@ -29,17 +29,8 @@ def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size:
     Raises:
         RefusedError: the checkpoint belongs to another run, and `--ckpt.accept_changes` does not allow that.
     """
-    _compare(saved, mine, args, size)
-    states = {name: saved[name] for name in (*FRESH, *_OTHERS) if name in saved}
-    return states | {fingerprint.STATE: mine.topics}
-
-
-def _compare(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: int) -> None:
-    accepted, place = (
-        fingerprint.accepted_topics(args.ckpt.accept_changes),
-        f"{args.ckpt.path}: step {saved['global_step']}",
-    )
-    topics = saved[fingerprint.STATE]
+    accepted, topics = fingerprint.accepted_topics(args.ckpt.accept_changes), saved[fingerprint.STATE]
+    place = f"{args.ckpt.path}: step {saved['global_step']}"
     try:
         lines = fingerprint.judged(mine, topics, accepted, place, args.ds.use_universal_ckpt)
     except ValueError as error:
@@ -49,8 +40,9 @@ def _compare(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size: 
     changes = mine.changes(topics)
     if saved["consumed"] and {change.topic for change in changes} & {"data", "seed"}:
         say(f"episode {saved['episode'] + 1} begins again: its prompts, or their order, are others")
-        saved["total_consumed_prompts"] = saved["episode"] * size
-        saved["consumed"] = 0
+        saved |= {"total_consumed_prompts": saved["episode"] * size, "consumed": 0}
+    states = {name: saved[name] for name in (*FRESH, *_OTHERS) if name in saved}
+    return states | {fingerprint.STATE: mine.topics}
 
 
 def newest_whole(saved: Sequence[Path], rank: int, ranks: int, gathered: Callable[[object], list]) -> str | None:

@@ -52,7 +52,10 @@ def install() -> None:
         os.environ.setdefault(name, value)
     flash_attn_stand_in.install()
     multiply_in_float32()
-    _redirect_cuda_calls()
+    if hooks.CUDA_DEVICE.get() is not _current_device:
+        hooks.CUDA_DEVICE.put(_current_device)
+        for patch in hooks.CUDA_CALLS:
+            patch.put(lambda *args, **kwargs: None)
     keep_stores_there()
 
 
@@ -97,9 +100,6 @@ class CpuStrategy:
         if optim_dict is not None and optim_dict["type"] == "AdamW":
             optim_dict = {**optim_dict, "params": {**optim_dict["params"], "torch_adam": True}}
         return super().get_ds_train_config(optim_dict, **kwargs)
-
-    def moving_average(self, model, model_ema, beta=0.992, device="cpu") -> None:
-        super().moving_average(model, model_ema, beta, "cpu")
 
 
 def _gloo_backend(upstream: type) -> type:
@@ -225,11 +225,3 @@ class _CpuDevice(str):
 
 def _current_device() -> _CpuDevice:
     return _CpuDevice("cpu")
-
-
-def _redirect_cuda_calls() -> None:
-    if hooks.CUDA_DEVICE.get() is _current_device:
-        return
-    hooks.CUDA_DEVICE.put(_current_device)
-    for patch in hooks.CUDA_CALLS:
-        patch.put(lambda *args, **kwargs: None)

@@ -9,6 +9,7 @@ import sys
 import types
 
 import torch
+from einops import rearrange
 
 from openrlhf_shear.train import hooks
 
@@ -50,12 +51,6 @@ def pad_input(tokens: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: i
 
 def index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return tensor[indices]
-
-
-def rearrange(tensor: torch.Tensor, pattern: str, **sizes) -> torch.Tensor:
-    import einops
-
-    return einops.rearrange(tensor, pattern, **sizes)
 
 
 def all_gather(tensor: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:

@@ -36,20 +36,8 @@ class Step:
     base_refs: list[ray.ObjectRef] | None = None  # the reference model's log-probs, not read yet
     requests: list[CreditRequest] = field(default_factory=list)  # per micro-batch
     groups: list[GroupCredit] = field(default_factory=list)
-    seconds: float = 0.0  # the rule's duration on the slowest rank
     evidence_seconds: float = 0.0  # its evidence's duration on the slowest rank
     tokens: dict[int, TokenCredit] = field(default_factory=dict)  # by the rollout's index in the step
-
-    def take_credits(self, by_rank: list[list[GroupCredit]]) -> None:
-        """Take the credit of all groups from the ranks."""
-        self.groups = [group for rank in by_rank for group in rank]
-        self.seconds = max(sum(group.seconds for group in rank) for rank in by_rank)
-        self.evidence_seconds = max(sum(group.evidence_seconds for group in rank) for rank in by_rank)
-
-    def rollouts(self, experiences: list[Experience]) -> StepRollouts:
-        """Return the step's rollouts for the dump, with the experiences that the update gets."""
-        copies = [copy.copy(experience) for experience in experiences]  # dynamic batching removes their indices
-        return StepRollouts(copies, self.groups, self.tokens, self.evidence_seconds)
 
 
 class CreditExperienceMaker(GradedExperienceMaker):
@@ -86,7 +74,9 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.shown = None
         experiences = super().make_experience_batch(rollout_samples)
         if self.shows:
-            self.shown = self._step.rollouts(without_fillers(experiences))
+            copies = [*map(copy.copy, without_fillers(experiences))]  # dynamic batching removes their indices
+            step = self._step
+            self.shown = StepRollouts(copies, step.groups, step.tokens, step.evidence_seconds)
         return experiences
 
     def metrics(self) -> dict[str, float]:
@@ -103,8 +93,11 @@ class CreditExperienceMaker(GradedExperienceMaker):
         experiences = super().make_experience(samples_list)
         if "ref_log_probs" in self.rule.needs:
             self._send_ref_log_probs(step.requests)
-        step.take_credits(self._weighed(step.requests))
-        self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
+        by_rank = self._weighed(step.requests)
+        step.groups = [group for rank in by_rank for group in rank]
+        step.evidence_seconds = max(sum(group.evidence_seconds for group in rank) for rank in by_rank)
+        seconds = max(sum(group.seconds for group in rank) for rank in by_rank)
+        self.credit_metrics = step_metrics(self.rule, step.groups, seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
         if self.outcomes is None:

@@ -94,7 +94,8 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         if self.args.train.dynamic_batch_enable:
             limit = {"max_tokens": self.args.rollout.max_tokens_per_gpu * self._copies}
         self._schedule = plan_micro_batches(lengths, group_size, self._ranks(), copies=self._copies, **limit)
-        return [self._concat([rollout_samples[i] for i in batch]) for batch in self._schedule.micro_batches]
+        batches = ([rollout_samples[i] for i in batch] for batch in self._schedule.micro_batches)
+        return [Experience.concat_experiences(batch, self.tokenizer.pad_token_id) for batch in batches]
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Make the experience as upstream does, without broken rollouts and with fillers, ready for the ranks.
@@ -113,9 +114,6 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         train, models = self.args.train, ["actor", *(["critic"] if self.critic_model_group is not None else [])]
         sizes = (train.batch_size, train.micro_batch_size, [self._ranks(model) for model in models])
         return shared_out(experiences, *sizes, self.tokenizer.pad_token_id, train.dynamic_batch_enable)
-
-    def _concat(self, samples: list[Experience]) -> Experience:
-        return Experience.concat_experiences(samples, self.tokenizer.pad_token_id)
 
     def _dispatch_forward(self, group, sync_condition, once: Mapping[str, list] | None = None, **kwargs):
         """Start the forward passes of a model group, fillers included.
@@ -143,7 +141,13 @@ class GradedExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         experiences = super().make_experience(samples_list)
-        self._compare_log_probs(experiences)
+        self.gap = measure(experiences)
+        if self.gap is not None:
+            self.judge_gap(self.gap, experiences, self)
+        for experience in experiences:
+            experience.info.pop(ENGINE, None)
+            if self.args.algo.advantage.is_correction_level == "off":
+                experience.rollout_log_probs = None  # the update does not correct by them
         columns = ("action_log_probs", "base_action_log_probs", "values", "kl")
 
         def masked(experience: Experience) -> list[torch.Tensor]:
@@ -161,16 +165,6 @@ class GradedExperienceMaker(RemoteExperienceMaker):
                 if getattr(experience, name) is not None:
                     setattr(experience, name, getattr(experience, name).masked_fill(lost, 0.0))
         return experiences
-
-    def _compare_log_probs(self, experiences: list[Experience]) -> None:
-        """Measure the gap to the engines' log-probs; keep these only if the update corrects by them."""
-        self.gap = measure(experiences)
-        if self.gap is not None:
-            self.judge_gap(self.gap, experiences, self)
-        for experience in experiences:
-            experience.info.pop(ENGINE, None)
-            if self.args.algo.advantage.is_correction_level == "off":
-                experience.rollout_log_probs = None
 
     def score(self, token_ids: list[int]) -> torch.Tensor:
         """Return the log-probs of all tokens but the first, each given the tokens before it."""

@@ -42,6 +42,7 @@ class PrmActor(BaseModelActor):
         self._model = strategy.prepare(model)
         self._model.eval()
 
+    @torch.no_grad()
     def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return the probability that each step of each rollout is right; rollouts that are too long get fewer scores.
 
@@ -50,7 +51,9 @@ class PrmActor(BaseModelActor):
         conversations = [self._encoder.encode(problem, texts) for problem, texts in zip(problems, steps, strict=True)]
         scores: list[list[float]] = [[] for _ in conversations]
         for batch in tqdm(self._batches(conversations), desc="step scores", disable=not self.strategy.is_rank_0()):
-            read = iter(self._forward([conversations[i] for i in batch]))
+            filler = Conversation(ids=(self._encoder.pad_id,), separators=(0,))
+            shown = [conversations[i] for i in batch] or [filler]
+            read = iter(self._model(**collate(shown, self._encoder.pad_id, torch.cuda.current_device())).tolist())
             for i in batch:
                 scores[i] = [next(read) for _ in conversations[i].separators]
         return scores
@@ -66,12 +69,6 @@ class PrmActor(BaseModelActor):
             torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
             batches += [[] for _ in range(int(most) - len(batches))]
         return batches
-
-    @torch.no_grad()
-    def _forward(self, conversations: list[Conversation]) -> list[float]:
-        filler = Conversation(ids=(self._encoder.pad_id,), separators=(0,))
-        batch = collate(conversations or [filler], self._encoder.pad_id, torch.cuda.current_device())
-        return self._model(**batch).tolist()
 
 
 class PrmGroup(ShearActorGroup):

@@ -1,6 +1,5 @@
 """Return path of hidden states from OpenRLHF's model actors, for diagnosis and for rules outside the actor."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import ray
@@ -16,11 +15,7 @@ STATES = frozenset({"hidden_states", "source_states"})  # of `credit.rule.NEEDS`
 
 
 class ReadsStates:
-    """Mixin that reads hidden states, for a model actor of OpenRLHF whose `forward` returns log-probs."""
-
-    @property
-    @abstractmethod
-    def _policy(self) -> Actor: ...
+    """Mixin that reads hidden states of `actor`, for an actor of OpenRLHF whose `forward` returns log-probs."""
 
     def hidden_states(self, sequences, action_mask, attention_mask) -> list[ray.ObjectRef]:
         """Return references to the hidden states of a micro-batch: one (T_i, d) CPU tensor per rollout.
@@ -44,14 +39,14 @@ class ReadsStates:
     ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
         """Return log-probs (B, A) on the CPU, and on the device, by `names`, states of those `rows` that are True."""
         others = {"packed_seq_lens": packed_seq_lens, "mm_train_inputs_list": mm_train_inputs_list}
-        with torch.no_grad(), captured_lm_head_input(self._policy.model.module) as captured:
+        with torch.no_grad(), captured_lm_head_input(self.actor.model.module) as captured:
             log_probs = super().forward(sequences, action_mask, attention_mask, **others)
         if len(captured) != 1:
             raise RuntimeError(f"the LM head ran {len(captured)} times in one forward pass, expected once")
         hidden = of_ring(captured[0], self.strategy.ring_attn_group, int(attention_mask.sum()))
         mask = action_mask if rows is None else action_mask * torch.tensor(rows)[:, None]
         masks = {"hidden_states": mask, "source_states": one_earlier(mask)}
-        packed = self._policy.packing_samples
+        packed = self.actor.packing_samples
         return log_probs, {name: response_states(hidden, attention_mask, masks[name], packed) for name in names}
 
 
@@ -59,7 +54,7 @@ class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):
     """Read-only policy: OpenRLHF's reference model, without an optimizer."""
 
     @property
-    def _policy(self) -> Actor:
+    def actor(self) -> Actor:
         return self.model
 
 

@@ -23,7 +23,6 @@ resumes exactly: `checkpoints/resume.py`, docs/reliability.md.
 
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import replace
 
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -189,9 +188,13 @@ class ShearTrainer:
             logger.warning(f"step {step + 1}: {warning}")
         self._maker.training_step = step + 1
         self._maker.shows = self._dump is not None and self._dump.due(step + 1)
-        graded = not all(map(is_failed, samples))
-        status = self._update(samples, step) if graded else _no_update("no rollout has a reward")
-        return status | self._close_books(samples, status, step + 1), step + 1
+        has_rewards = not all(map(is_failed, samples))
+        status = self._update(samples, step) if has_rewards else _no_update("no rollout has a reward")
+        trained = self._policy.take_trained() if "update/skipped_steps" in status else None
+        rewarded = {i for i, sample in enumerate(samples) if not is_failed(sample)}
+        broken = {reason: len(rewarded.intersection(lost)) for reason, lost in self._maker.broken.items() if rewarded}
+        moved = bool(status.pop("update/moved", False))
+        return status | self.books.close(step + 1, len(rewarded), broken, trained, moved), step + 1
 
     def _update(self, samples: list[Experience], step: int) -> dict:
         self._policy.begin_update(step)
@@ -204,13 +207,6 @@ class ShearTrainer:
         if self._maker.shown is not None:
             status |= self._dump.write(step + 1, self._maker.shown)
         return status
-
-    def _close_books(self, samples: Sequence[Experience], status: dict, step: int) -> dict[str, float]:
-        trained = self._policy.take_trained() if "update/skipped_steps" in status else None
-        graded = {i for i, sample in enumerate(samples) if not is_failed(sample)}
-        lost = self._maker.broken if graded else {}
-        broken = {reason: len(graded.intersection(rollouts)) for reason, rollouts in lost.items()}
-        return self.books.close(step, len(graded), broken, trained, bool(status.pop("update/moved", False)))
 
     def _finish_dump(self) -> None:
         """Wait for the dump: a resumed run does not write the files of steps before its checkpoint."""

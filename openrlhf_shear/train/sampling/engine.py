@@ -121,14 +121,9 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         if drawn.logprobs is not None:
             log_probs = np.zeros(len(tokens), np.float32)
             log_probs[len(ids) :] = drawn.logprobs.logprobs
-        response = {
-            **{
-                "observation_tokens": tokens,
-                "action_ranges": [(len(ids), len(tokens))],
-                "rollout_log_probs": log_probs,
-            },
-            **{"truncated": drawn.finish_reason == "length", "mm_train_inputs": inputs},
-        }
+        response = {"observation_tokens": tokens, "action_ranges": [(len(ids), len(tokens))]}
+        response |= {"rollout_log_probs": log_probs, "truncated": drawn.finish_reason == "length"}
+        response |= {"mm_train_inputs": inputs}
         if self._grading is not None:
             query = self.tokenizer.decode(tokens, skip_special_tokens=False)
             response[VERDICT] = await self._grading.grade(query, prompt.text, prompt.label)

@@ -101,20 +101,17 @@ def _rows(name: str, split: str, strategy, tokenizer) -> Iterator[PromptRow]:
     read = itertools.islice(read, data.max_samples)
     while part := list(itertools.islice(read, _AT_ONCE)):
         for where, row in part:
-            _check(f"{where} of {name}", row, data, prompt_format)
+            if problem := prompt_format.problem(value_at(row, data.input_key)):
+                raise DataError(f"data.input_key {data.input_key}: {where} of {name} {problem}")
+            if data.label_key is not None and (problem := no_label(label_at(row, data.label_key))):
+                raise DataError(f"data.label_key {data.label_key}: {where} of {name} {problem}")
         for (_, row), text in zip(part, _texts(name, part, data, prompt_format, tokenizer), strict=True):
             source, images = row.get("datasource") or "default", row.get(data.image_key)
             label = "" if data.label_key is None else label_at(row, data.label_key)
-            problem = _problem(value_at(row, data.input_key), text)
+            problem = value_at(row, data.input_key)
+            if not isinstance(problem, str):
+                problem = next((turn["content"] for turn in reversed(problem) if turn["role"] == "user"), text)
             yield source, text, label, images, problem, row_digest(row, data.input_key, data.label_key)
-
-
-def _check(where: str, row: dict, data: Namespace, prompt_format: PromptFormat) -> None:
-    """Raise DataError for a row without a prompt or with an invalid label."""
-    if problem := prompt_format.problem(value_at(row, data.input_key)):
-        raise DataError(f"data.input_key {data.input_key}: {where} {problem}")
-    if data.label_key is not None and (problem := no_label(label_at(row, data.label_key))):
-        raise DataError(f"data.label_key {data.label_key}: {where} {problem}")
 
 
 def _texts(
@@ -129,9 +126,3 @@ def _texts(
             why = f"{part[0][0]} of {name}: {type(error).__name__}: {error}"
             raise DataError(f"data.input_key {data.input_key}: {why}") from error
     return [text for each in part for text in _texts(name, [each], data, prompt_format, tokenizer)]
-
-
-def _problem(prompt: str | list[dict], text: str) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return next((turn["content"] for turn in reversed(prompt) if turn["role"] == "user"), text)

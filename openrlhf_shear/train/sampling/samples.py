@@ -142,15 +142,17 @@ class ShearSamplesGenerator(SamplesGenerator):
         what = "evaluating, prompts" if self._evaluates else "sampling and grading, prompts"
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         sampling, max_len = self._sampling(generate_kwargs), generate_kwargs.get("max_len", 2048)
-        held = samples if self._begins_at_once else 0
-        dispatch = Dispatch(self._engines, (sampling, max_len, samples), held)
+        # Agents' turns arrive at any time, and so do the weights of partial rollouts: engines do not wait for a batch.
+        at_any_time = self.args.train.agent_func_path or self.args.train.partial_rollout_enable
+        dispatch = Dispatch(self._engines, (sampling, max_len, samples), held=0 if at_any_time else samples)
         accepted: dict[tuple, list[Experience]] = {}
         consumed, unrated, more = 0, 0, count
         while True:
             taken = list(itertools.islice(prompts, more))
             dispatch.add(self._tokenized(taken, max_len - (sampling.max_tokens or 1)))
             consumed += len(taken)
-            self._count_dispatched(len(taken))
+            if not self._evaluates:
+                self._counts.dispatched += len(taken) * self.args.rollout.n_samples_per_prompt
             if not dispatch:
                 break
             more = 0
@@ -167,10 +169,6 @@ class ShearSamplesGenerator(SamplesGenerator):
             self.check_stop()
             doing(what, len(accepted), count)
         return [sample for place in sorted(accepted) for sample in accepted[place]], consumed
-
-    def _count_dispatched(self, prompts: int) -> None:
-        if not self._evaluates:
-            self._counts.dispatched += prompts * self.args.rollout.n_samples_per_prompt
 
     def _sampling(self, generate_kwargs: dict) -> SamplingParams:
         """Return vLLM's parameters, without a seed."""
@@ -197,14 +195,6 @@ class ShearSamplesGenerator(SamplesGenerator):
         if too_long := sum(len(ids) > room for ids in rows if ids is not None):
             logger.warning(f"{too_long} of {len(rows)} prompts lose their beginning: they have more than {room} tokens")
         return [replace(prompt, ids=ids and ids[-room:]) for prompt, ids in zip(prompts, rows, strict=True)]
-
-    @property
-    def _begins_at_once(self) -> bool:
-        """Whether the engines wait for a complete dispatch.
-
-        Not with agents, whose turns arrive at any time, nor with partial rollouts, whose weights do.
-        """
-        return not (self.args.train.agent_func_path or self.args.train.partial_rollout_enable)
 
     def _process_response_into_experience(self, response: dict, **generate_kwargs) -> Experience:
         """Make an experience as upstream does; a failed reward becomes a placeholder of 0 that `info` marks.

@@ -99,15 +99,8 @@ class Step(Event):
             value = self.metrics.get(name)
             if value is not None and (value or not label.isupper()):
                 shown.append(f"{label} {value:{form}}")
-        return [
-            "  ".join(
-                [
-                    *shown,
-                    f"{self.seconds:.1f} s",
-                    f"ETA {'-' if self.seconds_left is None else clock(self.seconds_left)}",
-                ]
-            )
-        ]
+        eta = "-" if self.seconds_left is None else clock(self.seconds_left)
+        return ["  ".join([*shown, f"{self.seconds:.1f} s", f"ETA {eta}"])]
 
 
 @dataclass(frozen=True)

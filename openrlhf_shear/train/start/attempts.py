@@ -50,19 +50,18 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
         code = _run(command, attempt, console, running, signals, tell)
         if code in _FINAL or signals or attempt == max_restarts:
             return code
-        tell(_retry(code, console and console.checkpoint, max_restarts - attempt - 1))
-        _pause(signals)
+        left, checkpoint = max_restarts - attempt - 1, console and console.checkpoint
+        place = "its last checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint}"
+        more = f"{left} more {'try' if left == 1 else 'tries'} after that"
+        tell(f"the run ended with exit code {code}; it starts again from {place} ({more})")
+        end = time.monotonic() + PAUSE_SECONDS
+        while not signals and time.monotonic() < end:  # a handler does not end `time.sleep`
+            time.sleep(0.05)
         if signals:
             name = signal.Signals(signals[0]).name
             tell(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint")
             return STOPPED
     raise AssertionError("unreachable")
-
-
-def _retry(code: int, checkpoint: int | None, left: int) -> str:
-    place = "its last checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint}"
-    more = f"{left} more {'try' if left == 1 else 'tries'} after that"
-    return f"the run ended with exit code {code}; it starts again from {place} ({more})"
 
 
 def _run(
@@ -93,13 +92,6 @@ def _run(
     if console:
         console.close(code)
     return code
-
-
-def _pause(signals: Sequence[int]) -> None:
-    """Wait before the next attempt, or until a signal comes. Polls, because a handler does not end `time.sleep`."""
-    end = time.monotonic() + PAUSE_SECONDS
-    while not signals and time.monotonic() < end:
-        time.sleep(0.05)
 
 
 def patience(first: float) -> float:

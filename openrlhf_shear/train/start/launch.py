@@ -54,11 +54,8 @@ def launch(run: Run, args: argparse.Namespace) -> None:
         mixins = _join(on_cpu, cluster.gpus_needed(run), attempts.patience(run.train.wait_for_gpus))
     from openrlhf_shear.train.sampling.engine_gap import log_probs_mode  # late, as in install_hooks
 
-    mode, fast = (
-        log_probs_mode(run.rollout.temperature, run.rollout.top_p),
-        not run.flags["data.disable_fast_tokenizer"],
-    )
-    install_hooks(mixins, reward_settings(run), mode, fast)
+    mode = log_probs_mode(run.rollout.temperature, run.rollout.top_p)
+    install_hooks(mixins, reward_settings(run), mode, not run.flags["data.disable_fast_tokenizer"])
     doing("placing and loading the models")
     run_main(args)
     say(f"model     {run.ckpt.output_dir}")

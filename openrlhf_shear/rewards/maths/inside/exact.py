@@ -127,30 +127,26 @@ def _digits(*trees: sympy.Basic) -> int:
             if node.is_Rational:
                 total += math.log10(abs(node.p) + 1) + math.log10(node.q)
             elif node.is_Pow and node.exp.is_Rational:
-                total += float(min(abs(node.exp), _MOST_DIGITS)) * max(1.0, _size(node.base))
+                parts = [part for part in sympy.preorder_traversal(node.base) if part.is_Rational]
+                size = sum(math.log10(abs(part.p) + part.q) for part in parts)
+                total += float(min(abs(node.exp), _MOST_DIGITS)) * max(1.0, size)
     return _DIGITS + 2 * math.ceil(total)
-
-
-def _size(base: sympy.Expr) -> float:
-    return sum(math.log10(abs(node.p) + node.q) for node in sympy.preorder_traversal(base) if node.is_Rational)
 
 
 def use_in_math_verify() -> None:
     """Make math-verify compare with `equal`: itself it rounds, in numbers and in all that is made of them."""
     theirs = grader.sympy_symbolic_eq
 
+    def decided(*both) -> bool | None:
+        return equal(*both) if all(isinstance(each, sympy.Expr) for each in both) else None
+
     def numeric(gold, answer, *_: int) -> bool:
         if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
             same_shape = gold.shape == answer.shape
             return same_shape and all(map(numeric, gold.flat(), answer.flat()))
-        return _both(gold, answer) and bool(equal(gold, answer))
+        return bool(decided(gold, answer))
 
     def symbolic(gold, answer) -> bool:
-        decided = _both(gold, answer) and equal(gold, answer) is not None
-        return not decided and theirs(gold, answer)
+        return decided(gold, answer) is None and theirs(gold, answer)
 
     grader.sympy_numeric_eq, grader.sympy_symbolic_eq = numeric, symbolic
-
-
-def _both(gold, answer) -> bool:
-    return isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)

@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 sys.path.insert(1, os.path.join(sys.path[0], "..", "..", "jail", "inside"))  # here and in a jail
@@ -64,8 +64,7 @@ def main() -> None:
             serve()
 
 
-@dataclass(frozen=True)
-class _Child:
+class _Child(NamedTuple):
     pid: int
     tasks: int  # the writing end of a pipe
     answers: int  # the reading end of another
@@ -106,7 +105,8 @@ class Host:
         if pid == 0:
             try:
                 runner.keep([theirs_in, theirs_out])
-                _confine(self._no_fork)
+                runner.silence()  # the child has its two pipes alone; the memory limit is the jail's
+                runner.confine(self._no_fork, {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: _FILES})
                 _compare_all(theirs_in, theirs_out)
             finally:
                 os._exit(1)  # to end an interpreter with sympy takes longer than a comparison
@@ -124,12 +124,6 @@ class Host:
             os.kill(child.pid, signal.SIGKILL)
             _, status = os.waitpid(child.pid, 0)
         return os.waitstatus_to_exitcode(status)
-
-
-def _confine(no_fork: str) -> None:
-    """Confine the child to its two pipes. The memory limit is the jail's."""
-    runner.silence()
-    runner.confine(no_fork, {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: _FILES})
 
 
 def _compare_all(tasks: int, answers: int) -> None:

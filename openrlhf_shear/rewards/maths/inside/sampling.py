@@ -69,13 +69,7 @@ _SMOOTH = {
 }
 _CONDITIONS = {
     **{sympy.And: lambda *parts: all(parts), sympy.Or: lambda *parts: any(parts), sympy.Eq: operator.eq},
-    **{
-        sympy.Ne: operator.ne,
-        sympy.Lt: operator.lt,
-        sympy.Gt: operator.gt,
-        sympy.Le: operator.le,
-        sympy.Ge: operator.ge,
-    },
+    **{getattr(sympy, name): getattr(operator, name.lower()) for name in ("Ne", "Lt", "Gt", "Le", "Ge")},
 }
 _COMPUTED = _OF_NATURALS | _STEPS | _BENT | _SMOOTH | _CONDITIONS
 _RISING = (sympy.exp, sympy.factorial, sympy.binomial)
@@ -147,7 +141,8 @@ def compiled(tree: sympy.Basic) -> Callable[[Point], Fraction | float]:
     if tree.is_Symbol:
         return operator.itemgetter(tree)
     if isinstance(tree, sympy.Piecewise):
-        return _of_pieces([(compiled(condition), compiled(value)) for value, condition in tree.args])
+        pieces = [(compiled(condition), compiled(value)) for value, condition in tree.args]
+        return lambda point: next((value for holds, value in pieces if holds(point)), _nowhere)(point)
     if not tree.args:
         number = bool(tree) if tree in (sympy.true, sympy.false) else _number(tree)
         return lambda _: number
@@ -156,22 +151,16 @@ def compiled(tree: sympy.Basic) -> Callable[[Point], Fraction | float]:
     return lambda point: function(*[part(point) for part in parts])
 
 
+def _nowhere(_: Point) -> float:
+    raise ValueError("no piece is defined here")
+
+
 def _number(tree: sympy.Expr) -> Fraction | float | complex:
     """Return the number that a tree is. Raises TypeError: it is none."""
     if tree.is_Rational:
         return int(tree) if tree.is_Integer else Fraction(tree.p, tree.q)
     number = complex(tree)
     return number if number.imag else number.real
-
-
-def _of_pieces(pieces: list[tuple[Callable, Callable]]) -> Callable[[Point], Fraction | float]:
-    def computed(point: Point) -> Fraction | float:
-        for holds, value in pieces:
-            if holds(point):
-                return value(point)
-        raise ValueError("no piece is defined here")
-
-    return computed
 
 
 def value(tree: Callable[[Point], Fraction | float], point: Point) -> Fraction | float | None:
