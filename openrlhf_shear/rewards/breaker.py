@@ -18,7 +18,7 @@ class Ticket(NamedTuple):
 class Breaker:
     """Circuit breaker around something that may be down. Safe for threads and coroutines.
 
-    closed      Every call is admitted. A number of failures in a row opens the breaker. With `together`, failures of
+    closed      Every call is admitted. `failures` failures in a row open the breaker. With `together`, failures of
                 calls that were admitted together count once: a moment without connections is a single failure.
     open        No call is admitted until the cool-down is over.
     half-open   A single call is admitted, the trial. An answer closes the breaker.
@@ -33,11 +33,6 @@ class Breaker:
     """
 
     def __init__(self, failures: int, clock: Callable[[], float] = time.monotonic, together: bool = False) -> None:
-        """
-        Args:
-            failures: failures in a row, without an answer in between, that open the breaker.
-            clock: seconds from any origin.
-        """
         self._most_failures, self._together = failures, together
         self._clock, self._lock = clock, threading.Lock()
         self._cool_down = COOL_DOWN

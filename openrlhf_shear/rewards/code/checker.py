@@ -20,11 +20,7 @@ class CheckerError(RuntimeError):
 
 
 class NoAnswerError(RuntimeError):
-    """The output is wrong: its checker gives no answer for it, but does for the expected output.
-
-    Args:
-        late: whether the call ran out of time.
-    """
+    """The output is wrong: its checker gives no answer for it, but does for the expected output."""
 
     def __init__(self, late: bool, detail: str) -> None:
         super().__init__(f"the label's checker gave no answer for this output: {detail}")
@@ -35,12 +31,7 @@ class Checker:
     """Checker of some tests, in a process of a jail on the tests' side: a function that a child calls for each test."""
 
     def __init__(self, process: Grade, tests: StdinTests | FunctionTests, timeout: float, program: dict) -> None:
-        """
-        Args:
-            timeout: limit of a call of the control [s].
-            program: the job of the response.
-        """
-        self._process, self._tests, self._timeout = process, tests, timeout
+        self._process, self._tests, self._timeout = process, tests, timeout  # of a call of the control [s]
         job = program | {"kind": "function", "sources": [tests.checker], "prelude": False}
         job["memory_mb"] += TESTS_MB
         process.tell(job, time.monotonic() + GRACE_SECONDS)

@@ -162,13 +162,12 @@ class Hosts(Crew):
 
 
 class CodeWorkers(AbstractContextManager):
-    """Up to `count` hosts of each kind: for responses and for tests, with and without packages."""
+    """Up to `count` hosts of each kind: for responses and for tests, with and without packages.
+
+    With `most` 1, each grade has a fresh jail.
+    """
 
     def __init__(self, count: int, allow_unsandboxed: bool = False, most: int = MOST_GRADES) -> None:
-        """
-        Args:
-            most: grades of a host; 1 for a fresh jail each time.
-        """
         kinds = itertools.product(("responses", "tests"), (False, True))
         self._kinds = {(side, packages): Hosts(count, packages, most, allow_unsandboxed) for side, packages in kinds}
 

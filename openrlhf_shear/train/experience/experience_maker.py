@@ -52,11 +52,6 @@ class CreditExperienceMaker(GradedExperienceMaker):
     pair_seconds = PAIR_SECONDS
 
     def __init__(self, *args, rule: CreditRule, step_scorer: StepScorer | None = None, **kwargs):
-        """
-        Args:
-            rule: the run's credit rule, as made in this process.
-            step_scorer: the scorer, if the rule needs PRM scores.
-        """
         super().__init__(*args, **kwargs)
         self.rule, self.rule_name, self.makes_advantages = rule, rule.name, rule.makes_advantages
         self.credit_metrics: dict[str, float] = {}

@@ -2,8 +2,7 @@
 
 DeepSpeed makes an optimizer step of a fixed number of micro-batches, and every micro-batch is a collective of all
 ranks. If rollouts do not fill the last step, fillers of two tokens without an action complete it. A loss is a sum over
-action tokens, divided by their number in the optimizer step, so fillers do not change it. (The balancing loss of a
-mixture of experts sees the two tokens.)
+action tokens, divided by their number in the optimizer step, so fillers do not change it.
 """
 
 from collections.abc import Sequence

@@ -144,11 +144,7 @@ class Advantages:
     """Counter of a run's rollouts with an advantage, for estimators that compare the rollouts of a prompt."""
 
     def __init__(self, size: int):
-        """
-        Args:
-            size: rollouts of a group.
-        """
-        self._size = size
+        self._size = size  # rollouts of a group
         self.counts = [0, 0]  # rollouts with an advantage, and all, since the start of the run
         self._quiet = 0  # steps in a row in which no rollout had one
 

@@ -22,12 +22,6 @@ class RolloutDump:
     """Writer of `CKPT_PATH/rollouts/step000020.parquet` and the like."""
 
     def __init__(self, args, rule: str, tokenizer):
-        """
-        Args:
-            args: OpenRLHF's nested namespace.
-            rule: the name of the credit rule.
-            tokenizer: the policy's.
-        """
         self._every, self._folder = args.dump_rollouts_every, Path(args.ckpt.path) / "rollouts"
         self._rule, self._tokenizer, self._group_size = rule, tokenizer, args.rollout.n_samples_per_prompt
         self._thread, self._writing = ThreadPoolExecutor(1, "dump"), None

@@ -55,13 +55,9 @@ class TrainingSuite:
         self._sampler = EngineSampler(engines.handles, tokenizer, *settings, check_stop)
 
     def evaluate(self, step: int, go_on: bool = False) -> Scores:
-        """Evaluate the engines' current weights.
+        """Evaluate the engines' weights of a step; `go_on` continues an interrupted evaluation of the same weights.
 
         The completions and results.json stay in `CKPT_PATH/evaluations/stepN`.
-
-        Args:
-            step: the step of the weights.
-            go_on: continue an interrupted evaluation of the same weights.
         """
         folder = self._folder / f"step{step}"
         if not go_on:
@@ -131,12 +127,6 @@ class Evaluation:
         suite: TrainingSuite | None,
         generate_kwargs: dict,
     ):
-        """
-        Args:
-            prompts: the held-out prompts, if any.
-            suite: the benchmarks, if any.
-            generate_kwargs: arguments of sampling in training.
-        """
         self._every, self._tracking, self._sampler = args.eval.steps, tracking, sampler
         self._prompts, self._suite = prompts, suite
         changes = {name: getattr(args.eval, name) for name in ("temperature", "n_samples_per_prompt")}

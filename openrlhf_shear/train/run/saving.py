@@ -48,11 +48,7 @@ class Progress:
 
 
 def what_to_save(moment: Moment, now: Progress, ckpt: Namespace) -> Save | None:
-    """Decide what to save; None for nothing.
-
-    Args:
-        ckpt: the flags `--ckpt.*`.
-    """
+    """Decide what to save by the flags `--ckpt.*`; None for nothing."""
     best, every = moment is Moment.EVALUATION, ckpt.save_steps
     wanted = {
         Moment.STEP: every > 0 and now.step // every > now.last_saved // every,
@@ -63,12 +59,7 @@ def what_to_save(moment: Moment, now: Progress, ckpt: Namespace) -> Save | None:
     if not (wanted and now.trained and (best or now.sound)):
         return None
     weights_only = best and ckpt.best_weights_only
-    return Save(
-        now.step,
-        checkpoint=not (ckpt.disable_ds or weights_only),
-        model=bool(ckpt.save_hf or weights_only),
-        best=best,
-    )
+    return Save(now.step, not (ckpt.disable_ds or weights_only), bool(ckpt.save_hf or weights_only), best)
 
 
 @dataclass(frozen=True)
@@ -112,11 +103,8 @@ class Saver:
     def __init__(
         self, actors: RayActorGroup, critics: RayActorGroup | None, check_folder: Callable[[], None] = lambda: None
     ):
-        """
-        Args:
-            check_folder: raises if --ckpt.path is another run's by now.
-        """
-        self._actors, self._critics, self._check_folder = actors, critics, check_folder
+        self._actors, self._critics = actors, critics
+        self._check_folder = check_folder  # raises if --ckpt.path is another run's by now
 
     def save(self, what: Save, states: RunState, best: Best) -> str:
         """Save a checkpoint; return why the disk refuses it, or "".

@@ -31,15 +31,12 @@ _NAMES = {"run_name", "wandb_id", "evaluated", "best"}
 
 
 class Curves:
-    """Tracker of OpenRLHF that survives errors: the first is logged, and later calls retry with a new tracker."""
+    """Tracker of OpenRLHF that survives errors: the first is logged, and later calls retry with a new tracker.
+
+    `make` returns a tracker that continues the existing curves.
+    """
 
     def __init__(self, name: str, make: Callable[[], object]):
-        """Make the first tracker.
-
-        Args:
-            name: the service's name, for messages.
-            make: returns a new tracker that continues the existing curves.
-        """
         self._name, self._make = name, make
         self._tracker: object | None = None
         self._failed = False

@@ -81,10 +81,8 @@ class ShearTrainer:
     ):
         """
         Args:
-            args: OpenRLHF's nested namespace.
             identity: the run's fingerprint, with its data.
             prompts: the number of prompts of an episode.
-            best_key: the metric of the best evaluation (`saving.Best`).
             advantages: counts rollouts with an advantage; None if more than the rewards of a group makes them.
             dump: writes rollouts with their credit; None without a credit rule.
             stop: the request to stop, which others share.

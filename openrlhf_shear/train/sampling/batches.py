@@ -27,12 +27,6 @@ class Batches:
     """
 
     def __init__(self, generator: ShearSamplesGenerator, episodes: int, generate_kwargs: dict):
-        """
-        Args:
-            generator: the samples generator.
-            episodes: the run's number of episodes.
-            generate_kwargs: arguments of `generator.generate_samples`.
-        """
         self.accounts = Accounts()
         self._generator, self._episodes, self._generate_kwargs = generator, episodes, generate_kwargs
         self._ready: deque[Batch] = deque()

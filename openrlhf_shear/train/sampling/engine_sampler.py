@@ -40,10 +40,6 @@ class EngineSampler:
     ):
         """
         Args:
-            engines: the engines' actors.
-            tokenizer: the policy's.
-            sampling: the sampling parameters.
-            prompt_format: how questions become prompts.
             room: tokens for prompt, prefix and completion together. A completion gets all of the sampling's tokens,
                 or what prompt and prefix leave of the room.
             check_stop: called about once a second; it raises to stop.

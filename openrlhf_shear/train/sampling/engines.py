@@ -36,7 +36,6 @@ class Engines:
     def __init__(self, handles: Sequence[ray.actor.ActorHandle], sync: Callable[[], None] | None):
         """
         Args:
-            handles: the engines' actors.
             sync: sends the policy's weights to all engines, because a restarted engine has the base model's. None if
                 the policy may be in an update and cannot send them; dead engines are then not restarted.
         """
@@ -139,7 +138,6 @@ class Dispatch:
     def __init__(self, engines: Engines, request: tuple, held: int):
         """
         Args:
-            engines: the run's engines.
             request: the arguments of the engines' `generate_responses` after the prompt.
             held: responses of a prompt, if idle engines wait until all requests of a batch are there; else 0.
         """

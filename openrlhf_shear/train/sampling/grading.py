@@ -22,14 +22,9 @@ class Grading:
     """Grading of an engine's responses; a failed reward has no effect on other rollouts."""
 
     def __init__(self, urls: str | list[str], settings: RewardSettings):
-        """
-        Args:
-            urls: the reward servers' addresses; unused if a pool on this node grades.
-            settings: the grader's settings.
-        """
         self._settings, self._alone = settings, asyncio.Lock()
         self._pool = self._client = None
-        if settings.is_served:
+        if settings.is_served:  # else the URLs are not used, and a pool on this node grades
             self._client = RewardClient(urls, settings.timeout, settings.retries, settings.token)
         else:
             self._pool = node_pool(settings, ray.get_runtime_context().get_node_id())

@@ -37,10 +37,6 @@ class ShearSamplesGenerator(SamplesGenerator):
     """
 
     def __init__(self, strategy, prompts_dataloader, eval_dataloader, tokenizer, engines: Engines, order: PromptOrder):
-        """
-        Args:
-            order: the order of `prompts_dataloader`.
-        """
         super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, engines.handles)
         self.eval_failed = 0
         self.reserve: list[Experience] = []  # accepted rollouts for a later step

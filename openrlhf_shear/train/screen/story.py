@@ -89,25 +89,14 @@ class Story:
     """Reporter of a run's steps, evaluations and end, in the trainer."""
 
     def __init__(self, args: Namespace, steps: int):
-        """
-        Args:
-            args: OpenRLHF's nested namespace.
-            steps: the number of steps of the whole run, as far as known.
-        """
-        self._args, self._steps = args, steps
+        self._args, self._steps = args, steps  # of the whole run, as far as known
         self._first: int | None = None
         self._updates = 0
         self._seconds: deque[float] = deque(maxlen=_RECENT)
         self._scores: dict[str, float | None] = {}  # of the last evaluation, by benchmark
 
     def step(self, step: int, status: Mapping[str, float], rule: str = "") -> None:
-        """Tell of a step.
-
-        Args:
-            step: the step's number.
-            status: the step's metrics by their full names.
-            rule: the name of the credit rule, which is the prefix of its metrics.
-        """
+        """Tell of a step, by its metrics; `rule` is the prefix of the credit rule's."""
         self._first = step if self._first is None else self._first
         self._updates += int(status.get("update/optimizer_steps", 0))
         seconds, left = status["timing/step_total"], None

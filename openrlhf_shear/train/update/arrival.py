@@ -1,9 +1,8 @@
 """Probe of the first optimizer step: checks that the gradient of every micro-batch reaches the optimizer.
 
-Counters cannot tell: DeepSpeed runs `backward` for every micro-batch even where it keeps only the last gradient. The
-probe reads the gradient of a small parameter twice: from autograd, per micro-batch, and from DeepSpeed, accumulated and
-averaged over the ranks. It then finds the sum of micro-batches that equals DeepSpeed's gradient. The candidates are all
-micro-batches, the last n, and a subset found by least squares.
+Counters cannot tell: DeepSpeed runs `backward` for every micro-batch even where it keeps only the last gradient. So the
+probe finds the sum of autograd's gradients that equals DeepSpeed's (docs/correctness.md#in-a-run). The candidates are
+all micro-batches, the last n, and a subset found by least squares.
 """
 
 import torch
@@ -24,11 +23,6 @@ class Arrival:
     """Gradient probe of a model; it stops after the first optimizer step that has a gradient to check."""
 
     def __init__(self, engine, name: str):
-        """
-        Args:
-            engine: DeepSpeed's engine.
-            name: the model's name, for messages.
-        """
         self._engine, self._name = engine, name
         self._parameter = _probed(engine.module)
         self._hook = self._parameter.register_hook(self._collect)

@@ -1,8 +1,7 @@
 """Moving average of the policy's weights, in float32 (--train.enable_ema).
 
-OpenRLHF 0.11.2 averages the bfloat16 weights in bfloat16. A step of (1 - beta) times a small difference then rounds to
-nothing for most weights, so that the saved average hardly leaves the start. Here each rank averages its own part of the
-float32 master weights that its optimizer steps, on the CPU; OpenRLHF's average model gets them before it is saved.
+OpenRLHF averages in bfloat16, in which most steps round to nothing. Here each rank averages its own part of the float32
+master weights that its optimizer steps, on the CPU; OpenRLHF's average model gets them before it is saved.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,9 @@
 """DeepSpeed strategy of OpenRLHF with complete optimizer steps, exact rotary frequencies and atomic checkpoints.
 
-Saved models are as large as the model that the run started from.
-
-With dynamic batches OpenRLHF 0.11.2 configures a single micro-batch per step. It then calls `backward` for several, and
-`step` after the last. DeepSpeed 0.19.6 takes every such `backward` for the end of a step. Under ZeRO-1 and ZeRO-2 it
-then replaces the accumulated gradients, so the update would contain the last micro-batch alone.
+With dynamic batches DeepSpeed has to be told where optimizer steps end (docs/correctness.md#the-fault-that-this-found).
 
 While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` return the model's dtype. transformers 5 computes the
-rotary frequencies with it. In bfloat16 they are off by up to 0.4%, which is several radians at position 3000. The
-trained policy would then differ from the policy that vLLM samples from.
+rotary frequencies with it. In bfloat16 they are off by up to 0.4%, which is several radians at position 3000.
 """
 
 import json

@@ -63,7 +63,7 @@ _NOTHING = 1e-9  # tokens of a filler micro-batch, not 0: OpenRLHF divides by th
 
 
 class WatchedSteps(ABC):
-    """Replacement of an OpenRLHF trainer's `training_step` during an update.
+    """Replacement of the `training_step` of OpenRLHF's `ActorPPOTrainer` or `CriticPPOTrainer` during an update.
 
     Before a micro-batch it tells DeepSpeed whether an optimizer step ends there (`ShearStrategy.begin_micro_batch`);
     afterwards it measures. Rollouts count once their optimizer step is applied: DeepSpeed silently skips a step whose
@@ -79,11 +79,6 @@ class WatchedSteps(ABC):
     model = ""  # the prefix of the model's metrics
 
     def __init__(self, trainer, engine):
-        """
-        Args:
-            trainer: OpenRLHF's `ActorPPOTrainer` or `CriticPPOTrainer`.
-            engine: DeepSpeed's engine.
-        """
         self._trainer, self._engine, self._training_step = trainer, engine, trainer.training_step
         self.meter = Meter()
         self.trained = self.applied_steps = self.skipped_steps = self._waiting = 0
