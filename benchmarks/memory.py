@@ -112,7 +112,7 @@ def work(words: list[str], tokens: int) -> dict[str, int]:
     from openrlhf.utils.config import hierarchize
 
     from openrlhf_shear.cli.train_ppo_ray import parse
-    from openrlhf_shear.train.update.logits import ChunkedActor
+    from openrlhf_shear.train.update.losses import ChunkedActor
     from openrlhf_shear.train.update.strategy import ShearStrategy
 
     torch.set_num_threads(1)

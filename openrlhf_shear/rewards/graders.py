@@ -2,7 +2,7 @@
 
 from openrlhf_shear.rewards import files
 from openrlhf_shear.rewards.choice import CHOICE
-from openrlhf_shear.rewards.code.grader import CODE
+from openrlhf_shear.rewards.code.grade import CODE
 from openrlhf_shear.rewards.grader import Grader
 from openrlhf_shear.rewards.maths.grader import MATH
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from openrlhf_shear.rewards.crew import Job
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
-from openrlhf_shear.rewards.grader import Grader, Sample
+from openrlhf_shear.rewards.grader import Sample
 from openrlhf_shear.rewards.graders import GRADERS
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.responses import answer_of
@@ -101,13 +101,10 @@ class RewardPool:
             if self._grader is None:
                 return self._crew.grade(query, prompt, label)
             sample = Sample(answer_of(query, prompt), prompt, label, tolerance)
-            return _logged(self._grader.grade(sample, self._limits, self._crew), self._grader)
+            verdict = self._grader.grade(sample, self._limits, self._crew)
+            reasons = (self._grader.nothing, Reason.TIMEOUT)
+            logs = {f"reward_{reason}": float(verdict.reason == reason) for reason in reasons}
+            return replace(verdict, extra_logs=logs | {"reward_seconds": verdict.seconds})
         except Exception as error:  # a broken label or a lost jail: only this response fails
             which, detail = type(error).__name__, str(error)[:500]
             return Verdict(None, failure=Failure.GRADER_RAISED, which=which, detail=detail)
-
-
-def _logged(verdict: Verdict, grader: Grader) -> Verdict:
-    """Add a verdict's logs: whether there was no answer, whether the grade ran out of time, and how long it took."""
-    logs = {f"reward_{reason}": float(verdict.reason == reason) for reason in (grader.nothing, Reason.TIMEOUT)}
-    return replace(verdict, extra_logs={**logs, "reward_seconds": verdict.seconds})

@@ -207,20 +207,15 @@ def of_texts(correct: bool | None, reason: str | None = None, failure: str | Non
 
     A text that is unknown here is kept: it is the `which` of OTHER.
     """
+    if failure is not None and failure in {*Failure}:
+        return Verdict(correct, failure=Failure(failure), **others)
     if failure is not None:
-        kind, which = _failure(failure)
-        return Verdict(correct, failure=kind, which=which, **others)
+        kind = next((kind for kind in _WITH_WHICH if failure.startswith(f"{kind} ")), None)
+        which = failure.removeprefix(f"{kind} ") if kind else failure
+        return Verdict(correct, failure=kind or Failure.OTHER, which=which, **others)
     if reason is None or reason in {*Reason}:
         return Verdict(correct, None if reason is None else Reason(reason), **others)
     return Verdict(correct, Reason.OTHER, which=reason, **others)
-
-
-def _failure(text: str) -> tuple[Failure, str]:
-    """Return a failure and its `which`."""
-    if text in {*Failure}:
-        return Failure(text), ""
-    kind = next((kind for kind in _WITH_WHICH if text.startswith(f"{kind} ")), None)
-    return (Failure.OTHER, text) if kind is None else (kind, text.removeprefix(f"{kind} "))
 
 
 def as_answer(verdict: Verdict) -> dict:
@@ -250,8 +245,11 @@ def read_reward(output: object) -> Verdict:
     """
     if not isinstance(output, Mapping):
         return Verdict(None, failure=Failure.NO_DICT, detail=f"got {type(output).__name__}")
-    if output.get("failed"):  # from `openrlhf_shear.rewards.server`
-        return _told(output["failed"])
+    if failed := output.get("failed"):  # from `openrlhf_shear.rewards.server`; another server may use any form
+        try:
+            return of_texts(None, failure=str(failed[0]["reason"]), detail=str(failed[0]["detail"]))
+        except (TypeError, LookupError):
+            return Verdict(None, failure=Failure.SERVER_FAILED, detail=f"it answered failed: {failed!r}"[:500])
     if "rewards" not in output:
         names = ", ".join(map(str, output)) or "nothing"
         return Verdict(None, failure=Failure.NONE, detail=f"rewards is missing: the dict has {names}"[:500])
@@ -265,14 +263,6 @@ def read_reward(output: object) -> Verdict:
     except _NoNumberError as error:
         return Verdict(None, failure=error.failure, detail=error.detail)
     return of_numbers(reward, score, logs)
-
-
-def _told(failed: Any) -> Verdict:
-    """Return the failure that a server reports for its query. A server other than this fork's may use any form."""
-    try:
-        return of_texts(None, failure=str(failed[0]["reason"]), detail=str(failed[0]["detail"]))
-    except (TypeError, LookupError):
-        return Verdict(None, failure=Failure.SERVER_FAILED, detail=f"it answered failed: {failed!r}"[:500])
 
 
 class _NoNumberError(ValueError):

@@ -102,7 +102,7 @@ STRATEGY = Patch(
 )
 ACTOR = Patch(
     "openrlhf.trainer.ray.ppo_actor:Actor",
-    "logits.ChunkedActor, with --actor.logits_chunk, while the policy loads",
+    "losses.ChunkedActor, with --actor.logits_chunk, while the policy loads",
     "float32 logits of a pass and their gradients are half of a GPU's memory at 32k tokens; upstream's actor makes its "
     "model by this name",
 )
@@ -121,7 +121,7 @@ ENGINE_CORE = Patch(
 )
 STORE = Patch(
     "torch.distributed.rendezvous:_create_c10d_store",
-    "loopback.keep_stores_there: upstream's function, whose stores for loopback listen only there, at a held port",
+    "worker.keep_stores_there: upstream's function, whose stores for loopback listen only there, at a held port",
     "torch's stores listen on every address, without authentication; torch has no option for address or socket",
 )
 NODE_ADDRESS = Patch(

@@ -45,13 +45,9 @@ def require(package: str, newest: str, extra: str, install: str, oldest: str = "
         )
 
 
-def parser(source: str | None = None) -> argparse.ArgumentParser:
-    """Return OpenRLHF's parser of `openrlhf.cli.train_ppo_ray`, as built before `parse_args()`.
-
-    Args:
-        source: the text of that module in another version; None for the installed version.
-    """
-    source, origin = (source, MAIN) if source is not None else _source()
+def parser() -> argparse.ArgumentParser:
+    """Return OpenRLHF's parser of `openrlhf.cli.train_ppo_ray`, as built before `parse_args()`."""
+    source, origin = _source()
     tree = ast.parse(source, origin)
     statements, parsed = _main(tree)
     body = [*filter(_is_standard_import, tree.body), *statements[:parsed]]

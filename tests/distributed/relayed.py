@@ -21,7 +21,7 @@ class Trainer:
 
     @ray.method(concurrency_group="output")
     def printed(self, seen, patience):
-        return relay.fetch(seen, patience)
+        return relay.diverted().fetch(seen, patience)
 
     def fit(self, steps):
         for step in steps:

@@ -67,7 +67,12 @@ _UNIT_PRODUCT = re.compile(
 _UNIT_TIMES = re.compile(r'(?<=[A-Za-z])"\s*\\cdot\s*"(?=[A-Za-z])')
 _BRACED_LETTER = re.compile(r"(?:(?<![}\]_^]|\\[A-Za-z]*)|(?<=[_^]\{[^{}]*\}))\{\s*([A-Za-z])\s*\}(?=\s*[_^])")
 _ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![A-Za-z])\s*+(?:\[[^\[\]]*+\])?")
-_TOKEN = re.compile(r"[0-9A-Za-z]|\\(?!(?:frac|binom|sqrt)(?![A-Za-z]))[A-Za-z]++")
+_ARGUMENT = re.compile(  # a group in braces, a token, or a command with its arguments in braces
+    r"\s*+(?:(?P<group>\{(?:[^{}\\]++|\\.|(?&group))*+\})|(?P<other>[0-9A-Za-z]|\\(?!(?:frac|binom|sqrt)(?![A-Za-z]))"
+    r"[A-Za-z]++|(?:\\sqrt(?![A-Za-z])|\\(?:frac|binom)(?![A-Za-z])(?P<two>))\s*+(?:\[[^\[\]]*+\])?"
+    r"(?&group)?+(?(two)(?&group)?+)))",
+    re.DOTALL,
+)
 _INVERSE = re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*+\^\s*+\{\s*+-\s*+1\s*+\}")
 _RATIO_UNIT = re.compile(r'"([A-Za-z]++)"\s*+/\s*+"([A-Za-z]++)"')
 _ORDINAL = re.compile(r'(?<=[0-9])\s*+(?:\^\s*+\{?\s*+)?"?\s*+(?:st|nd|rd|th)\s*+"?\s*+\}?$')
@@ -268,30 +273,9 @@ def _braced(text: str) -> str:
     r"""Return a text with braces around the arguments of fractions, roots and binomials: `\frac12`, `\frac{a+b}c`."""
     for head in reversed([*_ARGUMENTS.finditer(text)]):
         parts, at = [], head.end()
-        for _ in range(1 if head[1] == "sqrt" else 2):
-            at += len(text[at:]) - len(text[at:].lstrip())
-            group = closing(text, at) if text.startswith("{", at) else None
-            token = _TOKEN.match(text, at)
-            if group is None and token is None and not (nested := _ARGUMENTS.match(text, at)):
-                break
-            if group is not None:
-                end, part = group + 1, text[at + 1 : group].strip()
-            elif token is not None:
-                end, part = token.end(), token[0]
-            else:
-                end = _end_of_arguments(text, nested)
-                part = text[at:end]
-            parts.append(f"{{{part}}}")
-            at = end
-        else:
+        while len(parts) < (1 if head[1] == "sqrt" else 2) and (argument := _ARGUMENT.match(text, at)):
+            part = argument["other"] or argument["group"][1:-1].strip()
+            parts, at = [*parts, f"{{{part}}}"], argument.end()
+        if len(parts) == (1 if head[1] == "sqrt" else 2):
             text = f"{text[: head.start()]}{head[0].rstrip()}{''.join(parts)}{text[at:]}"
     return text
-
-
-def _end_of_arguments(text: str, head: re.Match[str]) -> int:
-    """Return where the arguments of a command end that has its braces already."""
-    end = head.end()
-    for _ in range(1 if head[1] == "sqrt" else 2):
-        group = closing(text, end) if text.startswith("{", end) else None
-        end = end if group is None else group + 1
-    return end

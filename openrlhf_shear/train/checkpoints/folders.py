@@ -37,11 +37,7 @@ class NotSavedError(RuntimeError):
 
 
 def lock_own(ckpt: Namespace, patience: float = 60.0) -> TextIO:
-    """Lock --ckpt.path for the life of this process.
-
-    Args:
-        ckpt: the flags `--ckpt.*`.
-        patience: seconds to wait, because the last processes of a killed attempt may still hold the lock.
+    """Lock --ckpt.path for the life of this process, within `patience` seconds: a killed attempt may still hold it.
 
     Raises:
         NotOursError: another run has the lock, or finished here since this run was checked; or there are no locks.
@@ -85,13 +81,9 @@ def _lock(folder: Path, patience: float) -> TextIO:
 
 
 def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = True) -> None:
-    """Rename `tag.partial`, which all ranks have written, to `tag`.
+    """Rename `tag.partial`, which all ranks have written, to `tag`; `found` has the digests of its files.
 
-    Args:
-        folder: the folder of the checkpoints.
-        tag: the checkpoint's name.
-        found: the digests of its files.
-        latest: whether the file `latest` names it from then on.
+    With `latest`, the file of this name names it from then on.
     """
     partial, final = folder / f"{tag}{PARTIAL}", folder / tag
     listed = {
@@ -187,10 +179,10 @@ def named_in(folder: Path, file: str) -> str | None:
 def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
     """Delete old checkpoints and the leftovers of killed runs; return the deleted names.
 
-    The rules are upstream's (see `DeepspeedStrategy.save_ckpt`), but applied after the new checkpoint is saved, and
-    only to checkpoints with a list of their files: another program's stay. At most
-    `max_num` regular checkpoints stay, and with the best one at most `max_gb`. Checkpoints without a metric are deleted
-    first, then those with the worst metric, then the oldest. The checkpoint that `latest` names stays.
+    The rules are upstream's (`DeepspeedStrategy.save_ckpt`), but applied after the new checkpoint is saved, and only to
+    checkpoints with a list of their files. At most `max_num` regular checkpoints stay, and with the best one `max_gb`.
+    Checkpoints without a metric are deleted first, then those with the worst metric, then the oldest. The checkpoint
+    that `latest` names stays.
     """
     named = _named(folder) or max(names(folder), key=step_of, default="")
     gone = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir()]

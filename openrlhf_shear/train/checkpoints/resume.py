@@ -22,7 +22,6 @@ def states_of(saved: dict, mine: fingerprint.Fingerprint, args: Namespace, size:
     With other prompts, or another order, the episode restarts at its first prompt.
 
     Args:
-        saved: the states of the checkpoint.
         mine: the fingerprint of this run, with its data.
         size: the number of prompts.
 

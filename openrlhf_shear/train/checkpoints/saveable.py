@@ -31,14 +31,7 @@ def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def model_written(ckpt: Namespace) -> Iterator[None]:
-    """Name the remedy if the disk refuses a trained model inside the context.
-
-    Args:
-        ckpt: the flags `--ckpt.*`.
-
-    Raises:
-        ModelNotWrittenError: an OSError occurred.
-    """
+    """Name the remedy, in a ModelNotWrittenError, if the disk refuses a trained model inside the context."""
     try:
         yield
     except OSError as error:
@@ -67,13 +60,7 @@ def repair_generation(model: torch.nn.Module) -> str:
 def refuse_unsaveable(flag: str, model: torch.nn.Module, tokenizer) -> None:
     """Check that a model's files beside its weights can be saved, by saving them to a temporary folder.
 
-    Args:
-        flag: the flag that named the model.
-        model: the model, with or without adapters.
-        tokenizer: its tokenizer.
-
-    Raises:
-        RefusedError: transformers refuses one of them.
+    Raises RefusedError, which names the model's flag: transformers refuses one of them.
     """
     if problem := repair_generation(model):
         logger.warning(f"{flag}: saved models get do_sample true in generation_config.json: {problem}")

@@ -18,7 +18,7 @@ from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.train import hooks
 from openrlhf_shear.train.cpu import flash_attn_stand_in
 from openrlhf_shear.train.nodes import worker
-from openrlhf_shear.train.nodes.loopback import keep_stores_there
+from openrlhf_shear.train.nodes.worker import keep_stores_there
 from openrlhf_shear.train.screen.story import say
 
 WORKER_SETUP_HOOK = "openrlhf_shear.train.cpu.backend.set_up_worker"

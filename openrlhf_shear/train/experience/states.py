@@ -8,7 +8,7 @@ from openrlhf.models import Actor
 from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
 
 from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, response_states
-from openrlhf_shear.train.nodes.loopback import HoldsItsPort
+from openrlhf_shear.train.nodes.worker import HoldsItsPort
 from openrlhf_shear.train.upstream import plain_class
 
 STATES = frozenset({"hidden_states", "source_states"})  # of `credit.rule.NEEDS`

@@ -37,21 +37,15 @@ def uses_cpu(device: str) -> bool:
     elif named_cluster() and _cluster_has_accelerators():
         device, reason = "cuda", "the Ray cluster announces GPUs"
     else:
-        device, reason = "cpu", NO_CUDA_HINT
-        _refuse_a_gpu_left_out()
+        device, reason, gpus = "cpu", NO_CUDA_HINT, gpu.probe()
+        if gpus.devices and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1"):
+            driver = gpu.driver(gpus)
+            if gpus.torch_cuda is not None:
+                remedy = f"{driver.remedy}, or use --device cpu"
+                raise RefusedError(f"torch cannot use the GPU of this machine: {driver.seen}; {remedy}")
+            say(f"the GPU of this machine is left out: {driver.seen}")
     say(f"device: {device} ({reason})")
     return device == "cpu"
-
-
-def _refuse_a_gpu_left_out() -> None:
-    gpus = gpu.probe()
-    if not gpus.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return
-    driver = gpu.driver(gpus)
-    if gpus.torch_cuda is None:
-        say(f"the GPU of this machine is left out: {driver.seen}")
-        return
-    raise RefusedError(f"torch cannot use the GPU of this machine: {driver.seen}; {driver.remedy}, or use --device cpu")
 
 
 def _cluster_has_accelerators() -> bool:

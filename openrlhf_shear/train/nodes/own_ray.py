@@ -10,7 +10,7 @@ from pathlib import Path
 import ray
 
 from openrlhf_shear.train import hooks
-from openrlhf_shear.train.nodes.loopback import INTERFACE, LOOPBACK
+from openrlhf_shear.train.nodes.worker import INTERFACE, LOOPBACK
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import say
 

@@ -27,7 +27,7 @@ from ray._raylet import (
     persist_port,
 )
 
-from openrlhf_shear.train.nodes.loopback import LOOPBACK
+from openrlhf_shear.train.nodes.worker import LOOPBACK
 from openrlhf_shear.train.screen.story import say
 
 _AGENT_PORTS = {  # Ray's parameter: the name of the file in which the raylet looks for the port

@@ -103,8 +103,8 @@ class TrainerActor:
 
     @ray.method(concurrency_group="output")
     def printed(self, seen: int, patience: float) -> tuple[int, list[Event]]:
-        """Return this process's events for the driver to show (`relay.fetch`), while `fit` runs."""
-        return relay.fetch(seen, patience)
+        """Return this process's events for the driver to show (`Relay.fetch`), while `fit` runs."""
+        return relay.diverted().fetch(seen, patience)
 
     def _check_folder(self) -> None:
         try:

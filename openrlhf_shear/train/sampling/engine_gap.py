@@ -151,19 +151,14 @@ class GapWatch:
             base = policy.gap_without_adapters(experiences).by_engine[gap.worst]
             if base < gap.by_engine[gap.worst] / 2:
                 return f"base model under LoRA: engine {gap.worst} is {base:.3f} off the policy without its adapters"
-        if stale := self._stale():
-            return f"stale weights: engine {stale} scores {len(self._probe)} tokens as a step ago, the policy does not"
-        return ""
-
-    def _stale(self) -> str:
-        """Return the engines whose scores of the probe did not change since the last step, if the policy's did."""
         if len(self._scores) < 2:
             return ""
-        (engines, policy), (engines_now, policy_now) = self._scores
-        if _distance(policy, policy_now) < _OTHER:
+        (engines, before), (engines_now, now) = self._scores  # of the last two steps
+        same = [_distance(*pair) <= _SAME for pair in zip(engines, engines_now, strict=True)]
+        if not any(same) or _distance(before, now) < _OTHER:
             return ""
-        pairs = zip(engines, engines_now, strict=True)
-        return ", ".join(str(number) for number, pair in enumerate(pairs) if _distance(*pair) <= _SAME)
+        stale = ", ".join(str(number) for number, is_same in enumerate(same) if is_same)
+        return f"stale weights: engine {stale} scores {len(self._probe)} tokens as a step ago, the policy does not"
 
 
 def _distance(before: torch.Tensor, now: torch.Tensor) -> float:

@@ -27,7 +27,7 @@ def run_engine_core(*args, **kwargs) -> None:
     """Run `EngineCoreProc.run_engine_core`, and die with the parent process."""
     die_with_parent()
     from openrlhf_shear.kernels.bfloat16 import multiply_in_float32  # late: other functions of this file need no torch
-    from openrlhf_shear.train.nodes.loopback import keep_stores_there
+    from openrlhf_shear.train.nodes.worker import keep_stores_there
 
     keep_stores_there()
     multiply_in_float32()  # for weights on a CPU; Ray's setup hook does not run here

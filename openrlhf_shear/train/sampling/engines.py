@@ -97,18 +97,15 @@ class Engines:
         """
         self.require_revival()
         for number, handle in enumerate(self.handles):
-            if not _answers(handle):
+            try:
+                is_well = ray.get(handle.is_well.remote(), timeout=60.0)
+            except ray.exceptions.RayError:
+                is_well = False
+            if not is_well:
                 logger.warning(f"engine {number} is started again")
                 ray.kill(handle, no_restart=False)  # the actor may live on after its core
                 _wait_for(handle, number)
         self._sync()
-
-
-def _answers(handle: ray.actor.ActorHandle) -> bool:
-    try:
-        return ray.get(handle.is_well.remote(), timeout=60.0)
-    except ray.exceptions.RayError:
-        return False
 
 
 def _wait_for(handle: ray.actor.ActorHandle, number: int) -> None:

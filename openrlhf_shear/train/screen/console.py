@@ -104,19 +104,14 @@ class Console:
         for raw in lines:
             before, event = split(raw)
             line = _ACTOR.sub("", _COLOR.sub("", before.rstrip("\n")))
-            if line or event is None:
-                self._take_text(line, before)
+            if self._bars and (bar := _BAR.match(line)):
+                self._show_activity(Activity(bar[1], int(bar[2]), int(bar[3])))
+            elif line or event is None:  # of another program
+                self._write(before if before.endswith("\n") else before + "\n")
+                if record := _RECORD.match(line):
+                    self.show(Record(*record.groups()))
             if event is not None:
                 self._take(event)
-
-    def _take_text(self, line: str, raw: str) -> None:
-        """Log a line of another program, and show it if it is a warning, an error or a bar."""
-        if self._bars and (bar := _BAR.match(line)):
-            self._show_activity(Activity(bar[1], int(bar[2]), int(bar[3])))
-            return
-        self._write(raw if raw.endswith("\n") else raw + "\n")
-        if record := _RECORD.match(line):
-            self.show(Record(*record.groups()))
 
     def _take(self, event: Event) -> None:
         """Log an event, and show it."""
@@ -163,16 +158,13 @@ class Console:
             else:
                 print(line, file=self._screen, flush=True)
         except BrokenPipeError:  # `| head -3`
-            self._note_lost_reader()
+            if not self._has_lost_reader:
+                self._has_lost_reader = True
+                note = f"the reader of this output has left; the run goes on, and {self.log} has its output"
+                with suppress(OSError):
+                    print(f"[Info] {note}", file=sys.stderr)
         except OSError:  # the terminal was closed
             pass
-
-    def _note_lost_reader(self) -> None:
-        if not self._has_lost_reader:
-            self._has_lost_reader = True
-            note = f"the reader of this output has left; the run goes on, and {self.log} has its output"
-            with suppress(OSError):
-                print(f"[Info] {note}", file=sys.stderr)
 
 
 @contextmanager
@@ -187,6 +179,9 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
     if verbose:
         yield
         return
+    import ray  # late: other users of the console need none
+
+    has_ray = ray.is_initialized()
     screen = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     console = Console(log, sys.argv, screen, bars=True)
     read, write = os.pipe()
@@ -200,8 +195,12 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
     talk = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     console.follow(os.fdopen(read, errors="replace"))
     try:
-        with redirect_stdout(talk), redirect_stderr(talk), _own_ray():
-            yield
+        with redirect_stdout(talk), redirect_stderr(talk):
+            try:
+                yield
+            finally:
+                if not has_ray and ray.is_initialized():
+                    ray.shutdown()
     finally:
         talk.close()
         os.environ.pop(READER)
@@ -210,16 +209,3 @@ def quiet(log: Path, verbose: bool = False) -> Iterator[None]:
             os.close(stream)
         console.close()
         screen.close()
-
-
-@contextmanager
-def _own_ray() -> Iterator[None]:
-    """Stop Ray at the end, unless it ran before."""
-    import ray
-
-    before = ray.is_initialized()
-    try:
-        yield
-    finally:
-        if not before and ray.is_initialized():
-            ray.shutdown()

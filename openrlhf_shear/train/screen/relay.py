@@ -70,13 +70,8 @@ def diverted() -> Relay:
     return relay
 
 
-def fetch(seen: int, patience: float) -> tuple[int, list[Event]]:
-    """Fetch this process's events (`Relay.fetch`), from the first call on."""
-    return diverted().fetch(seen, patience)
-
-
 class Followed:
-    """Actor class whose actor's events are put here; a thread fetches them from the method `printed` (see `fetch`)."""
+    """Actor class whose actor's events are put here; a thread fetches them from the method `printed`."""
 
     def __init__(self, actor_class):
         self._class = actor_class

@@ -41,7 +41,11 @@ def launch(run: Run, args: argparse.Namespace) -> None:
     if not on_cpu:
         ring_package(run)
     elif run.data.max_images_per_prompt > 0:
-        _refuse_without_torchvision()
+        try:
+            import torchvision  # noqa: F401 (so the processes of the run can, too)
+        except (ImportError, RuntimeError) as error:  # RuntimeError: CUDA's wheel, without `cpu.torchvision_names`
+            remedy = "run scripts/setup_tests.sh, and start with its folder in PYTHONPATH (docs/parallelism.md)"
+            raise RefusedError(f"--data.max_images_per_prompt needs torchvision: {error}; {remedy}") from error
     if "hidden_states" in run.traits.needs:
         check_device(run.spec.search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in run.traits.needs:
@@ -59,15 +63,6 @@ def launch(run: Run, args: argparse.Namespace) -> None:
     doing("placing and loading the models")
     run_main(args)
     say(f"model     {run.ckpt.output_dir}")
-
-
-def _refuse_without_torchvision() -> None:
-    """Raise RefusedError unless this Python, and so the processes of a run, can import torchvision."""
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError) as error:  # RuntimeError: the wheel for CUDA, without `cpu.torchvision_names`
-        remedy = "run scripts/setup_tests.sh, and start with its folder in PYTHONPATH (docs/parallelism.md)"
-        raise RefusedError(f"--data.max_images_per_prompt needs torchvision: {error}; {remedy}") from error
 
 
 def connect(device: str, gpus: int) -> None:

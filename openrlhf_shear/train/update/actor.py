@@ -28,8 +28,7 @@ from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.average import WeightAverage
-from openrlhf_shear.train.update.logits import ChunkedActor
-from openrlhf_shear.train.update.losses import credited_loss
+from openrlhf_shear.train.update.losses import ChunkedActor, credited_loss
 from openrlhf_shear.train.update.update import ActorSteps, refuse_broken_weights
 from openrlhf_shear.train.upstream import plain_class
 

@@ -37,10 +37,7 @@ class WeightAverage:
                 if not weight.requires_grad:
                     continue
                 average = safe_get_full_fp32_param(weight)
-                if hasattr(target, "ds_id"):
-                    with GatheredParameters([target], modifier_rank=0):
-                        target.data.copy_(average)
-                else:
+                with GatheredParameters([target], modifier_rank=0, enabled=hasattr(target, "ds_id")):
                     target.data.copy_(average)
 
     @contextmanager

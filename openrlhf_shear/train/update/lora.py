@@ -27,7 +27,9 @@ def refuse_unmergeable(model: torch.nn.Module) -> None:
     Raises:
         RefusedError: an adapter is not on a linear layer, or its weight is tied to another.
     """
-    tied = _tied(model)
+    seen: set[torch.nn.Parameter] = set()
+    parameters = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
+    tied = {parameter for parameter in parameters if parameter in seen or seen.add(parameter)}
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
@@ -38,13 +40,6 @@ def refuse_unmergeable(model: torch.nn.Module) -> None:
         else:
             continue
         raise RefusedError(f"--ds.lora.target_modules: {name} {why}; name other modules, or omit the flag (all-linear)")
-
-
-def _tied(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Return the parameters that have several names."""
-    seen: set[torch.nn.Parameter] = set()
-    parameters = (parameter for _, parameter in model.named_parameters(remove_duplicate=False))
-    return {parameter for parameter in parameters if parameter in seen or seen.add(parameter)}
 
 
 @contextmanager
@@ -75,7 +70,9 @@ def merged(model: torch.nn.Module) -> Iterator[None]:
             needed = [*parameters, *(parameter for layer in adapted for parameter in layer.parameters())]
             stack.enter_context(upstream(needed, **options))
             for layer in adapted:
-                stack.enter_context(_in_place(layer))
+                weight = layer.get_base_layer().weight
+                stack.callback(setattr, weight, "data", weight.data)
+                weight.data = merged_weight(layer)
             yield
 
     model.named_parameters = named_parameters  # hooks.ON_OBJECTS
@@ -84,16 +81,6 @@ def merged(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         del model.named_parameters
-
-
-@contextmanager
-def _in_place(layer: Linear) -> Iterator[None]:
-    weight = layer.get_base_layer().weight
-    own, weight.data = weight.data, merged_weight(layer)
-    try:
-        yield
-    finally:
-        weight.data = own
 
 
 @torch.no_grad()

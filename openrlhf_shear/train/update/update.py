@@ -130,7 +130,14 @@ class WatchedSteps(ABC):
         self._waiting += int((~fillers & ~failed).sum())
         self._measure(status, experience.action_mask, ~fillers, norm)
         if engine.global_steps > steps:
-            self._count_step(applied=engine.skipped_steps == skipped, rate=rate)
+            applied = engine.skipped_steps == skipped
+            self.skipped_steps += not applied
+            if applied:
+                gradient = trainer.strategy.get_grad_norm(engine)
+                self.meter.add(f"{self.model}_grad_norm", gradient, 1.0)
+                self.trained, self.applied_steps = self.trained + self._waiting, self.applied_steps + 1
+                self.moved |= gradient > 0 and rate > 0
+            self._waiting = 0
         return status
 
     @abstractmethod
@@ -143,16 +150,6 @@ class WatchedSteps(ABC):
             rollouts: (B,) bool, False for fillers.
             norm: the norm of the loss.
         """
-
-    def _count_step(self, applied: bool, rate: float) -> None:
-        if applied:
-            gradient = self._trainer.strategy.get_grad_norm(self._engine)
-            self.meter.add(f"{self.model}_grad_norm", gradient, 1.0)
-            self.trained, self.applied_steps = self.trained + self._waiting, self.applied_steps + 1
-            self.moved |= gradient > 0 and rate > 0
-        else:
-            self.skipped_steps += 1
-        self._waiting = 0
 
 
 class ActorSteps(WatchedSteps):

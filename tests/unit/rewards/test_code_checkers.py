@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 from cases import cases
@@ -89,14 +90,12 @@ def test_what_a_response_forges_is_wrong():
 
 @pytest.mark.parametrize(("begin", "end"), [('["array", ', "]"), ('["list", [', "]]"), ('{"a": ', "}")])
 def test_a_value_that_is_forged_at_any_depth_is_wrong_and_no_failure(begin: str, end: str):
-    def check(output: object) -> bool:
-        return len(json.dumps(output)) < 2
-
+    checker = SimpleNamespace(check=lambda at, output, seconds: len(json.dumps(output)) < 2)
     plain = read_tests({name: FUNCTION[name] for name in ("fn_name", "inputs", "outputs")})
     for depth in (*range(1100), 2000, 9900, 40_000, 200_000):  # from 985 on, Python's own limits were met
         ended = {"how": "ended", "code": 0, "stderr": "", "answer": begin * depth + "12" + end * depth}
-        for asked in (check, None):
-            outcome, _ = grading._judged(plain, 0, ended, asked)
+        for asked in (checker, None):
+            outcome, _ = grading._judged(plain, 0, ended, asked, 1.0)
             assert outcome in ("error", "wrong_answer"), depth
     for depth in (99, 399, 985, 9900):
         forges = f"import os\ndef split(text):\n    body = {begin!r} * {depth} + '1' + {end!r} * {depth}\n"

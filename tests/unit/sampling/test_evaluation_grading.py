@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from openrlhf_shear.rewards import Verdict, pool
-from openrlhf_shear.rewards.code import grader as programs
+from openrlhf_shear.rewards.code import grade as programs
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.maths import grader as maths
 from openrlhf_shear.rewards.maths.grader import lenient

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from openrlhf_shear.train.screen.outcome import RefusedError
-from openrlhf_shear.train.update.logits import ChunkedActor
+from openrlhf_shear.train.update.losses import ChunkedActor
 
 TEMPERATURE = 1.7
 HOW = {"attn_implementation": "sdpa", "param_dtype": "bf16", "temperature": TEMPERATURE}

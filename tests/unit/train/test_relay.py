@@ -33,7 +33,7 @@ def fresh(monkeypatch):
 class Driver(relay.Followed):
     """The driver and the trainer in one process: what the driver puts is in `screen`."""
 
-    def __init__(self, monkeypatch, printed=relay.fetch):
+    def __init__(self, monkeypatch, printed=lambda *seen: relay.diverted().fetch(*seen)):
         self.screen = []
         monkeypatch.setattr(relay.story, "put", self.screen.append)
         remote = lambda seen, patience: lambda: printed(seen, patience)  # noqa: E731
@@ -61,13 +61,13 @@ def test_a_call_that_fails_loses_nothing(monkeypatch):
     calls = iter([None, ray.exceptions.ActorUnavailableError("no answer", None), None])
 
     def printed(seen, patience):
-        answer = relay.fetch(seen, 0.0)
+        answer = relay.diverted().fetch(seen, 0.0)
         if error := next(calls, None):
             raise error  # on its way back
         return answer
 
     driver = Driver(monkeypatch, printed)
-    relay.fetch(0, 0.0)
+    relay.diverted().fetch(0, 0.0)
     story.emit(ONE)
     driver.remote()
     story.emit(TWO)

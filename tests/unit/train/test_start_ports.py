@@ -11,7 +11,7 @@ import pytest
 def test_a_port_is_held_from_its_choice_to_the_store(address, listens):
     code = """
 import psutil, ray, socket, sys, torch.distributed as distributed
-from openrlhf_shear.train.nodes.loopback import HoldsItsPort, keep_stores_there
+from openrlhf_shear.train.nodes.worker import HoldsItsPort, keep_stores_there
 keep_stores_there()
 keep_stores_there()
 ray._private.services.get_node_ip_address = lambda: sys.argv[1]
