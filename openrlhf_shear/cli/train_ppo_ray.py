@@ -29,7 +29,7 @@ from openrlhf_shear.train.checkpoints import fingerprint, finished
 from openrlhf_shear.train.nodes import machine
 from openrlhf_shear.train.screen.console import Console
 from openrlhf_shear.train.screen.story import ending
-from openrlhf_shear.train.start import attempts, signals
+from openrlhf_shear.train.start import attempts
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if first:
             _supervise(verdict)
         with ending():
-            with signals.stopping(run.train.grace_seconds):
+            with attempts.stopping(run.train.grace_seconds):
                 from openrlhf_shear.train.start.launch import launch
 
                 launch(run, for_openrlhf(run, fingerprint=verdict.fingerprint))

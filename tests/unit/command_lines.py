@@ -10,7 +10,7 @@ import pytest
 
 from openrlhf_shear.cli.train_ppo_ray import main as train
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
-from openrlhf_shear.train.checkpoints import contents, folders
+from openrlhf_shear.train.checkpoints import folders
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
@@ -28,7 +28,7 @@ def write_checkpoint(folder: Path, tag: str) -> None:
     file = folder / f"{tag}{folders.PARTIAL}" / "metric.json"
     file.parent.mkdir(parents=True)
     file.write_text("{}")
-    folders.commit(folder, tag, contents.digests([file]))
+    folders.commit(folder, tag, folders.digests([file]))
 
 
 def files_here() -> set[Path]:

@@ -18,7 +18,7 @@ from openrlhf_shear.line.run import ACCEPT_CHANGES, ESTIMATOR, MAY_CHANGE, Run
 from openrlhf_shear.preflight.models import Models
 from openrlhf_shear.rewards.function_workers import file_digest
 from openrlhf_shear.train.checkpoints import folders
-from openrlhf_shear.train.checkpoints.contents import changed
+from openrlhf_shear.train.checkpoints.folders import changed
 
 FILE, STATE = "fingerprint.json", "fingerprint"  # the file, and the key in DeepSpeed's client state
 _LAYOUT = "layout"

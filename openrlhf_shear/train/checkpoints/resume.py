@@ -6,7 +6,7 @@ from pathlib import Path
 
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
+from openrlhf_shear.train.checkpoints import fingerprint, folders
 from openrlhf_shear.train.screen.outcome import RefusedError
 from openrlhf_shear.train.screen.story import say
 
@@ -60,9 +60,9 @@ def newest_whole(saved: Sequence[Path], rank: int, ranks: int, gathered: Callabl
     while True:
         tag, flaws = folders.find(saved, failed) if rank == 0 else (None, [])
         problem = "" if tag or rank else folders.no_fresh_start(saved[0])
-        of_first = (tag, contents.shares([folder / tag for folder in saved] if tag else [], ranks), problem)
+        of_first = (tag, folders.shares([folder / tag for folder in saved] if tag else [], ranks), problem)
         tag, shares, problem = gathered(of_first)[0]
-        changed = [] if tag is None else [line for lines in gathered(contents.changed(shares[rank])) for line in lines]
+        changed = [] if tag is None else [line for lines in gathered(folders.changed(shares[rank])) for line in lines]
         if rank == 0:
             for line in dict.fromkeys([*flaws, *changed]):
                 if line not in logged:

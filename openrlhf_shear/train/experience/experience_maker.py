@@ -15,12 +15,12 @@ from openrlhf_shear.credit.apply import TokenCredit, token_advantages
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics, step_warnings
 from openrlhf_shear.credit.outcomes import Outcomes
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
-from openrlhf_shear.rewards.extra_logs import NAMES, renamed
 from openrlhf_shear.rollouts.columns import StepRollouts
 from openrlhf_shear.train.experience.fillers import without_fillers
 from openrlhf_shear.train.experience.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.train.experience.prm import StepScorer
 from openrlhf_shear.train.experience.schedule import PAIR_SECONDS, TOKEN_SECONDS, share_credit
+from openrlhf_shear.train.sampling.rollout_rewards import NAMES, renamed
 from openrlhf_shear.train.screen.outcome import RefusedError
 
 logger = init_logger(__name__)

@@ -4,7 +4,6 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
 import ray
@@ -82,11 +81,6 @@ class GradedExperienceMaker(RemoteExperienceMaker):
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Return micro-batches in rank order; the rollouts of a prompt go to one rank, in every batching mode."""
         group_size = self.args.rollout.n_samples_per_prompt
-        if len(rollout_samples) % group_size:
-            raise ValueError(
-                f"{len(rollout_samples)} rollouts do not form whole groups of "
-                f"--rollout.n_samples_per_prompt {group_size}"
-            )
         for i, sample in enumerate(rollout_samples):
             sample.index = [i]
         lengths = [int(sample.total_length.item()) for sample in rollout_samples]
@@ -217,18 +211,14 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         else:
             for experience in experiences:  # upstream adds the KL of the prompt's tokens to the return
                 experience.kl = experience.kl * experience.action_mask
-            experiences = RemoteExperienceMaker.compute_advantages_and_returns(self._without_shaping(), experiences)
+            other = copy(self)  # its flags shape no reward: `shape_rewards` has done that, and upstream clips too late
+            reward = Namespace(**vars(self.args.reward) | dict.fromkeys(SHAPING))
+            other.strategy = Namespace(args=Namespace(**vars(self.args) | {"reward": reward}))
+            experiences = RemoteExperienceMaker.compute_advantages_and_returns(other, experiences)
         for experience, out in zip(experiences, failed[order].split(sizes), strict=True):
             if out.any():
                 experience.advantages = experience.advantages * ~out[:, None]
         return experiences
-
-    def _without_shaping(self) -> Self:
-        """Return a copy whose flags shape no reward: `shape_rewards` has done that, and upstream clips too late."""
-        other = copy(self)
-        reward = Namespace(**vars(self.args.reward) | dict.fromkeys(SHAPING))
-        other.strategy = Namespace(args=Namespace(**vars(self.args) | {"reward": reward}))
-        return other
 
     @torch.no_grad()
     def get_advantages_and_returns(

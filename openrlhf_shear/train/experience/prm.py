@@ -140,7 +140,15 @@ class StepScorer:
                 "steps from there on count as not scored"
             )
         timed = {"prm/nonfinite_rollouts": float(broken), "prm/seconds": time.perf_counter() - started}
-        self.metrics = _metrics(scores, list(map(len, values))) | timed
+        # Of each rollout, steps without a score: NaN is one.
+        left = [rollout.steps - len(of_steps) for rollout, of_steps in zip(scores, values, strict=True)]
+        self.metrics = timed | {
+            "prm/steps_per_rollout": sum(rollout.steps for rollout in scores) / len(scores),
+            "prm/truncated_rollouts": float(sum(count > 0 for count in left)),
+            "prm/truncated_steps": float(sum(left)),
+        }
+        if len(every := torch.cat([rollout.scores for rollout in scores])):
+            self.metrics |= {"prm/score_mean": every.mean().item(), "prm/score_min": every.min().item()}
         rows = iter(scores)
         return [tuple(next(rows) for _ in batch.prompts) for batch in samples]
 
@@ -149,14 +157,3 @@ def response_ids(samples: Experience) -> list[list[int]]:
     """Return the response tokens of each row, without an environment's tokens between two turns."""
     tokens = samples.sequences[:, -samples.action_mask.shape[1] :]
     return [row[mask].tolist() for row, mask in zip(tokens, samples.action_mask.bool(), strict=True)]
-
-
-def _metrics(scores: Sequence[StepScores], scored: Sequence[int]) -> dict[str, float]:
-    """Return the metrics of rollouts; for `scored` steps of each the model gave a score, NaN or not."""
-    left = [rollout.steps - count for rollout, count in zip(scores, scored, strict=True)]
-    every = torch.cat([rollout.scores for rollout in scores])
-    return {
-        "prm/steps_per_rollout": sum(rollout.steps for rollout in scores) / len(scores),
-        "prm/truncated_rollouts": float(sum(count > 0 for count in left)),
-        "prm/truncated_steps": float(sum(left)),
-    } | ({"prm/score_mean": every.mean().item(), "prm/score_min": every.min().item()} if len(every) else {})

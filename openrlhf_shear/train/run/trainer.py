@@ -3,7 +3,7 @@
 A step, in the order in which it happens:
 
 1. The engines sample a batch, and its rewards are graded: `sampling/batches.py`, `sampling/samples.py`,
-   `sampling/engine.py`, `sampling/plan.py`. Steps whose rewards failed are counted, and may end the run:
+   `sampling/engine.py`, `sampling/grading.py`. Steps whose rewards failed are counted, and may end the run:
    `run/books.py`.
 2. Whole groups go to the policy's ranks for log-probs: `experience/graded_experience.py`, by the plan of
    `experience/schedule.py`. In that pass `update/actor.py` captures what the credit rule needs.

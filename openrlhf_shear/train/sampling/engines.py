@@ -1,5 +1,6 @@
 """Rollout engines of a run: calls go to all of them, prompts to the least busy; dead engines are restarted."""
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -47,26 +48,22 @@ class Engines:
         Raises:
             EnginesLostError: engines die in every attempt, or do not restart.
         """
-        for left in reversed(range(_TRIES)):
+        for tries in itertools.count(1):
             try:
                 return attempt()
             except ray.exceptions.RayError as error:
                 if not is_dead(error):
                     raise
-                if not left:
+                if tries == _TRIES:
                     lost = f"{what}: engines died {_TRIES} times in a row: {last_line(error)}"
                     raise EnginesLostError(lost) from error
                 logger.warning(f"{what}: an engine died: {last_line(error)}")
                 self.revive()
-        raise AssertionError("unreachable")
 
     def call(self, method: str, *args, **kwargs) -> list:
         """Call a method of every engine, as upstream's `batch_vllm_engine_call`; repeat it after a restart."""
-
-        def attempt() -> list:
-            return ray.get([getattr(handle, method).remote(*args, **kwargs) for handle in self.handles])
-
-        return self.persist(method, attempt)
+        calls = [getattr(handle, method) for handle in self.handles]
+        return self.persist(method, lambda: ray.get([call.remote(*args, **kwargs) for call in calls]))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

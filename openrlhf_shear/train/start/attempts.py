@@ -1,26 +1,33 @@
-"""Supervisor of a run: starts it as a child process, and restarts it from its last checkpoint when it fails.
+"""Attempts of a run: `supervise` restarts one that fails, and `stopping` ends one by a signal, with a checkpoint.
 
-`--train.max_restarts` is the number of restarts. The console reads the child's events and other output.
+`--train.max_restarts` is the number of restarts, `--train.grace_seconds` the time for the checkpoint. An attempt is a
+child process; the console reads its events and other output.
 """
 
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from openrlhf_shear.train.sampling.engine_process import die_with_parent
 from openrlhf_shear.train.screen import story
 from openrlhf_shear.train.screen.console import Console
-from openrlhf_shear.train.screen.events import READER, Note
+from openrlhf_shear.train.screen.events import READER, End, Note
 from openrlhf_shear.train.screen.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
-from openrlhf_shear.train.start.signals import NUMBERS
+from openrlhf_shear.train.screen.story import emit, say
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # environment variable that `supervise` sets: the number of the attempt
 # Exit codes without a retry: another attempt would end the same way, or is not wanted.
 _FINAL = (0, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED)
 PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
 _NODE_SECONDS = 600.0  # for a dead node to come back
+TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
+SAME_SECONDS = 3.0
+_SHUTDOWN_SECONDS = 20.0
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # Slurm's --signal=USR1 comes before its time limit
 
 
 def supervise(command: Sequence[str], max_restarts: int, console: Console | None = None) -> int:
@@ -85,7 +92,7 @@ def _run(
         console.follow(process.stdout)
     code = process.wait()
     code = code if code >= 0 else 128 - code
-    # Until it has handlers (`signals`), a signal ends an attempt as it ends any Python.
+    # Until it has handlers (`stopping`), a signal ends an attempt as it ends any Python.
     if code - 128 in signals or (signals and console and code not in _FINAL and not console.has_told()):
         tell(f"{signal.Signals(signals[0]).name}: the run ended while it started; nothing new is trained")
         code = STOPPED
@@ -97,3 +104,99 @@ def _run(
 def patience(first: float) -> float:
     """Return how many seconds this attempt waits for GPUs: `first`, and at least 600 from the second attempt on."""
     return max(first, _NODE_SECONDS) if int(os.environ.get(ATTEMPT, "0")) else first
+
+
+@contextmanager
+def stopping(grace_seconds: float) -> Iterator[None]:
+    """Handle signals while the main thread runs the trainer.
+
+    The first signal asks the trainer to stop, or ends this process if there is no trainer yet. A second signal ends
+    this process, and so does the end of the grace period; the last checkpoint then remains. A repeat within
+    `SAME_SECONDS` counts as the first: a terminal, Slurm, or `ray job stop` beside `--train.max_restarts` may signal
+    several processes of a run.
+
+    A thread reads the signals from a pipe (`signal.set_wakeup_fd`). Python would call a handler only once the main
+    thread has left C code. A start of Ray can stay there for minutes.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_follow, args=(read, grace_seconds), daemon=True).start()
+    before = {number: signal.signal(number, lambda *_: None) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        _put(before)
+        signal.set_wakeup_fd(wakeup)
+        os.close(write)
+
+
+def _follow(read: int, grace_seconds: float) -> None:
+    """Act on the signals whose numbers come through the pipe, until it is closed."""
+    first = None
+    while byte := os.read(read, 1):
+        if byte[0] not in NUMBERS:
+            continue
+        if first is None:
+            first = time.monotonic()
+            name = signal.Signals(byte[0]).name
+            threading.Thread(target=_ask, args=(name, grace_seconds), daemon=True).start()
+        elif time.monotonic() - first >= SAME_SECONDS:
+            os._exit(STOPPED)
+    os.close(read)
+
+
+def _ask(name: str, grace_seconds: float) -> None:
+    """Ask the trainer to stop; end this process after the grace period, or now if there is no trainer."""
+    import ray  # late: handlers are installed before slow imports
+
+    from openrlhf_shear.train.nodes import own_ray
+
+    try:
+        if not ray.is_initialized():
+            raise ValueError("no trainer")
+        trainer = ray.get_actor(TRAINER)
+        say(f"{name}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
+        ray.get(trainer.ask_to_stop.remote(name), timeout=grace_seconds)
+    except (ValueError, ray.exceptions.RayError):
+        say(f"{name}: no trainer is at work, not yet or no longer; there is nothing left to save")
+    else:
+        threading.Event().wait(grace_seconds)
+        say("the grace is over; the run can resume from its last checkpoint (--ckpt.load_enable)")
+    _end_after(own_ray.end)
+
+
+@contextmanager
+def own_handlers() -> Iterator[None]:
+    """Keep this process's handlers across `ray.init`, which installs a handler with another exit code.
+
+    If Ray's handler received a signal, this process ends here.
+    """
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    try:
+        yield
+    except SystemExit:
+        from openrlhf_shear.train.nodes import own_ray
+
+        emit(End("a signal came while Ray started; nothing is trained yet", STOPPED))
+        _end_after(own_ray.end)
+    finally:
+        _put(before)
+
+
+def _end_after(shutdown: Callable[[], None]) -> None:
+    """Shut Ray down, then exit; without a shutdown, Ray's processes would live on for a minute.
+
+    A signal that reaches Ray's C++ handler, while Ray starts, sets an alarm that would abort this process in 3 s.
+    """
+    signal.alarm(0)
+    threading.Timer(_SHUTDOWN_SECONDS, os._exit, (STOPPED,)).start()
+    try:
+        shutdown()
+    finally:
+        os._exit(STOPPED)
+
+
+def _put(handlers: dict) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -18,7 +18,7 @@ from openrlhf_shear.train import hooks, upstream
 from openrlhf_shear.train.nodes import cluster
 from openrlhf_shear.train.screen.outcome import RefusedError, RunEndedError
 from openrlhf_shear.train.screen.story import doing, say
-from openrlhf_shear.train.start import attempts, signals
+from openrlhf_shear.train.start import attempts
 from openrlhf_shear.train.upstream import plain_class
 
 _ENGINE_RESTARTS = 64  # per engine and run
@@ -54,7 +54,7 @@ def launch(run: Run, args: argparse.Namespace) -> None:
     for problem in against_architecture(policy):
         raise RefusedError(str(problem))
     doing("starting Ray")
-    with signals.own_handlers():
+    with attempts.own_handlers():
         mixins = _join(on_cpu, cluster.gpus_needed(run), attempts.patience(run.train.wait_for_gpus))
     from openrlhf_shear.train.sampling.engine_gap import log_probs_mode  # late, as in install_hooks
 
@@ -134,7 +134,7 @@ def install_hooks(
     hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))
     trainer = type(TrainerActor.__name__, (TrainerActor,), {"reward": reward})
     groups = {"control": 1, "output": 1}
-    followed = Followed(ray.remote(concurrency_groups=groups)(trainer).options(name=signals.TRAINER))
+    followed = Followed(ray.remote(concurrency_groups=groups)(trainer).options(name=attempts.TRAINER))
     for patch in (hooks.TRAINER, hooks.ASYNC_TRAINER):
         patch.put(followed)
     hooks.ACTOR_GROUP.put(ShearActorGroup)

@@ -22,7 +22,7 @@ from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 
-from openrlhf_shear.train.checkpoints import contents, fingerprint, folders, saveable
+from openrlhf_shear.train.checkpoints import fingerprint, folders, saveable
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC, UNIVERSAL
 from openrlhf_shear.train.checkpoints.resume import newest_whole
 from openrlhf_shear.train.update import lora
@@ -132,12 +132,12 @@ class ShearStrategy(DeepspeedStrategy):
             def finished() -> list[list[Path]]:
                 self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
                 if fingerprint.STATE in (client_state or {}):
-                    contents.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
-                return contents.shares([aside], self.world_size)
+                    folders.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
+                return folders.shares([aside], self.world_size)
 
             (shares,) = self._try(finished, on=[0])
             started = time.monotonic()
-            found = self._try(lambda: contents.digests(shares[self.get_rank()]))
+            found = self._try(lambda: folders.digests(shares[self.get_rank()]))
             if self.is_rank_0():
                 size = sum(file.stat().st_size for share in shares for file in share)
                 logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")

@@ -9,8 +9,8 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.train import hooks
+from openrlhf_shear.train.sampling.rollout_rewards import renamed
 
 UPSTREAM = Path(find_spec("openrlhf").origin).parent / "trainer"
 FILES = (

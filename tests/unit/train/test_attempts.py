@@ -106,7 +106,7 @@ def test_a_signal_reaches_an_attempt_that_starts():
 
 SIGNALS = """
 import ctypes, os, signal, sys, threading, time, types
-from openrlhf_shear.train.start import signals
+from openrlhf_shear.train.start import attempts
 
 ASKED = threading.Event()
 
@@ -125,8 +125,8 @@ sys.modules["ray"] = types.SimpleNamespace(
     is_initialized=lambda: MODE not in ("no Ray", "in C"), get_actor=get_actor, get=lambda ref, timeout: None,
     exceptions=types.SimpleNamespace(RayError=OSError), shutdown=lambda: print("shut down", flush=True),
 )
-signals.SAME_SECONDS = 0.3
-with signals.stopping(0.3 if MODE == "over" else 60.0):
+attempts.SAME_SECONDS = 0.3
+with attempts.stopping(0.3 if MODE == "over" else 60.0):
     if MODE == "in C":  # a wait that a signal does not interrupt, as Ray's: the main thread runs no handler
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         lock = ctypes.create_string_buffer(64)
@@ -157,7 +157,7 @@ def test_a_signal_ends_the_run_within_its_grace(mode, said):
 
 STARTING = """
 import os, signal, sys
-from openrlhf_shear.train.start import signals
+from openrlhf_shear.train.start import attempts
 
 def start():  # as `ray.init` does
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
@@ -165,7 +165,7 @@ def start():  # as `ray.init` does
         os.kill(os.getpid(), signal.SIGTERM)
 
 signal.signal(signal.SIGTERM, lambda *_: print("ours", flush=True))
-with signals.own_handlers():
+with attempts.own_handlers():
     start()
 os.kill(os.getpid(), signal.SIGTERM)
 """

@@ -11,7 +11,7 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 
 from openrlhf_shear.preflight import resources
-from openrlhf_shear.train.checkpoints import contents, folders, resume
+from openrlhf_shear.train.checkpoints import folders, resume
 from openrlhf_shear.train.screen.outcome import RefusedError
 
 
@@ -27,7 +27,7 @@ def write(folder, tag, size=10, metric=None, commit=True, latest=True):
 
 
 def digests_of(partial):
-    return contents.digests(file for share in contents.shares([partial], 2) for file in share)
+    return folders.digests(file for share in folders.shares([partial], 2) for file in share)
 
 
 def test_the_newest_complete_one_is_found_and_the_broken_ones_are_named(tmp_path):
@@ -60,7 +60,7 @@ def test_the_newest_complete_one_is_found_and_the_broken_ones_are_named(tmp_path
 )
 def test_a_broken_list_of_files_is_passed_over_for_an_older_checkpoint(tmp_path, content, said):
     write(tmp_path, "global_step1"), write(tmp_path, "global_step2")
-    listing = tmp_path / "global_step2" / contents.COMPLETE
+    listing = tmp_path / "global_step2" / folders.COMPLETE
     if content is None:
         listing.unlink(), listing.mkdir()
     else:
@@ -86,7 +86,7 @@ def test_a_broken_checkpoint_is_passed_over_for_an_older_one(tmp_path, monkeypat
     elif broken == "a link to itself":
         (tmp_path / "global_step2" / "loop").symlink_to("loop")
     elif broken == "without a list of files":  # as upstream writes one
-        (tmp_path / "global_step2" / contents.COMPLETE).unlink()
+        (tmp_path / "global_step2" / folders.COMPLETE).unlink()
     tag, skipped = folders.find([tmp_path])
     unfinished = broken in ("never committed", "without a list of files")
     assert tag == "global_step1" and len(skipped) == 1 and ("never finished" in skipped[0]) == unfinished
@@ -95,19 +95,19 @@ def test_a_broken_checkpoint_is_passed_over_for_an_older_one(tmp_path, monkeypat
 
 def test_a_byte_that_is_another_is_seen_and_its_file_named(tmp_path):
     write(tmp_path, "global_step1"), write(tmp_path, "global_step2")
-    files = [file for share in contents.shares([tmp_path / "global_step2"], 3) for file in share]
-    assert {file.name for file in files} == {"model.pt", "shard.pt", "metric.json"} and not contents.changed(files)
+    files = [file for share in folders.shares([tmp_path / "global_step2"], 3) for file in share]
+    assert {file.name for file in files} == {"model.pt", "shard.pt", "metric.json"} and not folders.changed(files)
     shard = tmp_path / "global_step2" / "deep" / "shard.pt"
     shard.write_bytes(bytes(9) + b"\x01")
     assert folders.find([tmp_path])[0] == "global_step2", "sizes are the same"
-    assert contents.changed(files) == [f"{shard} does not have the bytes that were written (SHA-256)"]
+    assert folders.changed(files) == [f"{shard} does not have the bytes that were written (SHA-256)"]
     assert folders.find([tmp_path], without=["global_step2"]) == ("global_step1", [])
 
 
 def test_the_largest_files_are_shared_out_first(tmp_path):
     for name, size in (("a", 1), ("b", 5), ("c", 3), ("d", 4)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert [[file.name for file in share] for share in contents.shares([tmp_path], 2)] == [["b", "c"], ["d", "a"]]
+    assert [[file.name for file in share] for share in folders.shares([tmp_path], 2)] == [["b", "c"], ["d", "a"]]
 
 
 def test_actor_and_critic_go_back_to_the_same_step(tmp_path):
@@ -136,7 +136,7 @@ def test_a_resume_passes_over_a_step_whose_critic_is_broken(tmp_path, monkeypatc
 def upstream_s(folder):
     """A checkpoint as OpenRLHF writes it."""
     write(folder, "global_step2")
-    (folder / "global_step2" / contents.COMPLETE).unlink()
+    (folder / "global_step2" / folders.COMPLETE).unlink()
 
 
 def flipped(folder):

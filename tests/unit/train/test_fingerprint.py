@@ -13,7 +13,7 @@ from openrlhf_shear.cli.train_ppo_ray import main, parse
 from openrlhf_shear.data.training_rows import CONTENTS, COUNT, of_digests, row_digest
 from openrlhf_shear.line.run import ACCEPT_CHANGES
 from openrlhf_shear.tasks.arithmetic.problems import POLICY_DIR
-from openrlhf_shear.train.checkpoints import contents, fingerprint, folders
+from openrlhf_shear.train.checkpoints import fingerprint, folders
 
 ROWS = [{"question": f"{number} + 1?", "answer": str(number + 1)} for number in range(6)]
 ALLOWED = table("train", "test_what_may_change_changes")
@@ -28,7 +28,7 @@ def checkpoint_of(line: list[str], data: dict | None = None, tag: str = "global_
     rows = of_digests([row_digest(row, "question", "answer") for row in ROWS])
     made = parse(line).fingerprint.with_data(data or rows)
     (aside / fingerprint.FILE).write_text(json.dumps(made.topics))
-    folders.commit(folder, tag, contents.digests(contents.shares([aside], 1)[0]))
+    folders.commit(folder, tag, folders.digests(folders.shares([aside], 1)[0]))
     return folder / tag
 
 
@@ -157,7 +157,7 @@ def test_the_fingerprint_is_that_of_the_checkpoint_that_will_be_loaded(line, cap
         file = newer / fingerprint.FILE
         file.write_text(file.read_text().replace('"train.seed": 7', '"train.seed": 8'))
     else:
-        (newer / contents.COMPLETE).write_text("[]")
+        (newer / folders.COMPLETE).write_text("[]")
     main(resume(line))
 
 

@@ -14,7 +14,7 @@ from command_lines import ROOT, refusal
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight import resources
-from openrlhf_shear.train.checkpoints import contents, finished, folders
+from openrlhf_shear.train.checkpoints import finished, folders
 from openrlhf_shear.train.checkpoints.saveable import model_written
 from openrlhf_shear.train.run import trainer_actor
 from openrlhf_shear.train.screen.outcome import ERROR, ModelNotWrittenError, RefusedError
@@ -28,7 +28,7 @@ def run(job):
     aside = Path(f"run/ckpt/_actor/global_step8{folders.PARTIAL}")
     aside.mkdir(parents=True)
     (aside / "metric.json").write_text("{}")
-    folders.commit(aside.parent, "global_step8", contents.digests(aside.iterdir()))
+    folders.commit(aside.parent, "global_step8", folders.digests(aside.iterdir()))
     Path("run/model").mkdir()
     Path("run/model/config.json").write_text("{}")
     Path("run/model/model.safetensors").write_text("")

@@ -102,9 +102,8 @@ class Client:
 
     def __init__(self, calls: int, replies: int, classes: dict[str, type]) -> None:
         self._calls, self._replies, self._classes = calls, replies, classes
-        self._answers: dict[
-            str, tuple[str, object]
-        ] = {}  # answers since the last change, and their values, by question
+        # Answers since the last change, and their values, by question.
+        self._answers: dict[str, tuple[str, object]] = {}
         self.gone: str | None = None  # reason of a GoneError, for a judge whose tests caught even that
         self.refused: str | None = None  # reason of a NotComparableError
 
@@ -125,12 +124,8 @@ class Client:
 
     def ask(self, operation: str, on: object, arguments: tuple = (), named: dict | None = None) -> object:
         named = named or {}
-        request = [
-            operation,
-            on,
-            [_argument(value) for value in arguments],
-            {name: _argument(named[name]) for name in named},
-        ]
+        keywords = {name: _argument(value) for name, value in named.items()}
+        request = [operation, on, list(map(_argument, arguments)), keywords]
         if operation in _CHANGES:
             self._answers.clear()
         try:
