@@ -1,15 +1,13 @@
 """The system calls that a jail refuses, as seccomp programs (struct sock_filter[])."""
 
+import contextlib
 import errno
-import logging
 import struct
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-
-logger = logging.getLogger(__name__)
 
 _CALLS = tomllib.loads(Path(__file__).with_name("seccomp.toml").read_text(encoding="utf-8"))
 REFUSED, IDLE, ALLOWED = " ".join(_CALLS["refused"].values()), _CALLS["idle"], _CALLS["allowed"]
@@ -80,10 +78,8 @@ def _whole(pyseccomp: ModuleType):
     for name, refused in _CALLS["values"].items():
         rules += [(refuse, name, pyseccomp.Arg(refused["place"], masked, _INT, value)) for value in refused["values"]]
     for rule in rules:
-        try:
+        with contextlib.suppress(ValueError, OSError):  # this processor has no such call, or `_none_above` covers it
             base.add_rule(*rule)
-        except (ValueError, OSError):  # this processor has no such call, or `_none_above` covers it
-            logger.debug("seccomp knows no system call %s here", rule[1])
     for flag in _NAMESPACE_FLAGS:
         base.add_rule(refuse, "clone", pyseccomp.Arg(0, masked, flag, flag))
     # A filter cannot see the flags of clone3. ENOSYS sends the C library back to clone.

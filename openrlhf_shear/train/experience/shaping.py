@@ -6,11 +6,9 @@ import torch
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_stop_properly_penalty
-from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import overlong_penalty
 
-logger = init_logger(__name__)
 SHAPING = ("overlong_buffer_len", "stop_properly_penalty_coef", "clip_range")  # the flags --reward.* of `shape_rewards`
 
 
@@ -20,25 +18,15 @@ def shape_rewards(experiences: list[Experience], args: Namespace) -> None:
     The order is `--reward.overlong_*`, `--reward.stop_properly_penalty_coef`, both as upstream, then
     `--reward.clip_range`. Upstream clips after the baseline, so that a group's advantages no longer sum to 0.
     """
-    reward, count = args.reward, sum(len(experience.rewards) for experience in experiences)
+    reward = args.reward
     for experience in experiences:
-        experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
-    if reward.overlong_buffer_len is not None:
-        penalties = [_overlong(experience, args) for experience in experiences]
-        logger.info(f"overlong penalty: {sum(int((each < 0).sum()) for each in penalties)} of {count} rollouts")
-        for experience, penalty in zip(experiences, penalties, strict=True):
-            experience.rewards = experience.rewards + penalty
+        rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
+        experience.rewards = rewards if reward.overlong_buffer_len is None else rewards + _overlong(experience, args)
     if reward.stop_properly_penalty_coef is not None:
-        truncated = apply_stop_properly_penalty(experiences, reward.stop_properly_penalty_coef)
-        logger.info(f"stop properly penalty: {truncated} of {count} rollouts")
-    if reward.clip_range is not None:
-        clipped = [experience.rewards.clamp(*reward.clip_range) for experience in experiences]
-        outside = sum(int((each != e.rewards).sum()) for each, e in zip(clipped, experiences, strict=True))
-        if outside:
-            logger.info(f"reward clip: {outside} of {count} rewards lie outside {tuple(reward.clip_range)}")
-        for experience, rewards in zip(experiences, clipped, strict=True):
-            experience.rewards = rewards
+        apply_stop_properly_penalty(experiences, reward.stop_properly_penalty_coef)
     for experience in experiences:
+        if reward.clip_range is not None:
+            experience.rewards = experience.rewards.clamp(*reward.clip_range)
         experience.info["reward"] = experience.rewards.clone()
 
 

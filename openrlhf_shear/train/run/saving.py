@@ -16,13 +16,10 @@ from typing import Self
 
 import ray
 from openrlhf.trainer.ray.launcher import RayActorGroup
-from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.train.carriers import RunState, Save
 from openrlhf_shear.train.checkpoints.folders import NotSavedError
 from openrlhf_shear.train.screen.story import doing
-
-logger = init_logger(__name__)
 
 
 class Moment(Enum):

@@ -8,7 +8,6 @@ rotary frequencies with it. In bfloat16 they are off by up to 0.4%, which is sev
 
 import json
 import shutil
-import time
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from pathlib import Path
 import torch
 from openrlhf.models import Actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
-from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -29,7 +27,6 @@ from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.average import WeightAverage
 
-logger = init_logger(__name__)
 _SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # per parameter group
 
 
@@ -136,11 +133,7 @@ class ShearStrategy(DeepspeedStrategy):
                 return folders.shares([aside], self.world_size)
 
             (shares,) = self._try(finished, on=[0])
-            started = time.monotonic()
             found = self._try(lambda: folders.digests(shares[self.get_rank()]))
-            if self.is_rank_0():
-                size = sum(file.stat().st_size for share in shares for file in share)
-                logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
             self._try(partial(folders.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
 
     def save_hf(self, model, tokenizer, folder: Path) -> None:
