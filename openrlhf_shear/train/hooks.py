@@ -108,7 +108,7 @@ ACTOR = Patch(
 )
 CRITIC = Patch(
     "openrlhf.trainer.ray.ppo_critic:CriticModelActor",
-    "critic.ShearCriticActor",
+    "actor.ShearCriticActor",
     "a resumed run shuffles as the first run would have, and means leave out fillers",
 )
 

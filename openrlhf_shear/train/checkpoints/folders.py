@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.preflight.resources import LOCK, locked
 
 BEST = "best"  # upstream's prefix of the best checkpoint's name
@@ -101,14 +102,6 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file and flush it to the disk, past the operating system's cache."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 class NotOursError(RuntimeError):
     """Error of a folder that this run may not write to; the message says why, and what to do."""
 
@@ -171,12 +164,10 @@ def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = Tru
         str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": digest}
         for file, digest in found.items()
     }
-    write(partial / COMPLETE, json.dumps(listed, indent=1, sort_keys=True))
+    write_text(partial / COMPLETE, json.dumps(listed, indent=1, sort_keys=True))
     replace(partial, final)
     if latest:
-        aside = folder / f"{LATEST}{PARTIAL}"
-        write(aside, tag)
-        os.replace(aside, folder / LATEST)
+        write_text(folder / LATEST, tag)
 
 
 def replace(source: Path, target: Path) -> None:
@@ -286,7 +277,7 @@ def discard(folder: Path, tag: str) -> None:
     if _named(folder) == tag:
         regular = [name for name in names(folder) if _is_regular(name)]
         if regular:
-            write(folder / LATEST, regular[-1])
+            write_text(folder / LATEST, regular[-1])
         else:
             (folder / LATEST).unlink()
 

@@ -121,8 +121,7 @@ def install_hooks(
     from openrlhf_shear.train.run.trainer_actor import TrainerActor
     from openrlhf_shear.train.sampling.engine import RewardRolloutActor
     from openrlhf_shear.train.screen.relay import Followed
-    from openrlhf_shear.train.update.actor import ShearPolicyActor
-    from openrlhf_shear.train.update.critic import ShearCriticActor
+    from openrlhf_shear.train.update.actor import ShearCriticActor, ShearPolicyActor
     from openrlhf_shear.train.update.strategy import ShearStrategy
 
     def mixed(patch: hooks.Patch, base: type) -> type:

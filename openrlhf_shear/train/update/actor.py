@@ -1,4 +1,4 @@
-"""Policy actor: weighs tokens where the hidden states are, watches its updates, and writes the policy's files."""
+"""Actors of policy and critic: credit where the hidden states are, watched updates, and the models' files."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -8,6 +8,7 @@ import ray
 import torch
 import transformers
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import get_tokenizer
 
@@ -29,7 +30,7 @@ from openrlhf_shear.train.update import lora
 from openrlhf_shear.train.update.arrival import Arrival
 from openrlhf_shear.train.update.average import WeightAverage
 from openrlhf_shear.train.update.losses import ChunkedActor, credited_loss
-from openrlhf_shear.train.update.update import ActorSteps, refuse_broken_weights
+from openrlhf_shear.train.update.update import ActorSteps, CriticSteps, refuse_broken_weights
 from openrlhf_shear.train.upstream import plain_class
 
 logger = init_logger(__name__)
@@ -258,3 +259,43 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     """Split the last A columns of values, on any device, into B tensors (T_i,) on the CPU; `mask` is (B, A) bool."""
     return [row[keep] for row, keep in zip(values[:, -mask.shape[1] :].cpu(), mask, strict=True)]
+
+
+class ShearCriticActor(plain_class(CriticModelActor)):
+    """Critic actor whose updates run under `CriticSteps`."""
+
+    def begin_update(self, seed: int) -> None:
+        """Seed the next update, as `ShearPolicyActor.begin_update` does."""
+        transformers.set_seed(seed % 2**32)
+
+    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        if self.tokenizer is not None:  # --critic.save_value_network
+            refuse_unsaveable("--critic.model_name_or_path", self.critic.module, self.tokenizer)
+        strategy.arrival = Arrival(self.critic, "critic")
+        refuse_broken_weights(self.critic.module, "critic", "as it was loaded")
+
+    def fit(self) -> dict:
+        """Run upstream's update, watched; return its metrics.
+
+        Raises:
+            GradientLostError: the first optimizer step lacks the gradient of a micro-batch.
+            NotFiniteError: a weight is not finite afterwards.
+        """
+        steps = CriticSteps(self.trainer, self.critic)
+        with steps.watching():
+            super().fit()
+        refuse_broken_weights(self.critic.module, "critic", "after an update")
+        return steps.status() | {"critic_skipped_steps": float(steps.skipped_steps)}
+
+    def save_model(self) -> None:
+        """Save the critic's model as upstream does. Raises ModelNotWrittenError: the disk refuses it."""
+        with model_written(self.strategy.args.ckpt):
+            super().save_model()
+
+    def save_checkpoint(self, what: Save, metric_value=None, metric_key=None) -> None:
+        """Save a checkpoint as `ShearPolicyActor.save_checkpoint` does. Raises NotSavedError: the disk refuses it."""
+        ckpt = self.strategy.args.ckpt
+        if what.checkpoint:
+            options = (ckpt.max_num, ckpt.max_mem, None, not what.best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.critic, str(Path(ckpt.path, folders.CRITIC)), what.tag, *options)

@@ -20,6 +20,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.train.checkpoints import fingerprint, folders, saveable
 from openrlhf_shear.train.checkpoints.folders import ACTOR, CRITIC, UNIVERSAL
 from openrlhf_shear.train.checkpoints.resume import newest_whole
@@ -129,7 +130,7 @@ class ShearStrategy(DeepspeedStrategy):
             def finished() -> list[list[Path]]:
                 self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
                 if fingerprint.STATE in (client_state or {}):
-                    folders.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
+                    write_text(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
                 return folders.shares([aside], self.world_size)
 
             (shares,) = self._try(finished, on=[0])
