@@ -53,6 +53,8 @@ def plan_micro_batches(
             pass.
         copies: actors per rank; the first actor of a rank is number rank * copies.
     """
+    if (micro_batch_size is None) == (max_tokens is None):
+        raise ValueError("give exactly one of micro_batch_size and max_tokens")
     groups = [list(range(start, start + group_size)) for start in range(0, len(lengths), group_size)]
     if max_tokens is None:
         shares = _deal_in_order(groups, ranks)
