@@ -1,9 +1,9 @@
 """A reward server of which some calls fail in a chosen way, as a fault for `faults.py`; it counts what it did.
 
-    python benchmarks/fault_server.py PORT KIND FIRST LAST met.txt
+    python benchmarks/fault_server.py PORT KIND FIRST SECONDS met.txt
 
-Calls FIRST to LAST, counted from 1, get no answer ("hangs"), half a body ("half"), a reset ("reset") or status 503
-("busy"); all others are graded by the built-in arithmetic.
+From call FIRST on, calls of these seconds get no answer ("hangs"), half a body ("half"), a reset ("reset") or status
+503 ("busy"); all others are graded by the built-in arithmetic.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from openrlhf_shear.tasks.arithmetic.arithmetic import reward_func
 
-PORT, KIND, FIRST, LAST, MET = sys.argv[1:]
-CALLS, BROKEN = itertools.count(1), itertools.count(1)
+PORT, KIND, FIRST, SECONDS, MET = sys.argv[1:]
+CALLS, BROKEN, BEGAN = itertools.count(1), itertools.count(1), []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -26,7 +26,9 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         reward = reward_func(asked["query"], asked["prompts"], asked["labels"])
         body = json.dumps({name: value for name, value in reward.items()}, default=float).encode()
-        if not int(FIRST) <= next(CALLS) <= int(LAST):
+        if next(CALLS) == int(FIRST):
+            BEGAN.append(time.monotonic())
+        if not BEGAN or time.monotonic() - BEGAN[0] > float(SECONDS):
             return self.answer(body)
         Path(MET).write_text(f"{next(BROKEN)} calls met: {KIND}")
         if KIND == "hangs":
