@@ -2,8 +2,8 @@
 
     python benchmarks/fault_server.py PORT KIND FIRST SECONDS met.txt
 
-From call FIRST on, calls of these seconds get no answer ("hangs"), half a body ("half"), a reset ("reset") or status
-503 ("busy"); all others are graded by the built-in arithmetic.
+The built-in arithmetic grades. From call FIRST on, all calls of these seconds fail. KIND says how: no answer ("hangs"),
+half a body ("half"), a reset ("reset"), or status 503 ("busy").
 """
 
 import itertools
