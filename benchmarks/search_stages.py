@@ -34,8 +34,8 @@ class Group:
     backend: type[SinkhornPairs]
 
     @classmethod
-    def of(cls, states: list[torch.Tensor], correct: list[bool], args, mean_norm: float | None = None) -> Group:
-        mean_norm = mean_norm or float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
+    def of(cls, states: list[torch.Tensor], correct: list[bool], args) -> Group:
+        mean_norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
         sides = [[h for h, c in zip(states, correct, strict=True) if c is which] for which in (True, False)]
         packed = [Spans.pack(side, SpanCut(args.window, args.stride), mean_norm) for side in sides]
         return cls(*packed, args.epsilon_rel, choose_backend("auto", "cpu", args.window))
