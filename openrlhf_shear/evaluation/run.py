@@ -95,7 +95,8 @@ def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
     graded = [c for c in everything if c.verdict is not None and c.verdict.correct is not None]
     outcomes = [[verdict.correct for verdict in of] for of in verdicts]
     average = avg_at_k(outcomes)
-    estimates: dict[str, ProblemMean] = {f"pass@{some}": pass_at_k(outcomes, some) for some in _ks(k)}
+    some = sorted({*(2**power for power in range(k.bit_length())), k})  # 1, 2, 4, ... up to k, and k
+    estimates: dict[str, ProblemMean] = {f"pass@{each}": pass_at_k(outcomes, each) for each in some}
     grader = GRADERS.get(task)
     if grader and grader.has_answer and k > 1:
         estimates[f"maj@{k}"] = maj_at_k([[(verdict.answer, verdict.correct) for verdict in of] for of in verdicts])
@@ -127,11 +128,6 @@ def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
         "timeouts": reasons[Reason.TIMEOUT],
         "reasons": dict(sorted(reasons.items())),
     }
-
-
-def _ks(k: int) -> list[int]:
-    """Return 1, 2, 4, ... up to k, and k."""
-    return sorted({*(2**power for power in range(k.bit_length())), k})
 
 
 def _cells(benchmark: str, row: dict, limit: int | None) -> list:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from openrlhf_shear.config.names import parse_rule
-from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
+from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit.apply import weighed
 from openrlhf_shear.credit.captured import turn_numbers
 from openrlhf_shear.credit.groups import step_metrics
@@ -70,11 +70,6 @@ def rule_of(credit: str | Rule, where: str, trainer: str) -> Rule:
             f"with --prm.model_name_or_path"
         )
     return rule
-
-
-def refuse_not_finite(threshold: float) -> None:
-    """Raise ValueError if a threshold is not finite."""
-    OutcomeConfig(threshold)
 
 
 def rows_of_process(

@@ -23,6 +23,7 @@ from transformers.trainer_callback import ExportableState
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.apply import token_advantages
 from openrlhf_shear.credit.captured import captured_backbone_output, evaluating, one_earlier, response_states
 from openrlhf_shear.credit.checks import checked_advantages
@@ -36,7 +37,6 @@ from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
     of_responses,
-    refuse_not_finite,
     rows_of_process,
     rule_of,
 )
@@ -98,7 +98,7 @@ class ShearGRPOTrainer(GRPOTrainer):
                 missing here.
         """
         self.rule = rule_of(credit, "credit", "TRL")
-        refuse_not_finite(correct_threshold)
+        OutcomeConfig(correct_threshold)  # refuses one that is not finite
         self._correct_threshold, self._correct_reward = correct_threshold, correct_reward
         self._outcomes = Outcomes("correct_threshold", correct_threshold, "correct_reward")
         self._warned: set[str] = set()  # warnings that are given once

@@ -38,6 +38,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils import losses
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.apply import token_advantages
 from openrlhf_shear.credit.captured import captured_backbone_output
 from openrlhf_shear.credit.groups import step_warnings
@@ -48,7 +49,6 @@ from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
     of_responses,
-    refuse_not_finite,
     rows_of_process,
     rule_of,
 )
@@ -294,7 +294,7 @@ class ShearTrainer(PPOTrainerSync):
         self._threshold = float(config.algorithm.get("correct_threshold", 0.5))
         self._reward = config.algorithm.get("correct_reward", None)
         refuse_unfit(config, self._credit)
-        refuse_not_finite(self._threshold)
+        OutcomeConfig(self._threshold)  # refuses one that is not finite
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()

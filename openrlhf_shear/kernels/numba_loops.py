@@ -538,10 +538,4 @@ def first_values(first_part, last_part, row_sizes, column_sizes, logs, inverse, 
                 part = sums[p, other]
                 for j in range(m):
                     total[j] += part[j]
-            of_columns = 0.0
-            for first in range(0, m, _FACTORS):
-                product = 1.0
-                for j in range(first, min(first + _FACTORS, m)):
-                    product *= total[j]
-                of_columns += math.log(product)
-            values[k, other] = math.log(n) - of_rows / n - of_columns / m
+            values[k, other] = math.log(n) - of_rows / n - _mean_log(total, m)

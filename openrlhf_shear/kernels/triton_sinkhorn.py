@@ -68,7 +68,21 @@ class TritonBatch:
     ) -> SinkhornResult:
         """Solve pairs as `SinkhornPairs.solve` does, which solves those that leave the range of float32."""
         limits = unlimited(pairs) if limits is None else limits
-        result, flagged = self._solve(pairs, limits, tolerance, max_iterations)
+        cost, count, (rows, columns) = self._cost, len(pairs), (self._rows, self._columns)
+        value, error = cost.new_empty(count), cost.new_empty(count)
+        f, g = (cost.new_empty(count, width) for width in self._longest)
+        iterations, status = (torch.empty_like(value, dtype=torch.int64) for _ in range(2))
+        block_n, block_m = (_block(width) for width in self._longest)
+        with _on(self._device):
+            kernels.solve_pairs[(count,)](
+                cost, pairs.contiguous(), rows, rows.shape[1], columns, columns.shape[1], limits,
+                self.epsilon, tolerance, max_iterations,
+                value, f, f.shape[1], g, g.shape[1], iterations, error, status,
+                BLOCK_N=block_n, BLOCK_M=block_m, **launch(block_n),
+            )  # fmt: skip
+        ends = (kernels.CONVERGED, kernels.DROPPED, kernels.FLAGGED)
+        converged, dropped, flagged = (status == code.value for code in ends)
+        result = SinkhornResult(value, f, g, iterations, error, converged, dropped)
         again = torch.nonzero(flagged)[:, 0]
         if len(again):
             self._solve_again(again, pairs, limits, result, tolerance, max_iterations)
@@ -197,25 +211,6 @@ class TritonBatch:
                 BLOCK_M=_block(self._longest[0 if transposed else 1]),
             )  # fmt: skip
         return bounds
-
-    def _solve(
-        self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int
-    ) -> tuple[SinkhornResult, torch.Tensor]:
-        cost, count, (rows, columns) = self._cost, len(pairs), (self._rows, self._columns)
-        value, error = cost.new_empty(count), cost.new_empty(count)
-        f, g = (cost.new_empty(count, width) for width in self._longest)
-        iterations, status = (torch.empty_like(value, dtype=torch.int64) for _ in range(2))
-        block_n, block_m = (_block(width) for width in self._longest)
-        with _on(self._device):
-            kernels.solve_pairs[(count,)](
-                cost, pairs.contiguous(), rows, rows.shape[1], columns, columns.shape[1], limits,
-                self.epsilon, tolerance, max_iterations,
-                value, f, f.shape[1], g, g.shape[1], iterations, error, status,
-                BLOCK_N=block_n, BLOCK_M=block_m, **launch(block_n),
-            )  # fmt: skip
-        ends = (kernels.CONVERGED, kernels.DROPPED, kernels.FLAGGED)
-        converged, dropped, flagged = (status == code.value for code in ends)
-        return SinkhornResult(value, f, g, iterations, error, converged, dropped), flagged
 
     def _solve_again(self, again: torch.Tensor, pairs, limits, result: SinkhornResult, *how: float) -> None:
         first_a = first_b = 0

@@ -60,7 +60,8 @@ def grade(
         raise ValueError(f"every completion must answer a question: got {others[0]}")
     due: dict[str, list[int]] = defaultdict(list)
     for at, completion in enumerate(completions):
-        if _is_due(completion, again):
+        verdict = completion.verdict  # a failure before grading left no response to grade
+        if verdict is None or (again and (verdict.failure is None or verdict.failure.again)):
             due[tasks[completion.benchmark]].append(at)
     if not due:
         return completions
@@ -94,12 +95,6 @@ def _verdicts(pool: RewardPool, task: str, pairs: list[tuple[Question, Completio
         if verdict.failure is None and lenient:
             verdict = replace(verdict, lenient=lenient(verdict.answer, golds_of(question.label), verdict.correct))
         yield verdict
-
-
-def _is_due(completion: Completion, again: bool) -> bool:
-    """Return whether to grade a completion. A failure before grading left no response to grade."""
-    verdict = completion.verdict
-    return verdict is None or (again and (verdict.failure is None or verdict.failure.again))
 
 
 @dataclass(frozen=True)

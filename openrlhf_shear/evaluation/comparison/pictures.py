@@ -100,8 +100,11 @@ def averages(section: Section, variant: MethodVariant) -> list[dict[int, float]]
 
 def logged(_: Section, variant: MethodVariant, tag: str, scale: float) -> list[dict[int, float]]:
     """Return a logged metric by seed; a KL that is 0 throughout was not measured."""
-    curves = [next((points for name, points in run.curves.items() if name.endswith(tag)), ()) for run in variant.runs]
-    measured = [points for points in curves if tag != REFERENCE_KL or any(value for _, value in points)]
+    measured = [
+        points
+        for points in (run.curve(tag) for run in variant.runs)
+        if tag != REFERENCE_KL or any(value for _, value in points)
+    ]
     return [{step: scale * value for step, value in points} for points in measured]
 
 
@@ -162,13 +165,12 @@ def _sweeps(section: Section, knob: str, select: Select) -> list[list[MethodVari
         held = {name: value for name, value in variant.settings.items() if name not in SWEEPS[knob].knobs}
         if section.average(variant, select):
             contexts.setdefault(f"{variant.method} {sorted(held.items())}", []).append(variant)
-    return [sorted(same, key=lambda v: _order(knob, v)) for same in contexts.values() if len(same) > 1]
 
+    def order(variant: MethodVariant) -> list[tuple[bool, float]]:  # other values than numbers stay behind them
+        values = [variant.settings.get(name) for name in SWEEPS[knob].knobs]
+        return [(False, value) if isinstance(value, int | float) else (True, 0) for value in values]
 
-def _order(knob: str, variant: MethodVariant) -> list[tuple[bool, float]]:
-    """Return the key that sorts numbers; other values stay in the order of the runs, behind them."""
-    values = [variant.settings.get(name) for name in SWEEPS[knob].knobs]
-    return [(False, value) if isinstance(value, int | float) else (True, 0) for value in values]
+    return [sorted(same, key=order) for same in contexts.values() if len(same) > 1]
 
 
 def _name(knob: str, variant: MethodVariant) -> str:

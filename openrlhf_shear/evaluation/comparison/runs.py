@@ -6,7 +6,7 @@ without curves. A run is one method, backbone, task and seed.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -57,6 +57,10 @@ class Run:
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
     seconds_per_step: float | None = None
     notes: tuple[str, ...] = ()
+
+    def curve(self, end: str) -> Sequence[tuple[int, float]]:
+        """Return (step, value) of the first TensorBoard tag with this end; empty without one."""
+        return next((points for tag, points in self.curves.items() if tag.endswith(end)), ())
 
 
 def read_run(folder: str | Path) -> Run:

@@ -226,22 +226,15 @@ def progress(runs: Iterable[Run]) -> Table | None:
         Measure(f"Held-out accuracy, {name} (%)", sets[name], 100, ".1f", evaluated=True) for name in sorted(sets)
     ]
     measures = [MEASURES[0], *accuracies, *MEASURES[1:]]
-    points = [[_points(run, measure) for measure in measures] for run in trained]
-    shown = [at for at in range(len(measures)) if any(of[at] for of in points)]
-    rows = [
-        (run.folder, len(of[0]), *(_ends([value for _, value in of[at]], measures[at]) for at in shown))
-        for run, of in zip(trained, points, strict=True)
-    ]
-    header = ("Run", "Steps", *(measures[at].title for at in shown))
+    columns = {"Run": [run.folder for run in trained], "Steps": [len(run.curve(REWARD)) for run in trained]}
+    for measure in measures:
+        cells = [_ends([value for _, value in run.curve(measure.tag)], measure) for run in trained]
+        columns |= {measure.title: cells} if {*cells} != {"-"} else {}
     note = (
         f"First → last: means of the first and of the last {STEPS} steps (of half the steps, if a run has fewer than "
         f"{2 * STEPS}); an accuracy and a benchmark average are those of the first and of the last evaluation."
     )
-    return Table("First and last", header, rows, (note,))
-
-
-def _points(run: Run, measure: Measure) -> Sequence[tuple[int, float]]:
-    return next((points for tag, points in run.curves.items() if tag.endswith(measure.tag)), ())
+    return Table("First and last", tuple(columns), list(zip(*columns.values(), strict=True)), (note,))
 
 
 def _ends(values: Sequence[float], measure: Measure) -> str:

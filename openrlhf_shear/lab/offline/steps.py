@@ -72,7 +72,9 @@ def step_placement(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Analysi
     control = _lift(wrong, columns.pop("share_control"), columns.pop("chance_control"), bootstrap)
     means = rollout_means(wrong, columns, dict.fromkeys(columns, 1.0), bootstrap)
     own = {"lift": lift(wrong, bootstrap), "lift_control": control}
-    return Analysis({**own, **means, **_contrast(traces, bootstrap), "responses": len(wrong)})
+    sizes = contrast([replace(trace, weights=np.abs(trace.weights).tolist()) for trace in traces], bootstrap)
+    contrasts = {"last_over_first": sizes.last_first, "wrong_over_right": sizes.wrong_right}
+    return Analysis({**own, **means, **contrasts, "responses": len(wrong)})
 
 
 def lift(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Estimate:
@@ -134,8 +136,3 @@ def _row(trace: StepTrace, clean: Sequence[StepTrace]) -> list[float]:
 
 def _control(weights: Sequence[float], tokens: range) -> tuple[float, float, float]:
     return split_auc(weights, tokens.start), share(weights, tokens), len(tokens) / len(weights)
-
-
-def _contrast(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Analysis:
-    found = contrast([replace(trace, weights=np.abs(trace.weights).tolist()) for trace in traces], bootstrap)
-    return Analysis({"last_over_first": found.last_first, "wrong_over_right": found.wrong_right})

@@ -9,6 +9,7 @@ import torch
 from lab_cases import Hand
 
 from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.checks import CreditRuleError
 from openrlhf_shear.integrations.rows import (
@@ -16,7 +17,6 @@ from openrlhf_shear.integrations.rows import (
     credited_groups,
     failed_of,
     of_responses,
-    refuse_not_finite,
     rows_of_process,
     rule_of,
 )
@@ -133,7 +133,7 @@ def test_what_counts_as_correct():
     assert [row.correct for row in rows] == [False, True, None, None]
     assert [row.reward for row in rows[:2]] == [0.5, 0.4]
     with pytest.raises(ValueError, match=r"credit\.correct_threshold must be finite"):
-        refuse_not_finite(float("inf"))
+        OutcomeConfig(float("inf"))
 
 
 def test_a_rule_is_named_by_the_one_grammar():
