@@ -95,7 +95,7 @@ def write_run(rows: int) -> None:
 
 def rollout_pages(limit: int | None) -> Callable[[], object]:
     """Make the pages of a run."""
-    from openrlhf_shear.rollouts.page.pages import write_pages
+    from openrlhf_shear.rollouts.page.page import write_pages
 
     return lambda: write_pages(Path("run"), Path("page.html"), limit=limit)
 

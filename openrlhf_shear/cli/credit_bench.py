@@ -8,8 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from openrlhf_shear.lab.settings import SHIPPED
-from openrlhf_shear.lab.trials import BASELINE, QUICK, SEEDS, TRACKS, Tuning, parse_rates
+from openrlhf_shear.lab.settings import BASELINE, QUICK, SEEDS, SHIPPED, TRACKS, Tuning, parse_rates
 from openrlhf_shear.line import frame
 
 ROWS = Path("benchmarks/results/credit_bench.jsonl")

@@ -10,8 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from openrlhf_shear.config import RULES
-from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.trials import Trials
+from openrlhf_shear.lab.settings import LabSettings, Trials
 from openrlhf_shear.line import frame
 
 EPILOG = """\

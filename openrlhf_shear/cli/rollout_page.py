@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
     if args.output.is_dir():
         raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
     # Imported late, so that --help and errors in the flags are quick.
-    from openrlhf_shear.rollouts.page.pages import write_pages
+    from openrlhf_shear.rollouts.page.page import write_pages
 
     try:
         page, *beside = write_pages(args.run, args.output, args.title, args.limit)

@@ -15,7 +15,7 @@ import torch
 
 from openrlhf_shear.config import SearchConfig
 from openrlhf_shear.config.rules import LAB_ALONE as LAB_ALONE
-from openrlhf_shear.credit.logits import LMHead
+from openrlhf_shear.credit.captured import LMHead
 
 CONTROLS = ("same", "permuted")
 

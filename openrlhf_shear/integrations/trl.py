@@ -25,11 +25,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.apply import token_advantages
-from openrlhf_shear.credit.captured import captured_backbone_output, evaluating, one_earlier, response_states
+from openrlhf_shear.credit.captured import LMHead, captured_backbone_output, evaluating, one_earlier, response_states
 from openrlhf_shear.credit.checks import checked_advantages
-from openrlhf_shear.credit.groups import step_warnings
-from openrlhf_shear.credit.logits import LMHead
-from openrlhf_shear.credit.outcomes import Outcomes
+from openrlhf_shear.credit.groups import Outcomes, step_warnings
 from openrlhf_shear.credit.registry import Rule
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.credit.token_gradients import CreditProbe, equal_within_rows

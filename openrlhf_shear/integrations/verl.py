@@ -41,8 +41,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.apply import token_advantages
 from openrlhf_shear.credit.captured import captured_backbone_output
-from openrlhf_shear.credit.groups import step_warnings
-from openrlhf_shear.credit.outcomes import Outcomes
+from openrlhf_shear.credit.groups import Outcomes, step_warnings
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.credit.token_gradients import CreditProbe
 from openrlhf_shear.integrations.rows import (

@@ -17,9 +17,8 @@ from openrlhf_shear.data.writing import beside, write_text
 from openrlhf_shear.lab.alignment import Truth, known_truth, rule_alignment, vine_alignment
 from openrlhf_shear.lab.placement import placement, start_models, traces
 from openrlhf_shear.lab.runs import digest
-from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.settings import BASELINE, LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.lab.trials import BASELINE
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of, over_equal_steps, step_kl
 from openrlhf_shear.report.bootstrap import Bootstrap, iqm, probability_of_improvement

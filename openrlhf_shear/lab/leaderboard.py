@@ -7,8 +7,7 @@ from pathlib import Path
 from openrlhf_shear.lab.alignment import VINE, prediction
 from openrlhf_shear.lab.findings import points
 from openrlhf_shear.lab.pictures import prediction_picture
-from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.trials import BASELINE, SEEDS
+from openrlhf_shear.lab.settings import BASELINE, SEEDS, LabSettings
 from openrlhf_shear.lab.worth import EVALUATED
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.estimates import Estimate, Form, Paired

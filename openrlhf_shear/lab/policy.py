@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from openrlhf_shear.credit.captured import captured_lm_head_input, one_earlier, response_states
-from openrlhf_shear.credit.logits import LMHead
+from openrlhf_shear.credit.captured import LMHead, captured_lm_head_input, one_earlier, response_states
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 from openrlhf_shear.lab.tasks import task_of

@@ -21,9 +21,8 @@ from statistics import fmean
 from tqdm import tqdm
 
 from openrlhf_shear.data.writing import write_text
-from openrlhf_shear.lab.settings import TRIED, LabSettings
+from openrlhf_shear.lab.settings import TRIED, LabSettings, Tuning, widened
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.lab.trials import Tuning, widened
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
 from openrlhf_shear.report.provenance import commit, provenance

@@ -14,8 +14,8 @@ from cases import table
 
 from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit import CreditRule
+from openrlhf_shear.credit.captured import LMHead
 from openrlhf_shear.credit.groups import GroupCollector
-from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup
 

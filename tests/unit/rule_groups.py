@@ -15,8 +15,8 @@ from openrlhf_shear.config import RULES
 from openrlhf_shear.config.names import parse_rule
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.captured import LMHead
 from openrlhf_shear.credit.checks import checked_credits
-from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import make_rule
 from openrlhf_shear.credit.rule import OF_ROLLOUTS, StepScores
 
@@ -134,4 +134,4 @@ def grpo(rewards) -> list[float]:
 
 def in_chunks(monkeypatch, rows: int) -> None:
     """Make the LM head give the log-probs of this many tokens at a time."""
-    monkeypatch.setattr("openrlhf_shear.credit.logits.CHUNK_BYTES", 4 * VOCABULARY * rows)
+    monkeypatch.setattr("openrlhf_shear.credit.captured.CHUNK_BYTES", 4 * VOCABULARY * rows)

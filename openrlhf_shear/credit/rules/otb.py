@@ -20,13 +20,13 @@ Where one rollout alone has a token t, the formula's B_t is its own reward. With
 default (`handle_zero_tail`): the tail of a longest rollout has advantage R_i, and so has a group of one.
 
 Cost: one more product of the states with the LM head, 2 T V d operations in the policy's dtype for T tokens, and the
-memory of a chunk (`credit.logits`). For 16 x 8k tokens, V = 152k and d = 3584 that is 1.4e14 operations.
+memory of a chunk (`credit.captured`). For 16 x 8k tokens, V = 152k and d = 3584 that is 1.4e14 operations.
 """
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.credit.logits import LMHead
+from openrlhf_shear.credit.captured import LMHead
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 from openrlhf_shear.credit.rules import WithKnobs
 from openrlhf_shear.transport.copies import to_cpu, to_device

@@ -34,7 +34,8 @@ class VineRule(WithKnobs, CreditRule):
 
     def credit(self, group: RolloutGroup) -> Credit:
         rated = group.rated
-        prefixes = {i: self._prefixes(group.token_ids[i]) for i in rated}
+        every, ids = self.config.every, {i: group.token_ids[i].tolist() for i in rated}
+        prefixes = {i: [tuple(row[:start]) for start in range(0, len(row), every)] for i, row in ids.items()}
         places: dict[tuple[int, ...], tuple[int, int]] = {}
         for i in rated:
             for prefix in prefixes[i]:
@@ -43,13 +44,9 @@ class VineRule(WithKnobs, CreditRule):
         advantages = [torch.zeros(length) for length in group.lengths]
         for i in rated:
             path = torch.tensor([*(values[prefix] for prefix in prefixes[i]), group.rewards[i]])
-            advantages[i] = path.diff()[torch.arange(group.lengths[i]) // self.config.every]
+            advantages[i] = path.diff()[torch.arange(group.lengths[i]) // every]
         mean = sum(values.values()) / len(values) if values else 0.0
         return Credit(metrics={"value": mean, "places": float(len(places))}, advantages=advantages)
 
     def over_batch(self, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return whitened(advantages) if self.config.whiten else advantages
-
-    def _prefixes(self, ids: torch.Tensor) -> list[tuple[int, ...]]:
-        """Return the response tokens before each step."""
-        return [tuple(ids[:start].tolist()) for start in range(0, len(ids), self.config.every)]

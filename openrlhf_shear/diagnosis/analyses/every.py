@@ -10,6 +10,7 @@ import torch
 
 from openrlhf_shear.credit.shear import pool_spans
 from openrlhf_shear.diagnosis.analyses.controls import (
+    noise_floor,
     opposing_rollouts,
     position_control,
     quartiles,
@@ -17,10 +18,8 @@ from openrlhf_shear.diagnosis.analyses.controls import (
     within_problems,
 )
 from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
-from openrlhf_shear.diagnosis.analyses.lags import lagged_changes
-from openrlhf_shear.diagnosis.analyses.noise import noise_floor
 from openrlhf_shear.diagnosis.analyses.separation import separation
-from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
+from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, lagged_changes, stride_changes
 from openrlhf_shear.diagnosis.text import TextControl
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.rollouts.columns import CONTROL_COLUMNS

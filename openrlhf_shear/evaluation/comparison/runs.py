@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from openrlhf_shear.evaluation.estimators import Basis, basis_of
-from openrlhf_shear.evaluation.run_facts import FILE
+from openrlhf_shear.evaluation.suite import FILE
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 REWARD = "train/rollout/reward_mean"

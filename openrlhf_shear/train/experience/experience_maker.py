@@ -12,8 +12,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.credit.apply import TokenCredit, token_advantages
-from openrlhf_shear.credit.groups import CreditRequest, step_metrics, step_warnings
-from openrlhf_shear.credit.outcomes import Outcomes
+from openrlhf_shear.credit.groups import CreditRequest, Outcomes, step_metrics, step_warnings
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
 from openrlhf_shear.rollouts.columns import StepRollouts
 from openrlhf_shear.train.experience.fillers import without_fillers

@@ -13,7 +13,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
-from openrlhf_shear.credit.outcomes import Outcomes
+from openrlhf_shear.credit.groups import Outcomes
 from openrlhf_shear.rollouts.columns import StepRollouts
 from openrlhf_shear.train.carriers import ENGINE, FAILED
 from openrlhf_shear.train.experience.fillers import row_of, shared_out

@@ -10,8 +10,7 @@ from openrlhf.utils.utils import get_tokenizer
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.data.files import DataError
-from openrlhf_shear.evaluation.run_facts import write_run_facts
-from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
+from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, write_run_facts
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.train.checkpoints import folders
 from openrlhf_shear.train.experience.experience_maker import CreditExperienceMaker

@@ -152,7 +152,7 @@ class Story:
             moved: whether any weight has changed.
             whole: whether the run is complete.
             learned: how many rollouts had an advantage (`books.Advantages`), if that is known.
-            credit: why no group had correct and incorrect rollouts (`credit.outcomes`), if none had.
+            credit: why no group had correct and incorrect rollouts (`credit.groups.Outcomes`), if none had.
         """
         args, step = self._args, states["global_step"]
         done = 0 if self._first is None else step - self._first + 1

@@ -13,9 +13,8 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import get_tokenizer
 
 from openrlhf_shear.credit.apply import shaped_advantages
-from openrlhf_shear.credit.captured import captured_entropies, turn_numbers
+from openrlhf_shear.credit.captured import LMHead, captured_entropies, turn_numbers
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
-from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.kernels.backends import compile_ahead

@@ -27,7 +27,7 @@ from openrlhf_shear.cli.train_ppo_ray import build_parser
 from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.evaluation.comparison.cells import method_of
-from openrlhf_shear.evaluation.run_facts import run_facts
+from openrlhf_shear.evaluation.suite import run_facts
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules

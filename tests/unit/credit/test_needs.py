@@ -9,10 +9,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import PhiConfig, PhiForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.config import CreditSpec
-from openrlhf_shear.credit.captured import one_earlier, response_states, turn_numbers
+from openrlhf_shear.credit.captured import LMHead, one_earlier, response_states, turn_numbers
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
-from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import LAB_ALONE, UpdateRule
 from openrlhf_shear.integrations.rows import of_responses, rule_of

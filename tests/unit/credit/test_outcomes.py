@@ -4,7 +4,7 @@ import pytest
 import torch
 from cases import cases
 
-from openrlhf_shear.credit.outcomes import Outcomes
+from openrlhf_shear.credit.groups import Outcomes
 from openrlhf_shear.credit.rule import GroupCredit
 
 

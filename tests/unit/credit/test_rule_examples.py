@@ -14,9 +14,9 @@ from test_rule_formulas import sides
 
 from openrlhf_shear.credit import RolloutGroup
 from openrlhf_shear.credit.apply import weighed
+from openrlhf_shear.credit.captured import LMHead
 from openrlhf_shear.credit.checks import checked_over_batch
 from openrlhf_shear.credit.groups import step_metrics
-from openrlhf_shear.credit.logits import LMHead
 from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.credit.rules.entropy_mask import tokens_to_train
 from openrlhf_shear.credit.rules.ktae import associations

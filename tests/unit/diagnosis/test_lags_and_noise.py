@@ -9,9 +9,8 @@ import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, prefix_table
 from scipy import stats
 
-from openrlhf_shear.diagnosis.analyses.lags import lagged_changes
-from openrlhf_shear.diagnosis.analyses.noise import noise_floor
-from openrlhf_shear.diagnosis.analyses.trend import stride_changes, stride_table
+from openrlhf_shear.diagnosis.analyses.controls import noise_floor
+from openrlhf_shear.diagnosis.analyses.trend import lagged_changes, stride_changes, stride_table
 from openrlhf_shear.diagnosis.findings import find
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.rollouts.localisation import split_auc

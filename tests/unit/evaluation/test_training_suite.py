@@ -11,8 +11,7 @@ from openrlhf_shear.config import CreditSpec, PrmConfig, PureConfig, ShearConfig
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.comparison.cells import noted, sections
 from openrlhf_shear.evaluation.comparison.runs import ReportError, Run
-from openrlhf_shear.evaluation.run_facts import run_facts, write_run_facts
-from openrlhf_shear.evaluation.suite import suite_benchmarks, suite_plan
+from openrlhf_shear.evaluation.suite import run_facts, suite_benchmarks, suite_plan, write_run_facts
 
 
 def arguments(credit=None, estimator="group_norm", **changed) -> Section:

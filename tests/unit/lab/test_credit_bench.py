@@ -17,9 +17,8 @@ from openrlhf_shear.lab.bench import task_version
 from openrlhf_shear.lab.leaderboard import BEGIN, END, boards, html, markdown
 from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
-from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.settings import SEEDS, TRACKS, LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.lab.trials import SEEDS, TRACKS
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.estimates import Estimate

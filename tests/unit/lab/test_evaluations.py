@@ -15,8 +15,7 @@ from openrlhf_shear.lab import runs, trainer
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import sample
 from openrlhf_shear.lab.runs import best_rates, jobs, tuned
-from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.trials import Trials, parse_rates
+from openrlhf_shear.lab.settings import LabSettings, Trials, parse_rates
 from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import LabRun, worths
 from openrlhf_shear.tasks.arithmetic.policy import load_policy

@@ -15,9 +15,9 @@ from rollout_rows import SETTINGS, arithmetic_groups, group
 
 from openrlhf_shear.cli import rollout_page
 from openrlhf_shear.report.page import HERE
-from openrlhf_shear.rollouts.page import data, make_page, pages
-from openrlhf_shear.rollouts.page.page import summary
-from openrlhf_shear.rollouts.page.pages import write_pages
+from openrlhf_shear.rollouts.page import data, make_page
+from openrlhf_shear.rollouts.page import page as pages
+from openrlhf_shear.rollouts.page.page import summary, write_pages
 from openrlhf_shear.rollouts.record import Heatmap, write_rollouts
 
 ATTACK = "</script><!--<script>&\u2028\u2029\ud7ff"

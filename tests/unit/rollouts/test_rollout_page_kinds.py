@@ -7,7 +7,8 @@ import pytest
 from browsing import each, js, load, loads_alone, press, text
 from rollout_rows import ATTACKS, SETTINGS, arithmetic_groups, group, long_groups, odd_groups
 
-from openrlhf_shear.rollouts.page import make_page, pages
+from openrlhf_shear.rollouts.page import make_page
+from openrlhf_shear.rollouts.page import page as pages
 from openrlhf_shear.rollouts.record import write_rollouts
 
 ui = pytest.importorskip("selenium.webdriver.support.ui")

@@ -78,7 +78,7 @@ def test_wandb_writes_none(args, monkeypatch, tmp_path):
 def test_the_facts_of_a_run_have_none(args, tmp_path):
     from openrlhf.utils.logging_utils import TensorboardLogger
 
-    from openrlhf_shear.evaluation.run_facts import write_run_facts
+    from openrlhf_shear.evaluation.suite import write_run_facts
     from openrlhf_shear.train.run.dump import RolloutDump
     from openrlhf_shear.train.run.tracking import Tracking
 
