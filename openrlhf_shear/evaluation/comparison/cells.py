@@ -79,8 +79,6 @@ def choose(run: Run, select: Select) -> Evaluation | None:
 class MethodVariant:
     """A method with its settings on one backbone and task, with a run for each seed."""
 
-    model: str
-    task: str
     method: str
     settings: dict  # "group" and the credit rule's knobs
     runs: tuple[Run, ...]
@@ -123,7 +121,7 @@ def sections(runs: Iterable[Run]) -> list[Section]:
     parts = []
     for (task, model), cells in grouped.items():
         of = cells.values()
-        variants = tuple(MethodVariant(model, task, same[0].method, _settings(same[0]), _checked(same)) for same in of)
+        variants = tuple(MethodVariant(same[0].method, _settings(same[0]), _checked(same)) for same in of)
         suites = Counter(frozenset(r.evaluations[0].scores) for v in variants for r in v.runs if r.evaluations)
         suite = max(suites, key=lambda names: (suites[names], len(names)), default=frozenset())
         parts.append(Section(model, task, variants, suite, _rows(variants)))

@@ -107,10 +107,8 @@ def _page(report: RunsReport, embedded: list[dict]) -> str:
 
 
 def _run(run: Run, select: Select) -> dict:
-    cells = [run.method, run.model, run.task, run.seed, run.group, None, None, run.seconds_per_step]
-    if chosen := choose(run, select):
-        cells[5:7] = chosen.step, f"{100 * chosen.average:.1f}"
-    if run.seconds_per_step is not None:
-        cells[7] = f"{run.seconds_per_step:.1f}"
+    chosen, seconds = choose(run, select), run.seconds_per_step
+    at = (chosen.step, f"{100 * chosen.average:.1f}") if chosen else (None, None)
+    cells = [run.method, run.model, run.task, run.seed, run.group, *at, None if seconds is None else f"{seconds:.1f}"]
     shown = ["-" if cell is None else cell for cell in cells]
     return {"folder": str(run.folder), "cells": shown, "notes": "; ".join(run.notes)}

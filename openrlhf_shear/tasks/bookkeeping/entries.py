@@ -52,7 +52,6 @@ class EntryCheck:
     correct: bool  # the response ends with the true balances, for which the reward pays
     first_error: int | None  # the first word that no right response has at its place; None without an error
     misconceived: bool = False  # whether that word is the misconception of its fork, rather than a slip
-    twins: tuple[int, ...] = ()  # indices of the benign twins before the first error
 
     @property
     def lucky(self) -> bool:
@@ -192,15 +191,13 @@ def check(problem: StoryProblem, words: Sequence[str], form: Form = PLAIN) -> En
     """
     answer = state_text(problem.states[-1]).split()
     correct = list(words[-len(answer) :]) == answer
-    forks, twins = walk(problem, form), []
+    forks = walk(problem, form)
     fork = next(forks)
     for i, word in enumerate(words):
         if fork is None or word not in fork.right:
-            return EntryCheck(correct, i, fork is not None and word == fork.misconception, tuple(twins))
-        if fork.misconception and word == fork.right[-1]:
-            twins.append(i)
+            return EntryCheck(correct, i, fork is not None and word == fork.misconception)
         fork = sent(forks, word)
-    return EntryCheck(correct, None if fork is None else len(words), False, tuple(twins))
+    return EntryCheck(correct, None if fork is None else len(words))
 
 
 def response_words(tokenizer, ids: torch.Tensor) -> list[str]:
