@@ -8,23 +8,16 @@ from typing import Protocol
 import torch
 
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.tasks.arithmetic.problems import ChainProblem
+from openrlhf_shear.tasks.arithmetic.solutions import SolutionCheck
 from openrlhf_shear.tasks.arithmetic.task import ArithmeticTask
+from openrlhf_shear.tasks.bookkeeping.entries import EntryCheck
 from openrlhf_shear.tasks.bookkeeping.forms import PARAPHRASED
+from openrlhf_shear.tasks.bookkeeping.stories import StoryProblem
 from openrlhf_shear.tasks.bookkeeping.task import BookkeepingTask
 from openrlhf_shear.tasks.situation import Situation
 
-
-class Problem(Protocol):
-    """A problem of a task."""
-
-    prompt: str
-
-
-class Check(Protocol):
-    """Comparison of a response with the truth."""
-
-    correct: bool  # the reward
-    first_error: int | None  # index of the first wrong response token, at most T_i; None without an error
+Problem = ChainProblem | StoryProblem
 
 
 class Task(Protocol):
@@ -38,8 +31,11 @@ class Task(Protocol):
     def problems(self, n: int, seed: int, split: str = "train") -> Sequence[Problem]:
         """Return `n` different problems; the same arguments give the same problems."""
 
-    def check(self, tokenizer, problem: Problem, ids: torch.Tensor) -> Check:
-        """Check a response, (T_i,) token ids, against the truth."""
+    def check(self, tokenizer, problem: Problem, ids: torch.Tensor) -> SolutionCheck | EntryCheck:
+        """Check a response, (T_i,) token ids, against the truth.
+
+        `correct` is the reward, and `first_error` the index of the first wrong token, at most T_i; None without one.
+        """
 
     def situations(self, tokenizer, problem: Problem, ids: torch.Tensor) -> list[Situation]:
         """Return what the simulator says before each token of a response but a final `<eos>`, and after the last."""
