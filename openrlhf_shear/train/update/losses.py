@@ -9,7 +9,7 @@ from openrlhf.models.utils import compute_entropy, log_probs_from_logits, masked
 from openrlhf.utils.logging_utils import init_logger
 from torch.utils.checkpoint import checkpoint
 
-from openrlhf_shear.credit.logits import plain_head
+from openrlhf_shear.credit.captured import plain_head
 from openrlhf_shear.credit.token_gradients import CreditLostError, CreditProbe, equal_within_rows
 from openrlhf_shear.train.checkpoints.saveable import without_adapters
 from openrlhf_shear.train.screen.outcome import RefusedError
