@@ -23,7 +23,7 @@ The same options always write the same files.
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; created if missing")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write; created if missing")
     parser.add_argument("--train", type=int, default=4096, help="number of training problems (default: 4096)")
     parser.add_argument("--heldout", type=int, default=256, help="number of held-out problems (default: 256)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the problems (default: 0)")
@@ -34,6 +34,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
+    frame.at_least(args, train=0, heldout=0)
     for name, n in (("train", args.train), ("heldout", args.heldout)):
         path = write_dataset(args.out / f"{name}.jsonl", n, args.seed, split=name)
         print(f"{path}: {n} problems")

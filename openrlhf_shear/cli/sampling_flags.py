@@ -10,7 +10,6 @@ from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.line import frame
 from openrlhf_shear.preflight.models import check_model
-from openrlhf_shear.preflight.resources import nearest, not_writable
 from openrlhf_shear.preflight.rewards import ask_file, label_warning
 from openrlhf_shear.rewards.files import FILES
 from openrlhf_shear.rewards.graders import GRADERS, NAMES
@@ -61,8 +60,6 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
     """
     check_model("--model", args.model, args.trust_remote_code)
     _check_template(args)
-    if problem := not_writable(nearest(args.output)):
-        raise ValueError(f"--output cannot be written to: {problem}: got {str(args.output)!r}; use another folder")
     result = Plan(
         model=args.model,
         questions=[question for each in chosen for question in load_questions(each, args.data_dir, args.limit)],

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from openrlhf_shear.config.knobs import NOT_NEGATIVE, knob
+from openrlhf_shear.config.refusal import did_you_mean
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.line import frame
 from openrlhf_shear.rewards.files import FILES
+from openrlhf_shear.rewards.function_workers import try_file
 from openrlhf_shear.rewards.graders import NAMES
 from openrlhf_shear.rewards.server import CONNECTIONS, build_app
 from openrlhf_shear.rewards.settings import SERVER_SECONDS, GradingConfig, RewardSettings, read_token
@@ -59,7 +61,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     frame.add_knobs(parser.add_argument_group("grading"), ServerGrading)
 
 
-@frame.command(_flags, __doc__, EPILOG)
+@frame.command(_flags, __doc__, EPILOG, refused=(ImportError, RuntimeError))
 def main(args: argparse.Namespace) -> None:
     """Serve until SIGINT or SIGTERM; then answer the current requests and close the pool."""
     _check(args)
@@ -68,6 +70,8 @@ def main(args: argparse.Namespace) -> None:
     token, tls = _token(args.token_file), _tls(args.tls_cert, args.tls_key)
     if warning := exposure(args.host, tls is not None):
         print(f"[Warning] {warning}", file=sys.stderr)
+    if args.reward not in NAMES:
+        try_file(args.reward, 60.0, [])  # raises for a file without a reward, before anybody asks
     from aiohttp import web
 
     from openrlhf_shear.rewards.pool import RewardPool
@@ -117,7 +121,8 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 def _check(args: argparse.Namespace) -> None:
     known = args.reward in NAMES or (args.reward.endswith(".py") and Path(args.reward).is_file())
     if not known:
-        raise ValueError(f"--reward must be {', '.join(NAMES)} or an existing .py file: got {args.reward!r}")
+        hint = did_you_mean(args.reward, NAMES)
+        raise ValueError(f"--reward must be {', '.join(NAMES)} or an existing .py file{hint}: got {args.reward!r}")
     if not 0 <= args.timeout <= CLIENT_SECONDS:
         raise ValueError(
             f"--timeout must be 0 to {CLIENT_SECONDS}, when OpenRLHF's client gives up: got {args.timeout:g}; use 0"

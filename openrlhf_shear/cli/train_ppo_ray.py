@@ -67,7 +67,9 @@ def read(argv: Sequence[str]) -> Verdict:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return OpenRLHF's parser with the flags of this fork."""
-    return add_flags(upstream.parser())
+    parser = add_flags(upstream.parser())
+    parser.allow_abbrev = False  # an abbreviated flag would not be among the flags that a command sets
+    return parser
 
 
 def examine(argv: Sequence[str]) -> Verdict:

@@ -48,7 +48,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     for name, (module, _) in TASKS.items():
         task = frame.plainly(tasks.add_parser(name, description=module.warm_up.__doc__))
         about = "folder to write (config, tokenizer, bf16 weights)"
-        task.add_argument("--out", type=Path, required=True, help=about)
+        task.add_argument("--out", type=Path, metavar="DIR", required=True, help=about)
         frame.add_knobs(task, module.WarmUpSettings)
         task.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default: 1)")
 

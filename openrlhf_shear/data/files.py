@@ -9,10 +9,13 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from openrlhf_shear.config.refusal import did_you_mean
@@ -40,8 +43,8 @@ _KINDS = (
 )
 _TO_UTF8 = "`iconv -f latin1 -t utf-8` to convert it, or its encoding in place of latin1"
 _FORM = "use a list, or one object a line"
-_HEAD = 1000  # rows that are read to know the columns
 NAME = 255  # bytes of the name of a file or folder
+_HEAD = 1000  # rows that are read to know the columns
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
 
@@ -62,17 +65,13 @@ def near_path(name: str) -> str:
     """
     if os.path.exists(name):
         return ""
+    if hub := re.fullmatch(r"https?://huggingface\.co/(?:datasets/)?([^/]+/[^/]+)/?.*", name):
+        return f" (did you mean {hub[1]}?)"
     folder, last = os.path.split(name.rstrip("/"))
-    if problem := too_long(name):
-        return f" ({problem})"
+    if len(os.fsencode(last)) > NAME:
+        return f" (its name has {len(last)} characters, and the system allows {NAME} bytes)"
     there = os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()
     return did_you_mean(last, there, f" (did you mean {os.path.join(folder, '{}')}?)")
-
-
-def too_long(path: str) -> str:
-    """Return why no file can have this path; "" if one can."""
-    longest = max(len(os.fsencode(part)) for part in path.split("/"))
-    return f"it has a name of {longest} bytes, and the system allows {NAME}" if longest > NAME else ""
 
 
 def one_line(error: Exception) -> str:
@@ -82,8 +81,9 @@ def one_line(error: Exception) -> str:
 
 def require(path: str) -> None:
     """Raise DataError if a path is no regular file, or its bytes are not what its ending says, or are cut off."""
-    if not os.path.isfile(path):  # a pipe would be waited for
-        raise DataError(f"{path} is no regular file; use a file on a disk")
+    if not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "a pipe or a device" if os.path.exists(path) else "not there"
+        raise DataError(f"{path} is {what}{' (a link leads to it)' * os.path.islink(path)}; use a file on a disk")
     with open(path, "rb") as file:
         require_text(path, file, packed=path.endswith(".gz"), whole=path.endswith((".parquet", ".arrow")))
     if path.endswith(".parquet"):
@@ -104,6 +104,15 @@ def _require_table(path: str) -> None:
         raise DataError(f"{path} has two columns of the name {again[0]!r}; rename one of them")
     if not file.metadata.num_rows:
         raise DataError(f"{path} has no rows; use a data set with at least one row")
+
+
+def foreign(path: str) -> str:
+    """Return why the first bytes of a file are no text; "" if they are."""
+    try:
+        require(path)
+        return ""
+    except DataError as error:
+        return str(error)
 
 
 def require_text(path: str, file: BinaryIO, packed: bool = False, whole: bool = False) -> None:
@@ -256,6 +265,8 @@ def _parsed(path: str, text: bytes, line: int) -> Any:
         raise DataError(f"{path}: {problem}; {_FORM}") from error
     except RecursionError as error:
         raise DataError(f"{path}: line {line} is not JSON: it nests too deep; {_FORM}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: line {line} has a number of too many digits; write it as a text") from error
     except _TwiceError as error:
         raise DataError(f"{path}: line {line} has the key {error} twice; keep one of them") from error
 
@@ -283,3 +294,21 @@ def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dic
             "use a file that exists, or check the id, the split, --config and the connection"
         ) from error
     return chain.from_iterable(parts), sum(len(part) for part in parts)
+
+
+def not_writable(*folders: Path) -> list[str]:
+    """Return why nothing can be made in folders that may not exist yet, by making one there; "" if it can."""
+    return [_not_writable(folder) for folder in folders]
+
+
+def _not_writable(folder: Path) -> str:
+    if longest := max((part for part in folder.parts if len(os.fsencode(part)) > NAME), key=len, default=""):
+        return f"it has a name of {len(longest)} characters, and the system allows {NAME} bytes"
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        return f"{place} is not a folder, or is read-only"
+    try:  # os.access says yes to root in /proc, /sys and on a disk without inodes
+        os.rmdir(tempfile.mkdtemp(prefix=".shear-", dir=place))
+    except OSError as error:
+        return f"nothing can be made in {place} ({os.strerror(error.errno)})"
+    return ""

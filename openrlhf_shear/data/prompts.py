@@ -38,7 +38,9 @@ class PromptFormat:
         if isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt):
             if problem := _no_messages(prompt):
                 return problem
-            if prompt[-1].get("role") == "assistant":
+            if not any(turn["content"] for turn in prompt):
+                return "has no text in its messages"
+            if prompt[-1]["role"] == "assistant":
                 return "ends with a turn of the assistant, which is the policy's"
             if not self.chat:
                 return "is a list of messages, which needs --data.apply_chat_template"
@@ -102,12 +104,15 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
 def _no_messages(turns: Turns) -> str | None:
     """Say why dicts are no messages; None if they are."""
     for number, turn in enumerate(turns, 1):
-        if "content" in turn:
+        if isinstance(turn.get("content"), str | list) and isinstance(turn.get("role"), str):
             continue
+        if "content" in turn and "role" in turn:
+            return f"has message {number} whose role or content is no text"
         if {"from", "value"} <= turn.keys():
             return "is ShareGPT's conversation (from, value); use messages with role and content"
         calls = " but tool_calls, which no prompt needs" if "tool_calls" in turn else f" but {', '.join(turn)}"
-        return f'has message {number} without content{calls}; use messages with role and content ("" for no text)'
+        lacking = "role" if "content" in turn else "content"
+        return f'has message {number} without {lacking}{calls}; use messages with role and content ("" for no text)'
     return None
 
 

@@ -42,6 +42,10 @@ class Options:
             for flag, value in (("input", self.input), ("prompt-key", self.prompt_key), ("label-key", self.label_key)):
                 if not value:
                     raise ValueError(f"--{flag} is needed with --source columns: got nothing; use --{flag} and a name")
+            if self.prompt_key == self.label_key:
+                raise ValueError(f"--label-key must not be --prompt-key: got {self.label_key}; use the answers' column")
+        if self.input and self.output.resolve() == Path(self.input).resolve():
+            raise ValueError(f"--output is the --input: got {self.output}; use another file")
         if self.output.suffix != ".jsonl":
             raise ValueError(
                 f"--output must end with .jsonl, by which OpenRLHF recognises it: got {self.output}; use train.jsonl"

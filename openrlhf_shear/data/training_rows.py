@@ -71,6 +71,7 @@ def _in_one_line(name: str, rows: Iterator[tuple[str, dict]]) -> Iterator[tuple[
         raise
     except Exception as error:  # readers and the hub raise errors of many types
         cause = one_line(error.__cause__ or error)
+        cause += f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         if os.path.exists(name) or name.endswith(FILE_KINDS):
             raise DataError(f"{name} cannot be read: {cause}") from error
         raise DataError(

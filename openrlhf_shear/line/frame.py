@@ -18,13 +18,15 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NoReturn, get_args, get_type_hints
 
+from openrlhf_shear.config import foreign
 from openrlhf_shear.config.refusal import LineError, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.line import foreign, prog
+from openrlhf_shear.data.files import not_writable
+from openrlhf_shear.line import prog
 from openrlhf_shear.line.home import ensure_home
 from openrlhf_shear.rewards.jail import JailError
 
@@ -96,7 +98,7 @@ def command(
             parser = new_parser()
             words = sys.argv[1:] if argv is None else argv
             args = parser.parse_args(words)
-            if wrong := [*_places(parser, args, words)]:
+            if wrong := [*_places(parser, args, words), *_outputs(parser, args)]:
                 refuse(parser, str(LineError(*wrong)))
             ensure_home()
             try:
@@ -134,8 +136,11 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
             break
         except argparse.ArgumentError as error:
             names = error.argument_name.split("/") if error.argument_name else []
-            problem = f"{error.message}{_meant(parser, error.message)}; see --help"
-            refused.append(Refusal(names[-1].removeprefix("--") if names else "", problem))
+            flag = names[-1].removeprefix("--") if names else ""
+            if value := re.fullmatch("ignored explicit argument (.*)", error.message):
+                refused.append(Refusal(flag, "takes no value", value[1], f"--{flag} alone, or leave it out"))
+            else:
+                refused.append(Refusal(flag, f"{error.message}{_meant(parser, error.message)}; see --help"))
             shorter = _without(parser, words, names)
             if shorter == words:
                 raise LineError(*refused) from error
@@ -166,6 +171,21 @@ def _places(parser: argparse.ArgumentParser, args: argparse.Namespace, words: Se
             except KeyError as error:
                 use = "a variable that is set, or the path itself"
                 yield Refusal(name, f"names a variable {error} that is not set", repr(hidden(value)), use)
+
+
+def _outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[Refusal]:
+    """Refuse an --output that cannot be written, before anything is computed for it; DIR in the help is a folder."""
+    groups = [each.choices.values() for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    actions = [action for each in (parser, *chain.from_iterable(groups)) for action in each._actions]
+    folders = {action.dest for action in actions if action.metavar == "DIR"}
+    for name in ("output", "out"):
+        path = getattr(args, name, None)
+        if not isinstance(path, Path):
+            continue
+        (problem,) = not_writable(path if name in folders else path.parent)
+        problem = problem or ("it is a folder" if name not in folders and path.is_dir() else "")
+        if problem:
+            yield Refusal(f"--{name}", f"cannot be written to: {problem}", repr(str(path)), "another place")
 
 
 def spelled_out(value):

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import yaml
 
+from openrlhf_shear.config import foreign
 from openrlhf_shear.config.refusal import Note, Refusal, did_you_mean
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.data.files import DataError, require
-from openrlhf_shear.line import foreign, frame
+from openrlhf_shear.line import frame
 from openrlhf_shear.line.run import Run, placement_flags
 
 NAME = "run.yaml"
@@ -46,6 +47,7 @@ CORRECTION_SWITCHES, CORRECTION_TYPES, CORRECTION_ICEPOP = (
 )
 CORRECTIONS: dict[str, list[str]] = _TABLE["correction"]["values"]
 _TRUTHS = ("true", "false", "yes", "no", "1", "0")
+_HERE = ' in "<unicode string>",'  # of YAML's errors
 _CORRECTION = "--algo.advantage.is_correction_"
 
 
@@ -108,8 +110,12 @@ def _read(name: str) -> _Mapping:
     file = PRESETS / f"{name}.yaml" if name in PRESET_NAMES else Path(frame.spelled_out(name))
     if not file.is_file():
         problem = "is not a file" if file.exists() else "is not there"
-        several = " several are separated by spaces;" if "," in name else ""
-        raise ValueError(f"--config {name} {problem};{several} use a YAML file, or one of {', '.join(PRESET_NAMES)}")
+        several = (
+            " (several are separated by spaces)"
+            if "," in name
+            else did_you_mean(name.casefold().removesuffix(".yaml"), PRESET_NAMES)
+        )
+        raise ValueError(f"--config {name} {problem}{several}; use a YAML file, or one of {', '.join(PRESET_NAMES)}")
     try:
         require(str(file))
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
@@ -118,7 +124,7 @@ def _read(name: str) -> _Mapping:
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {name} is not UTF-8; use iconv -f latin1 -t utf-8 to convert it") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"--config {name} is no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"--config {name} is no YAML: {' '.join(str(error).replace(_HERE, '').split())}") from error
     if content is None:
         raise ValueError(f"--config {name} is empty; use KEY: VALUE lines")
     if not isinstance(content, _Mapping):
@@ -137,6 +143,8 @@ def _flat(content: list, above: str = "") -> Iterator[tuple[str, object]]:
 def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) -> list[str]:
     flag = f"--{key}"
     action = parser._option_string_actions.get(flag)
+    if key in ("config", "help"):
+        raise ValueError(f"--config {file}: {key} is for the command line; name all files there, separated by spaces")
     if action is None and (flag in RENAMES or flag in SWITCHES):
         if isinstance(value, list):
             return [flag, *map(str, value)]

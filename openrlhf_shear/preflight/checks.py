@@ -5,11 +5,12 @@ only where OpenRLHF 0.11.2 is silent until Ray runs; problems that OpenRLHF's ma
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 from openrlhf_shear.config.knobs import SHARE, Range
-from openrlhf_shear.config.refusal import Finding, Findings, Note, refusal
+from openrlhf_shear.config.refusal import Finding, Findings, LineError, Note, Refusal, refusal
 from openrlhf_shear.config.rules import LAB_ALONE
 from openrlhf_shear.line.run import ESTIMATOR, KNOBS, OF_GROUPS, Run
 from openrlhf_shear.preflight.layout import (
@@ -30,7 +31,6 @@ from openrlhf_shear.preflight.resources import (
     disks,
     folders,
     limits,
-    refuse_without_proc,
     stack,
     temporary_folder,
 )
@@ -103,7 +103,16 @@ RANGES |= {
 }  # of rules that the run does not use too
 
 
-_HIGH_RATE = 1e-3  # of Adam; the usual rates are 1e-6, and 1e-5 to 1e-4 with LoRA
+_LR = "1e-6, or 1e-5 with LoRA"
+UNUSUAL = {  # numbers that can be used, and what is usual: where it ends, what happens beyond, and what to use
+    "actor.adam.lr": (1e-3, "most models break in the first step", _LR),
+    "critic.adam.lr": (1e-3, "most models break in the first step", _LR),
+    "rollout.temperature": (2.0, "responses are noise", "1.0"),
+    "actor.eps_clip": (1.0, "no ratio is clipped", "0.2"),
+    "algo.kl.init_coef": (1.0, "the policy hardly leaves the reference model", "1e-3"),
+    "rollout.n_samples_per_prompt": (4096, "no step ends", "8"),
+    "rollout.batch_size": (2**20, "no step ends", "128"),
+}
 
 
 def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | None:
@@ -111,7 +120,9 @@ def check(run: Run, files: Models, findings: Findings) -> dict[str, object] | No
 
     Return the facts of the training rows that a run which resumes is compared by (`rows.data`).
     """
-    refuse_without_proc()
+    if not os.path.exists("/proc/self/status"):
+        use = "mount -t proc proc /proc"
+        raise LineError(Refusal("/proc", "it must be mounted, as the jail and Ray read it", use=use))
     facts: list[dict[str, object] | None] = [None]
 
     def rows() -> Iterator[Finding]:
@@ -160,12 +171,19 @@ def _modes(run: Run) -> Iterator[Finding]:
         yield run.refusal("rollout.vllm_generate_batch_size", problem, f"{batch}, or no such flag")
 
 
-def _rates(run: Run) -> Iterator[Finding]:
-    models = ("actor", "critic") if run.estimator == "gae" else ("actor",)
-    for flag in (f"{model}.adam.lr" for model in models):
-        if _HIGH_RATE < run.flags[flag] < math.inf:
-            message = f"--{flag} {run.flags[flag]:g} is so high that most models break in the first step"
-            yield Note(f"{message}; use e.g. 1e-6, or 1e-5 with LoRA")
+def _unusual(run: Run) -> Iterator[Finding]:
+    for flag, (most, what, use) in UNUSUAL.items():
+        if most < run.flags[flag] < math.inf and (run.estimator == "gae" or not flag.startswith("critic.")):
+            yield Note(f"--{flag} {run.flags[flag]:g} is so high that {what}; use e.g. {use}")
+    if not run.actor.adam.lr and run.actor.optim == "adam":
+        yield Note(f"--actor.adam.lr 0 means that the policy never changes; use e.g. {_LR}")
+    if run.spans and run.rollout.max_new_tokens and run.spans.window > run.rollout.max_new_tokens:
+        message = (
+            f"a span of {run.spans.window} tokens is longer than any response ({run.rollout.max_new_tokens} tokens)"
+        )
+        yield Note(f"{message}, so all tokens of a response weigh alike; use a smaller window")
+    if run.data.apply_chat_template and run.data.input_template:
+        yield Note("--data.input_template has no effect with --data.apply_chat_template; use one of them")
 
 
 def _evaluation(run: Run) -> Iterator[Finding]:
@@ -286,7 +304,7 @@ def _own_advantages(run: Run) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Run], Iterator[Finding]], ...] = (
-    *(_needed, _ranges, _groups, _modes, _rates, _evaluation, _correction, _engine_policy, _rule, _dump),
+    *(_needed, _ranges, _groups, _modes, _unusual, _evaluation, _correction, _engine_policy, _rule, _dump),
     *(optimizer, average, kl_loss, placement, parallel, batches, suite, code, shaping, threshold),
     *(folders, checkpoints, temporary_folder, limits, stack),
 )

@@ -290,5 +290,6 @@ def _targets(run: Run, model: ModelFiles) -> Iterator[Finding]:
     for target in () if isinstance(named, str) or not layers else named:  # PEFT leaves out what is not there
         if not any(f".{layer}".endswith(f".{target}") for layer in layers):
             known = sorted({layer.rpartition(".")[2] for layer in layers} - _EMBEDDINGS)
-            problem = f"names a layer that the model does not have{did_you_mean(target, known)}"
+            hint = " (several are separated by spaces)" if "," in target else did_you_mean(target, known)
+            problem = f"names a layer that the model does not have{hint}"
             yield refusal(flag, problem, target, f"some of {', '.join(known)}, or no such flag")

@@ -18,17 +18,17 @@ import numpy as np
 
 from openrlhf_shear.config.refusal import Finding, LineError, Refusal, refusal, refuse
 from openrlhf_shear.data import hub
-from openrlhf_shear.data.files import looks_local, near_path
+from openrlhf_shear.data.files import POINTER, foreign, looks_local, near_path, one_line
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.memory.model_shape import ModelShape, model_shape
 
 PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 _ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"}
+_DEPTHS = ("*/", "*/*/")  # where a model may be within a folder
 _SAVED = "the folder of a saved model"
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _OLD = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # pickles, which transformers and vLLM load too
-_POINTER = b"version https://git-lfs"
 _HEADER = 8  # bytes of the header's length
 _MOST_HEADER = 100_000_000  # bytes, the format's limit
 _SAMPLED, _SAMPLE = 8, 4096  # tensors whose beginnings are read, elements of each
@@ -89,7 +89,8 @@ def read_model(flag: str, name: str | None, use_ms: bool = False) -> ModelFiles:
         try:
             contents[file.name] = dict(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            invalid = refusal(flag, f"has an invalid {file.name} ({error})", name, _SAVED)
+            cause = foreign(str(file)) or error
+            invalid = refusal(flag, f"has an invalid {file.name} ({cause})", name, _SAVED)
             break
     config = contents.get("config.json", {})
     try:
@@ -107,7 +108,9 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
         LineError: there is no such model, here or on the hub.
     """
     if os.path.isfile(name):
-        refuse(flag, "names a file", name, f"its folder, {os.path.dirname(name) or '.'}")
+        folder = os.path.dirname(name) or "."
+        whole = os.path.isfile(os.path.join(folder, "config.json"))
+        refuse(flag, "names a file", name, f"its folder, {folder}" if whole else _SAVED)
     if looks_local(name):
         if not os.path.isdir(name):
             refuse(flag, f"names a folder that is not there{near_path(name)}", name, "a model folder or a hub id")
@@ -117,7 +120,9 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
             refuse(flag, problem, name, f"{place}, or python -m openrlhf.cli.lora_combiner")
         path = os.path.join(name, "config.json")
         if not os.path.isfile(path):
-            refuse(flag, "names a folder without config.json", name, _SAVED)
+            inside = next((found.parent for depth in _DEPTHS for found in Path(name).glob(f"{depth}config.json")), None)
+            hint = f" (did you mean {inside}?)" if inside else ""
+            refuse(flag, f"names a folder without config.json{hint}", name, _SAVED)
         return path
     if use_ms:
         return None
@@ -130,8 +135,9 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
             raise OSError(problem)
         return cached if isinstance(cached, str) else hf_hub_download(name, "config.json")
     except (HFValidationError, HfHubHTTPError, OSError) as error:
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problem = f"is neither a folder here nor a model that can be reached on the hub ({cause})"
+        problem = (
+            f"is neither a folder here nor a model that can be reached on the hub ({one_line(error)}){near_path(name)}"
+        )
         refuse(flag, problem, name, "a model folder that exists, or check the id and the connection")
 
 
@@ -256,8 +262,8 @@ def _header(file: Path) -> dict[str, Tensor]:
     size = file.stat().st_size
     with file.open("rb") as bytes_of:
         begin = bytes_of.read(_HEADER)
-        if _POINTER.startswith(begin) and begin:
-            raise DamagedError(f"{file.name} is a pointer of git-lfs; run git lfs pull in the folder")
+        if POINTER.startswith(begin) and begin:
+            raise DamagedError(foreign(str(file)))
         length = struct.unpack("<Q", begin)[0] if len(begin) == _HEADER else _MOST_HEADER
         if _HEADER + length > min(size, _MOST_HEADER):
             raise DamagedError(f"{file.name} is cut off: it has {size:,} bytes")
@@ -335,7 +341,7 @@ def _tokenizer(flag: str, name: str, config: Mapping, tensors: Mapping[str, Tens
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises no other type
-            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            cause = foreign(str(file)) or one_line(error)
             yield refusal(flag, f"has a tokenizer that cannot be loaded ({cause})", name, remedy)
             return
         ids = [each for text in _PROMPTS for each in tokenizer.encode(text, add_special_tokens=False).ids]

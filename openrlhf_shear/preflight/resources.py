@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal
-from openrlhf_shear.data.files import NAME, too_long
+from openrlhf_shear.data.files import not_writable
 from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY
 from openrlhf_shear.line.run import Run
@@ -51,35 +51,20 @@ def own_ray() -> bool:
 
 def folders(run: Run) -> Iterator[Finding]:
     places = {flag: run.flags[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
-    for flag, folder in [*places.items(), ("ckpt.path", run_folder(run) / "logs")]:
-        if folder and (problem := _problem(Path(folder))):
+    written = {flag: Path(folder) for flag, folder in places.items() if folder}
+    problems = not_writable(*written.values(), run_folder(run) / "logs")
+    for flag, problem in zip((*written, "ckpt.path"), problems, strict=True):
+        if problem:
             yield run.refusal(flag, f"cannot be written to: {problem}", "another folder")
     if Path(run.ckpt.path).absolute() == Path(run.ckpt.output_dir).absolute():
         message = "--ckpt.path and --ckpt.output_dir are the same folder, so the model lies among checkpoints"
         yield Note(f"{message}; use e.g. RUN/ckpt and RUN/model")
 
 
-def _problem(folder: Path) -> str:
-    if len(str(folder)) > NAME and (problem := too_long(str(folder))):
-        return problem
-    return not_writable(nearest(folder))
-
-
 def nearest(folder: Path) -> Path:
     """Return the folder, or the nearest folder above it that exists."""
     # Path.exists raises where a folder above cannot be searched; os.path.exists says no.
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
-
-
-def not_writable(place: Path) -> str:
-    """Return why nothing can be made in an existing folder, by making a folder there; "" if it can."""
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        return f"{place} is not a folder, or is read-only"
-    try:  # os.access says yes to root in /proc, /sys and on a disk without inodes
-        os.rmdir(tempfile.mkdtemp(prefix=".shear-", dir=place))
-    except OSError as error:
-        return f"nothing can be made in {place} ({os.strerror(error.errno)})"
-    return ""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
 
 
 def checkpoints(run: Run) -> Iterator[Finding]:
@@ -249,14 +234,6 @@ def socket_problem() -> Refusal | None:
                 f"a folder of at most {room} bytes, e.g. {remedy}=/tmp",
             )
     return None
-
-
-def refuse_without_proc() -> None:
-    """Raise LineError where /proc is not mounted, which later checks, the jail and Ray read."""
-    if not os.path.exists("/proc/self/status"):
-        raise LineError(
-            Refusal("/proc", "it must be mounted, as the jail and Ray read it", use="mount -t proc proc /proc")
-        )
 
 
 def limits(run: Run) -> Iterator[Finding]:

@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, refusal
+from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal, did_you_mean, refusal
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import DataError, near_path
 from openrlhf_shear.line.run import Run
@@ -100,8 +101,12 @@ def _graders(run: Run, url: str) -> Iterator[Finding]:
         except ValueError as error:
             yield Refusal("reward.answer_format", str(error))
     elif not url.endswith(".py"):
-        use = f"{_KINDS}, the path of a .py file{near_path(url)}, or http:// addresses"
-        yield run.refusal(_FLAG, "is no reward", use)
+        near, what = did_you_mean(url.casefold(), NAMES) or near_path(url), "is no reward"
+        if os.path.isdir(url):
+            what = "is a folder"
+        elif re.fullmatch(r"[\w.-]+:\d+(/.*)?", url):
+            what = "is an address without http://"
+        yield run.refusal(_FLAG, what, f"{_KINDS}, the path of a .py file{near}, or http:// addresses")
     elif "," in url and all(part.strip().endswith(".py") for part in url.split(",")) and not os.path.isfile(url):
         yield run.refusal(_FLAG, "takes one file", "a file whose reward_func adds up the rewards of the others")
     elif not os.path.isfile(url):

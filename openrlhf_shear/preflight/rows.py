@@ -20,6 +20,7 @@ from openrlhf_shear.data.training_rows import SplitError, blended, of_digests, r
 from openrlhf_shear.line.run import Run
 from openrlhf_shear.preflight.rewards import try_reward
 from openrlhf_shear.rewards.graders import GRADERS
+from openrlhf_shear.rewards.labels import doubt
 
 _LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # usual names of labels
 _SUM = 1.4e-8  # a sum of shares that differs more from 1 is refused by NumPy, which draws
@@ -239,9 +240,12 @@ def _data_set(
     label: object = ""
     blind: list[str] = []
     labels: dict[str, tuple[str, object]] = {}  # by prompt, the first row with it and its label
-    doubtful: dict[str, list[str]] = {"have another label than an earlier row with the same prompt": []}
-    doubtful |= {f"hold the end token {prompts.end}, behind which a model starts anew": []}
-    other_label, ended = doubtful.values()
+    doubtful: dict[str, list[str]] = {
+        "have another label than an earlier row with the same prompt": [],
+        f"hold the end token {prompts.end}, behind which a model starts anew": [],
+        "have a label that hardly any response equals; shear-prepare-data takes the answer out of a solution": [],
+    }
+    other_label, ended, worded = doubtful.values()
     # A rank whose micro-batch has no picture runs other collectives than the others, with every ZeRO stage.
     all_must_see = flag == "data.prompt_dataset" and _ranks_see_together(run)
     resumes = run.ckpt.load_enable
@@ -256,6 +260,8 @@ def _data_set(
             prompt = value_at(row, run.data.input_key)
             if problem := prompts.format.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
+            elif prompts.end and prompts.end in "\n".join([prompt] if isinstance(prompt, str) else texts_of(prompt)):
+                ended.append(where)
             pictures = row.get(run.flags["data.image_key"])
             if all_must_see and not any(pictures if isinstance(pictures, list) else [pictures]):
                 blind.append(where)
@@ -264,13 +270,12 @@ def _data_set(
                 if isinstance(value, dict):
                     filled.update(field for field, part in value.items() if part is not None)
                 label = label if rows else value
+                if run.reward.remote_url == "math" and isinstance(value, str) and (kind := doubt(value)):
+                    worded.append(f"{where} ({kind})")
                 if problem := _no_label(run, value):
                     lacking["data.label_key"].append(f"{where} {problem}")
                 before = labels.setdefault(prompt if isinstance(prompt, str) else repr(prompt), (where, value))
                 other_label += [f"{where} ({value!r:.40}, {before[0]} {before[1]!r:.40})"] * (before[1] != value)
-            texts = [prompt] if isinstance(prompt, str) else texts_of(prompt) if isinstance(prompt, list) else []
-            if prompts.end and prompts.end in "\n".join(texts):
-                ended.append(where)
             rows.append((where, prompt))
             if resumes:
                 digests.append(row_digest(row, run.data.input_key, run.data.label_key))
@@ -299,6 +304,8 @@ def _data_set(
     if wrong:
         raise LineError(*wrong)
     yield from _question_labels(run, name, columns)
+    if flag == "data.prompt_dataset" and "," not in run.data.prompt_dataset:
+        yield from _question_steps(run, len(rows))
     for what, places in doubtful.items():
         if places:
             yield Note(f"{len(places)} of {len(rows)} rows of {name} {what}: {_some(places)}")
@@ -308,6 +315,14 @@ def _data_set(
     prompts.require_read(*rows[0], first)
     yield from prompts.check_lengths(name, rows, first)
     return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
+
+
+def _question_steps(run: Run, prompts: int) -> Iterator[Note]:
+    """Warn of what happens every N steps and never comes, as the run has fewer."""
+    steps = -(-prompts // run.rollout.batch_size) * run.train.num_episodes
+    for flag in ("eval.steps", "ckpt.save_steps"):
+        if run.flags[flag] > steps:
+            yield Note(f"--{flag} {run.flags[flag]} never comes, as {prompts} prompts make {steps} of them")
 
 
 def _some(places: list[str]) -> str:
