@@ -35,8 +35,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
-    if args.output.exists() and not args.output.is_dir():
-        raise ValueError(f"--output {args.output} is a file; name a folder")
     # Imported late, so that --help and errors in the flags are quick.
     from openrlhf_shear.evaluation.comparison.page import make_report, write_report
     from openrlhf_shear.evaluation.comparison.runs import read_run

@@ -4,6 +4,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from openrlhf_shear.config.refusal import did_you_mean
+
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NAMES: dict[str, tuple[str, str]] = {  # by name: the trainer that has it, and what to use here
     name: (trainer, use) for trainer in ("TRL", "verl") for name, use in _TABLE[trainer].items()
@@ -22,10 +24,11 @@ def near(name: str) -> str | None:
     return NEAR.get(name) or (use.removeprefix("--") if use.startswith("--") and " " not in use else None)
 
 
-def known_as(name: str, known: Sequence[str]) -> str | None:
-    """Return the name among `known` that an estimator of another trainer has here; None if it has none.
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return a hint at the name among `known` that another trainer calls `name`, else at the nearest; "" if none is.
 
-    >>> known_as("grpo", ["gae", "group_norm"])
-    'group_norm'
+    >>> meant("grpo", ["gae", "group_norm"]), meant("SHEAR", ["shear"])
+    (' (grpo is group_norm here)', ' (did you mean shear?)')
     """
-    return next((here for here in ESTIMATORS.get(name.lower(), ()) if here in known), None)
+    here = next((each for each in ESTIMATORS.get(name.lower(), ()) if each in known), None)
+    return f" ({name} is {here} here)" if here else did_you_mean(name.lower(), known)

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
-from openrlhf_shear.config.foreign import known_as
-from openrlhf_shear.config.refusal import did_you_mean
+from openrlhf_shear.config.foreign import meant
 from openrlhf_shear.config.rules import RULES, BuiltIn
 
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
@@ -64,8 +63,7 @@ def parse_rule(text: str) -> RuleName:
         )
     rule, *parts = split(text, "/")
     if not is_rule(rule):
-        here = known_as(rule, list(RULES))
-        hint = f" ({rule} is {here} here)" if here else did_you_mean(rule.casefold(), RULES)
+        hint = meant(rule, list(RULES))
         raise ValueError(f"no rule is called {rule!r}{hint}; use {', '.join(RULES)} or my_package.my_module:MyRule")
     knobs: dict[str, str] = {}
     for part in parts:

@@ -13,6 +13,7 @@ from typing import NoReturn
 from openrlhf_shear.config.secrets import hidden
 
 MOST_SHOWN = 20
+_NEAR = 0.7  # least similarity of two names, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -130,5 +131,5 @@ def did_you_mean(name: str, known: Iterable[str], how: str = " (did you mean {}?
     >>> did_you_mean("sheer", ["uniform", "shear"]), did_you_mean("x", ["shear"])
     (' (did you mean shear?)', '')
     """
-    near = difflib.get_close_matches(name, list(known), 1)
+    near = difflib.get_close_matches(name, list(known), 1, _NEAR)
     return how.format(near[0]) if near else ""

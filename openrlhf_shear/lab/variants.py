@@ -16,7 +16,7 @@ from pathlib import Path
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import NoKnobError, RuleName, is_outside, names_file, parse_rule, split
-from openrlhf_shear.config.refusal import did_you_mean
+from openrlhf_shear.config.foreign import meant
 from openrlhf_shear.config.shear import ShearConfig
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.config.syntax import canonical
@@ -135,7 +135,7 @@ def parse_rules(text: str) -> list[Variant]:
 def _parse(text: str) -> Variant:
     estimator, *parts = split(text, "/")
     if estimator not in NAMES and not is_outside(estimator) and not names_file(text):
-        needs = "; the lab has no process reward model" if estimator in RULES else did_you_mean(estimator, NAMES)
+        needs = "; the lab has no process reward model" if estimator in RULES else meant(estimator, NAMES)
         raise ValueError(
             f"--rules {text!r}: no rule is called {estimator!r}{needs}; use {', '.join(NAMES)} or my_module:MyRule"
         )

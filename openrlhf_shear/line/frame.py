@@ -252,8 +252,7 @@ def _meant(parser: argparse.ArgumentParser, message: str) -> str:
     """
     if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
         known = re.findall(r"[^', ]+", choice[2])
-        here = foreign.known_as(choice[1], known)
-        return f" ({choice[1]} is {here} here)" if here else did_you_mean(choice[1], known)
+        return foreign.meant(choice[1], known)
     if flag := re.match(r"unrecognized arguments: --([^= ]+)", message):
         known = [name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")]
         near = foreign.near(name := flag[1].replace("-", "_"))

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
-from openrlhf_shear.config.refusal import Finding, LineError, Note, Refusal
+from openrlhf_shear.config.refusal import Finding, Note, Refusal
 from openrlhf_shear.data.files import not_writable
 from openrlhf_shear.doctor import gpu, toolkit
 from openrlhf_shear.doctor.machine import ADDRESSES, PROCESSES, TEMPORARY

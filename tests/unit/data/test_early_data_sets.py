@@ -103,7 +103,7 @@ def test_an_empty_data_set(job, capsys, kind):
     if kind.startswith("saved"):  # load_from_disk itself refuses them
         assert f"data.prompt_dataset: {path} cannot be read" in told
     else:
-        assert f"data.prompt_dataset has no rows: got '{path}'" in told
+        assert "has no rows" in told and str(path) in told
 
 
 def test_a_hint_names_another_path_than_the_one_in_the_command(tmp_path):

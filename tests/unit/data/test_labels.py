@@ -155,6 +155,7 @@ def facts(dataset: str, label_key: str, shares: str | None = None, most: int = 9
     }
     flags |= {"rollout.max_new_tokens": None, "reward.remote_url": None, "train.seed": seed, "dry_run": False}
     flags |= {"ckpt.load_enable": True, "actor.model_name_or_path": "no-such-folder/of-a/model"}
+    flags |= {"rollout.batch_size": 1, "train.num_episodes": 1, "eval.steps": -1, "ckpt.save_steps": -1}
     checking = rows.data(Run(flags))
     while True:
         try:

@@ -277,8 +277,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path):
         ("a.json", b"[1]", "row 1 must be an object: got int"),
         ("a.jsonl", b"1\n", "line 1 must be an object: got int"),
         ("a.jsonl", b'{"a": "\xff"}\n', "line 1 is not UTF-8: invalid start byte 0xff"),
-        ("a.jsonl.gz", b"plain", "cannot be read: Not a gzipped file"),
-        ("a.parquet", b"plain", "cannot be read"),
+        ("a.jsonl.gz", b"plain", "is not compressed by gzip, as its name says"),
+        ("a.parquet", b"plain", "is no parquet file, as its name says"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path, name, content, says):

@@ -61,7 +61,10 @@ def test_a_file_that_is_wrong_is_refused(tmp_path, parser, text):
 
 
 def test_no_file_is_refused_with_the_presets(parser):
-    with pytest.raises(ValueError, match="--config gpu9 is not there; use a YAML file, or one of code, cpu, gpu1"):
+    with pytest.raises(
+        ValueError,
+        match=r"--config gpu9 is not there \(did you mean gpu8\?\); use a YAML file, or one of code, cpu, gpu1",
+    ):
         spelling.expand(["--config", "gpu9"], parser, [])
 
 

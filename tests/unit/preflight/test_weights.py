@@ -106,7 +106,7 @@ def header(text):
 
 
 BROKEN = {
-    "a pointer of git-lfs": (pointer, "is a pointer of git-lfs; run git lfs pull"),
+    "a pointer of git-lfs": (pointer, "is only a pointer of git-lfs; use git lfs pull"),
     "half": (cut(0.5), "is cut off: it has"),
     "empty": (cut(0), "is cut off: it has 0 bytes"),
     "the header alone": (cut(0.001), "is cut off"),
