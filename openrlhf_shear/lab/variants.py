@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 
 from openrlhf_shear.config import RULES, CreditSpec
-from openrlhf_shear.config.names import NoKnobError, RuleName, is_outside, names_file, parse_rule, split
 from openrlhf_shear.config.foreign import meant
+from openrlhf_shear.config.names import NoKnobError, RuleName, is_outside, names_file, parse_rule, split
 from openrlhf_shear.config.shear import ShearConfig
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.config.syntax import canonical
