@@ -33,7 +33,7 @@ from openrlhf_shear.train.sampling.samples import ShearSamplesGenerator
 from openrlhf_shear.train.screen import relay
 from openrlhf_shear.train.screen.events import Event
 from openrlhf_shear.train.screen.outcome import RefusedError
-from openrlhf_shear.train.screen.story import doing
+from openrlhf_shear.train.screen.story import doing, say
 
 
 class TrainerActor:
@@ -106,10 +106,13 @@ class TrainerActor:
         return relay.diverted().fetch(seen, patience)
 
     def _check_folder(self) -> None:
+        before, path = self._lock, self._args.ckpt.path
         try:
-            self._lock = folders.lock_again(Path(self._args.ckpt.path), self._lock)
+            self._lock = folders.lock_again(Path(path), before)
         except folders.NotOursError as error:
             raise RefusedError(str(error)) from None
+        if self._lock is not before:
+            say(f"--ckpt.path {path} was removed; this save makes it again")
 
     def _experience_maker(self, policy, critics, reward_models, references, kl, strategy) -> GradedExperienceMaker:
         """Make the experience maker by the run's credit rule; a process reward model of the rule begins to load."""
