@@ -153,7 +153,8 @@ class _Disturbed:
         self.finish()
 
     def _rival(self, _: str, __: list[psutil.Process]) -> None:
-        """Start the same command beside the job's process; one of both must be refused, and the other stays."""
+        """Resume twice at once: one of both must be refused, and the other stays the job's process."""
+        self.start()
         first = self.job.process
         self.job.start(_RESUME)
         both = [first, self.job.process]
