@@ -53,6 +53,7 @@ MOMENTS: dict[str, Callable[[Job, str], bool]] = {
     "loading": lambda job, before: _since(job, "] loading the models", before),
     "sampling": lambda job, before: _since(job, "] sampling and grading", before),
     "step": lambda job, before: _since(job, "Global step", before),
+    "saved": lambda job, before: any((job.folder / "ckpt" / "_actor").glob("global_step?/complete.json")),
     "save": _saving,
     "sync": _syncing,
     "evaluation": lambda job, before: _since(job, "] evaluating", before),
