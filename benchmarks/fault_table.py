@@ -201,6 +201,8 @@ def _row(name: str, entry: dict) -> Callable[[Bench], Outcome]:
             try:
                 for act in entry["do"]:
                     disturbed.act(act)
+                if disturbed.codes and disturbed.codes[-1] and entry["do"][-1].startswith("ended"):  # it is mended
+                    disturbed.start()
                 while not disturbed.codes or job.process or disturbed.codes[-1] not in _FINAL:
                     if len(disturbed.codes) >= _MOST:
                         break
