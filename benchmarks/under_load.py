@@ -71,7 +71,9 @@ def main() -> None:
         commands = [(name, [*pytest, *words]) for name, words in files.items()]
         if args.output and args.output.exists():
             found["rows"] = [row for row in json.loads(args.output.read_text())["rows"] if row["name"] not in files]
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.load)]
+    endless = [sys.executable, "-c", "while True: pass"]
+    # In sessions of their own: Linux shares processors between sessions first.
+    busy = [subprocess.Popen(endless, start_new_session=True) for _ in range(args.load)]
     try:
         with ThreadPoolExecutor(args.together) as pool:
             for row in pool.map(lambda each: measured(*each, args.load), commands):
