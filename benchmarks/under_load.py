@@ -57,11 +57,12 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10, help="how often the command runs")
     parser.add_argument("--together", type=int, default=1, help="how many of them at a time (default 1)")
     parser.add_argument("--tests", nargs="*", choices=TESTS, metavar="NAME", help=f"run tests, all or: {list(TESTS)}")
-    parser.add_argument("command", nargs="*", help="after --; default: start a private Ray and run a task in it")
-    args = parser.parse_args()
+    parser.epilog = "-- COMMAND: runs it; default: start a private Ray and run a task in it"
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, command = parser.parse_args(sys.argv[1:at]), sys.argv[at + 1 :]
     found = {"environment": environment(), "busy": args.load, "together": args.together, "rows": []}
     if args.tests is None:
-        commands = [("", args.command or [sys.executable, "-c", START])] * args.times
+        commands = [("", command or [sys.executable, "-c", START])] * args.times
     else:
         pytest = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(_TESTS)]
         files = {
