@@ -73,7 +73,7 @@ def main() -> None:
         if args.output and args.output.exists():
             found["rows"] = [row for row in json.loads(args.output.read_text())["rows"] if row["name"] not in files]
     endless = [sys.executable, "-c", "while True: pass"]
-    # In sessions of their own: Linux shares processors between sessions first.
+    # Linux shares processors between sessions first, then between processes.
     busy = [subprocess.Popen(endless, start_new_session=True) for _ in range(args.load)]
     try:
         with ThreadPoolExecutor(args.together) as pool:
