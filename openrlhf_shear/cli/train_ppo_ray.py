@@ -147,7 +147,7 @@ def _locked(verdict: Verdict) -> TextIO:
     except OSError as error:
         verdict.parser.error(f"--ckpt.path {path} cannot be written to: {error}")
     if lock is None:
-        frame.refuse(verdict.parser, f"ckpt.path {path}: another run starts there; wait for it, stop it, or use another")
+        frame.refuse(verdict.parser, f"ckpt.path {path}: another run starts there; wait for it, or stop it")
     return lock
 
 
