@@ -26,7 +26,11 @@ def golds_of(label: object) -> str | list[str]:
         ValueError: it is no answer: null, NaN, a truth value, an object, nothing, or a list that holds such a value.
     """
     if isinstance(label, str) and label.startswith("["):
-        label = label if (written := _list_in(label)) is None else written
+        with contextlib.suppress(ValueError, RecursionError):
+            written = json.loads(label)
+            # A list of numbers or lists is an interval, a point or a matrix.
+            if not written or not all(isinstance(item, list) or _is_number(item) for item in written):
+                label = written
     if isinstance(label, list | tuple) and label:
         return [_gold(gold) for gold in label]
     return _gold(label)
@@ -54,15 +58,6 @@ def doubt(gold: str) -> str | None:
     if words >= 3 and re.search(r"[0-9]", text):
         return "sentence"
     return "words" if words and _COUNTED.fullmatch(text) and read_number(tidy(text)) is None else None
-
-
-def _list_in(text: str) -> list | None:
-    """Return the list that a text is as JSON; None for a list of numbers or lists: an interval, a point or a matrix."""
-    with contextlib.suppress(ValueError, RecursionError):
-        written = json.loads(text)
-        if not written or not all(isinstance(item, list) or _is_number(item) for item in written):
-            return written
-    return None
 
 
 def _gold(gold: object) -> str:

@@ -1,6 +1,5 @@
 r"""Lists and solved inequalities in one notation: `x=\pm 3` is `x=3, x=-3`, `x<3` is `(-\infty,3)`."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -162,12 +161,11 @@ def _both_signs(item: str) -> list[str]:
         choices = [["+" if sign == first else "-" for sign in signs] for first in ("pm", "mp")]
     else:
         choices = product("+-", repeat=len(signs))
-    return [_joined(pieces, choice) for choice in choices]
-
-
-def _joined(pieces: list[str], signs: Iterable[str]) -> str:
-    text = pieces[0]
-    for sign, piece in zip(signs, pieces[1:], strict=True):
-        before = text.rstrip()
-        text += ("" if sign == "+" and (not before or before[-1] in "=({[,|") else sign) + piece
-    return text
+    items = []
+    for choice in choices:
+        text = pieces[0]
+        for sign, piece in zip(choice, pieces[1:], strict=True):
+            before = text.rstrip()
+            text += ("" if sign == "+" and (not before or before[-1] in "=({[,|") else sign) + piece
+        items.append(text)
+    return items

@@ -1,7 +1,7 @@
 """Cluster for a diagnosis: vLLM engines sample, then the policy's hidden states are read on the same GPUs."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -34,11 +34,9 @@ class Cluster:
     micro_batch_size: int = 4  # rollouts per forward pass
     _bundles: PlacementGroup | None = None
 
-    @contextmanager
-    def sampler(self, plan: Plan) -> Iterator[EngineSampler]:
-        """Start engines that answer a plan's questions, or continue its prefixes; stop them at the end."""
-        with started_engines(plan, self.engines, self._reserved) as sampler:
-            yield sampler
+    def sampler(self, plan: Plan) -> AbstractContextManager[EngineSampler]:
+        """Start engines that answer a plan's questions, or continue its prefixes; the context stops them."""
+        return started_engines(plan, self.engines, self._reserved)
 
     def measure(
         self,
