@@ -116,7 +116,7 @@ CRITIC = Patch(
 
 ENGINE_CORE = Patch(
     "vllm.v1.engine.core:EngineCoreProc.run_engine_core",
-    "engine_process.run_engine_core",
+    "worker.run_engine_core",
     "vLLM's core outlives a killed actor and keeps the GPU's memory; vLLM starts it by this name, without an option",
 )
 STORE = Patch(

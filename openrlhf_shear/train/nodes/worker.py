@@ -1,10 +1,15 @@
-"""Set-up of a run's processes: torch's stores at held ports, and output that a full disk may lose.
+"""Set-up of a run's processes: torch's stores at held ports, output that a full disk may lose, the end of engines.
 
 The stores require no token, so those of a job on one node listen on loopback alone. Ray writes a worker's output to
-files in its temporary folder; if that disk is full, printing would end the run.
+files in its temporary folder; if that disk is full, printing would end the run. vLLM's core, a separate process, would
+outlive a killed actor and keep the GPU's memory. Its workers run in the core, or are Ray actors, which end with it.
 """
 
+import ctypes
 import errno
+import multiprocessing
+import os
+import signal
 import socket
 import sys
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -16,6 +21,7 @@ from openrlhf_shear.train import hooks
 LOOPBACK, INTERFACE = "127.0.0.1", "lo"
 WORKER_SETUP_HOOK = "openrlhf_shear.train.nodes.worker.set_up"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _held: dict[int, socket.socket] = {}  # by port: listening sockets of stores that this process will open
 
 
@@ -107,3 +113,29 @@ def lost_output() -> str:
     lost, Lossy.warned = Lossy.dropped and not Lossy.warned, Lossy.warned or Lossy.dropped
     warning = f"the disk of Ray's temporary folder is full ({', '.join(ray_folder())}): its processes' output is lost"
     return f"{warning}; make room there" if lost else ""
+
+
+def bind_engine_core() -> None:
+    """Let the core processes that this process will start end with it: multiprocessing finds their main by name."""
+    if hooks.ENGINE_CORE.get() is not run_engine_core:
+        run_engine_core.__wrapped__ = hooks.ENGINE_CORE.get()
+        hooks.ENGINE_CORE.put(run_engine_core)
+
+
+def run_engine_core(*args, **kwargs) -> None:
+    """Run `EngineCoreProc.run_engine_core`, and die with the parent process."""
+    die_with_parent()
+    from openrlhf_shear.kernels.bfloat16 import multiply_in_float32  # late: other functions of this file need no torch
+
+    keep_stores_there()
+    multiply_in_float32()  # for weights on a CPU; Ray's setup hook does not run here
+    there = hooks.ENGINE_CORE.get()  # upstream's, unless this process was forked
+    getattr(there, "__wrapped__", there)(*args, **kwargs)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, for whatever reason (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it had already ended
+        os._exit(1)

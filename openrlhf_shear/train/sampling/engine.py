@@ -20,7 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.train.carriers import Prompt
-from openrlhf_shear.train.sampling import engine_process
+from openrlhf_shear.train.nodes import worker
 from openrlhf_shear.train.sampling.grading import Grading
 from openrlhf_shear.train.sampling.order import seed_of
 from openrlhf_shear.train.sampling.rollout_rewards import VERDICT
@@ -55,7 +55,7 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         # After a restart by Ray the actor has the base model's weights: it samples nothing until it gets the policy's.
         self._stale = ray.get_runtime_context().was_current_actor_reconstructed
         kwargs["logprobs_mode"] = self.log_probs_mode or "raw_logprobs"  # upstream: always processed
-        engine_process.install()
+        worker.bind_engine_core()
         kwargs["scheduling_policy"] = "priority"  # `Watched.generate` sets priorities
         # Without the URL upstream does not load a reward file into this process.
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)

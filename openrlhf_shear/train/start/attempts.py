@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from openrlhf_shear.train.sampling.engine_process import die_with_parent
+from openrlhf_shear.train.nodes.worker import die_with_parent
 from openrlhf_shear.train.screen import story
 from openrlhf_shear.train.screen.console import Console
 from openrlhf_shear.train.screen.events import READER, End, Note
