@@ -51,10 +51,34 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
     def tell(message: str) -> None:
         story.say(message) if console is None else console.show(Note(message))
 
+    def run(attempt: int) -> int:
+        """Run an attempt to its end; return its exit code as a shell reports it."""
+        words = [*command, *(["--ckpt.load_enable"] if attempt else [])]
+        environment, pipes = os.environ | {ATTEMPT: str(attempt)}, {}
+        if console:
+            environment[READER], pipes = "1", {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(
+            words, env=environment, preexec_fn=die_with_parent, text=True, errors="replace", **pipes
+        )
+        running[:] = [process]
+        if signals:  # one came during the start
+            process.send_signal(signals[-1])
+        if console:
+            console.follow(process.stdout)
+        code = process.wait()
+        code = code if code >= 0 else 128 - code
+        # Until it has handlers (`stopping`), a signal ends an attempt as it ends any Python.
+        if code - 128 in signals or (signals and console and code not in _FINAL and not console.has_told()):
+            tell(f"{signal.Signals(signals[0]).name}: the run ended while it started; nothing new is trained")
+            code = STOPPED
+        if console:
+            console.close(code)
+        return code
+
     for number in NUMBERS:
         signal.signal(number, pass_on)
     for attempt in range(max_restarts + 1):
-        code = _run(command, attempt, console, running, signals, tell)
+        code = run(attempt)
         if code in _FINAL or signals or attempt == max_restarts:
             return code
         left, checkpoint = max_restarts - attempt - 1, console and console.checkpoint
@@ -69,36 +93,6 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
             tell(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint")
             return STOPPED
     raise AssertionError("unreachable")
-
-
-def _run(
-    command: Sequence[str],
-    attempt: int,
-    console: Console | None,
-    running: list[subprocess.Popen],
-    signals: Sequence[int],
-    tell: Callable[[str], None],
-) -> int:
-    """Run an attempt to its end; return its exit code as a shell reports it."""
-    words = [*command, *(["--ckpt.load_enable"] if attempt else [])]
-    environment, pipes = os.environ | {ATTEMPT: str(attempt)}, {}
-    if console:
-        environment[READER], pipes = "1", {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(words, env=environment, preexec_fn=die_with_parent, text=True, errors="replace", **pipes)
-    running[:] = [process]
-    if signals:  # one came during the start
-        process.send_signal(signals[-1])
-    if console:
-        console.follow(process.stdout)
-    code = process.wait()
-    code = code if code >= 0 else 128 - code
-    # Until it has handlers (`stopping`), a signal ends an attempt as it ends any Python.
-    if code - 128 in signals or (signals and console and code not in _FINAL and not console.has_told()):
-        tell(f"{signal.Signals(signals[0]).name}: the run ended while it started; nothing new is trained")
-        code = STOPPED
-    if console:
-        console.close(code)
-    return code
 
 
 def patience(first: float) -> float:
