@@ -63,7 +63,8 @@ case $METHOD in
 esac
 [[ " $TASKS " = *" $TASK "* ]] || fail "$MODEL is trained on $TASKS in the paper: got $TASK; use $TASKS"
 [[ $TASK = math || $METHOD != p* ]] || fail "$METHOD needs a PRM, which is for mathematics: got $TASK; use math"
-((BATCH % GROUP == 0)) || fail "BATCH must be a multiple of --group ($GROUP): got $BATCH; use e.g. 512"
+[[ $GROUP =~ ^[1-9][0-9]*$ ]] || fail "--group must be a number of rollouts: got $GROUP; use e.g. 8"
+((BATCH % GROUP == 0)) || fail "BATCH must be a multiple of --group ($GROUP): got $BATCH; use e.g. BATCH=$(((BATCH / GROUP + 1) * GROUP))"
 
 NAME=$METHOD-$MODEL-$TASK-g$GROUP-seed$SEED${SMOKE:+-smoke}
 for word in "${EXTRA[@]}"; do # each run of a sweep gets a separate folder
