@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases import cases
-from processes import descendants
+from processes import PATIENCE, descendants
 
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code import grade as grading
@@ -62,7 +62,8 @@ BREAKS = {  # output of a program: (program, tests, body of the checker, outcome
 def test_an_output_that_breaks_its_checker_is_wrong_and_no_failure(name: str):
     program, tests, body, outcome = BREAKS[name]
     tests = tests | {"checker": f"def check(input, expected, output):\n    {body}\n"}
-    verdict = grade(program, tests, timeout=3.0 if outcome == "timeout" else 20.0)
+    seconds = (3.0 if outcome == "timeout" else 20.0) * PATIENCE / 90
+    verdict = grade(program, tests, timeout=seconds)
     assert (verdict.correct, verdict.failure, verdict.reason) == (False, None, outcome), verdict
     assert "gave no answer for this output" in verdict.detail
 
