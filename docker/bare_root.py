@@ -3,10 +3,11 @@
     python docker/bare_root.py docker/cpu.Dockerfile /tmp/root       every step, and then CMD
     python docker/bare_root.py docker/cpu.Dockerfile /tmp/root --run 'examples/scripts/train_shear_arithmetic.sh'
 
-Run it as root, on Debian (apt-get install debootstrap bubblewrap). FROM must be debian:SUITE. It knows ENV, WORKDIR,
-COPY, RUN, USER and CMD, and refuses other instructions. `COPY .` copies the files that git does not ignore. Finished
-steps are recorded in ROOT.steps, and the next call resumes after them; files that changed since are not copied again.
---share and --env give package managers what they need to reach their registries; these do not stay in the root.
+Run it as root, on Debian (apt-get install debootstrap bubblewrap). FROM must be debian:SUITE; --base names
+one in its place. It knows ARG, ENV, WORKDIR, COPY, RUN, USER and CMD, and refuses other instructions. `COPY .` copies
+the files that git does not ignore. Finished steps are recorded in ROOT.steps, and the next call resumes after them;
+files that changed since are not copied again. --share and --env give package managers what they need to reach their
+registries; these do not stay in the root. --env also sets an ARG.
 """
 
 import argparse
@@ -40,7 +41,7 @@ class Root:
 
     def apply(self, name: str, rest: str, done: bool) -> None:
         """Apply an instruction; if it is `done`, only its settings, since its files exist."""
-        if name == "ENV":
+        if name in ("ARG", "ENV"):
             for pair in shlex.split(rest):
                 key, _, value = pair.partition("=")
                 self.env[key] = re.sub(r"\$(\w+)", lambda match: self.env.get(match[1], ""), value)
@@ -106,11 +107,12 @@ def main() -> None:
     )
     about = "set this variable in the root (default value: that of this environment)"
     parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=about)
+    parser.add_argument("--base", metavar="debian:SUITE", help="begin with this instead of the file's FROM")
     args = parser.parse_args()
     shared, given = pairs(args.share, ":", str), pairs(args.env, "=", lambda name: os.environ.get(name, ""))
     root, journal = Root(args.root.resolve(), shared, given), args.root.with_suffix(".steps")
     done = json.loads(journal.read_text()) if journal.exists() else []
-    todo = [list(step) for step in steps(args.dockerfile.read_text())]
+    todo = [[name, args.base or rest if name == "FROM" else rest] for name, rest in steps(args.dockerfile.read_text())]
     if todo[: len(done)] != done or args.root.exists() > bool(done):
         parser.error(f"the root was made by other steps: remove {args.root} and {journal}")
     try:

@@ -99,3 +99,14 @@ def test_no_wheel_is_refused_before_anything_is_installed(given, said, tmp_path)
 def test_an_instruction_is_one_whatever_its_lines():
     text = "# a\nFROM debian:x\nRUN a \\\n    # b\n    && c\n\nCMD [1]\n"
     assert bare_root.steps(text) == [("FROM", "debian:x"), ("RUN", "a && c"), ("CMD", "[1]")]
+
+
+def test_a_base_takes_the_place_of_from_and_the_environment_that_of_an_argument(tmp_path, monkeypatch):
+    lines = []
+    file = tmp_path / "Dockerfile"
+    file.write_text('FROM nvidia/cuda:13.0.1\nARG ARCHS="80;90"\nARG JOBS=""\nENV BOTH=$ARCHS\nRUN true\n')
+    monkeypatch.setattr("sys.argv", ["", str(file), f"{tmp_path}/root", "--base", "debian:trixie", "--env", "JOBS=3"])
+    monkeypatch.setattr(subprocess, "run", lambda line, **_: lines.append(" ".join(line)))
+    bare_root.main()
+    assert lines[0].startswith("debootstrap --variant=minbase trixie ")
+    assert "--setenv ARCHS 80;90 --setenv JOBS 3 --setenv BOTH 80;90" in lines[1]
