@@ -17,7 +17,7 @@ from openrlhf_shear.doctor.toolkit import CPU_ADAM, FUSED_ADAM, Built, Toolkit
 from openrlhf_shear.preflight import resources
 
 H100 = Gpu("NVIDIA H100", 79 * GIB, 80 * GIB)
-GPUS = Gpus("580.82", (13, 0), (H100,), "13.0", 1)
+GPUS = Gpus("580.82", (13, 0), (H100, H100), "13.0", 2)
 TORCH = toolkit._torch_version()
 BOTH = Built(frozenset({FUSED_ADAM, CPU_ADAM}), TORCH, "13.0")
 NVCC = "#!/bin/sh\necho 'nvcc: NVIDIA (R) Cuda compiler driver'\necho 'Cuda compilation tools, release {0}, V{0}.88'\n"
@@ -161,8 +161,8 @@ def test_expandable_segments_are_those_of_torch(tmp_path):
 
 @pytest.fixture
 def on_gpu(job, monkeypatch):
-    """The `job` of a machine with a GPU whose toolkit is newer than torch's CUDA."""
-    monkeypatch.setattr(gpu, "ask_driver", lambda: ("580.82", (13, 0), (H100,)))
+    """The `job` of a machine with two GPUs whose toolkit is newer than torch's CUDA."""
+    monkeypatch.setattr(gpu, "ask_driver", lambda: ("580.82", (13, 0), (H100, H100)))
     monkeypatch.setattr(gpu, "probe", lambda: GPUS)
     monkeypatch.setattr(toolkit, "find_built", Built)
     monkeypatch.setattr(toolkit, "find_toolkit", lambda environ: Toolkit(Path("/cuda"), (13, 1), environ))
@@ -184,7 +184,7 @@ def test_flags_that_the_machine_cannot_serve_are_refused(on_gpu, monkeypatch, ca
 
 
 def test_offload_with_torchs_cpu_build_is_left_to_the_doctor(on_gpu, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "probe", lambda: Gpus("580.82", (13, 0), (H100,)))
+    monkeypatch.setattr(gpu, "probe", lambda: Gpus("580.82", (13, 0), (H100, H100)))
     train(on_gpu("--ds.adam_offload --device cuda --dry_run"))
     assert "dry run: the line can be used" in capsys.readouterr().out
 
