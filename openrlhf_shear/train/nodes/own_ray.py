@@ -26,6 +26,8 @@ SETTINGS = {  # defaults: the user's own settings win
     "RAY_worker_register_timeout_seconds": "3600",
     # How often in a row the only node may not answer in time. It ends with this process anyway.
     "RAY_health_check_failure_threshold": "1000",
+    # Ray gives its workers niceness 15, so on a busy machine ranks and engines would wait for everything else.
+    "RAY_worker_niceness": "0",
     # Ray turns 127.0.0.1 into this machine's network address, also in its agent. The agent ends the run if it cannot
     # connect there to submit a job. With this setting, the default on a Mac, Ray keeps 127.0.0.1.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
