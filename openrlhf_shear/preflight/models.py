@@ -138,7 +138,8 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
         problem = (
             f"is neither a folder here nor a model that can be reached on the hub ({one_line(error)}){near_path(name)}"
         )
-        refuse(flag, problem, name, "a model folder that exists, or check the id and the connection")
+        small = "python -m openrlhf_shear.cli.make_smollm2 --out DIR makes a small one"
+        refuse(flag, problem, name, f"a model folder that exists ({small}), or check the id and the connection")
 
 
 def check_model(flag: str, name: str, trusted: bool) -> None:
