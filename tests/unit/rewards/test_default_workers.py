@@ -10,15 +10,15 @@ from processes import stats, wait_until
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
 GRADES = {
-    "maths": r'grade_math(r"\boxed{x\cdot 2}", "2x").method == "math_verify"',
-    "code": 'grade_code("print(3)", {"inputs": [""], "outputs": ["3"]}, extract=False).correct',
+    "maths.workers": r'grade_math(r"\boxed{x\cdot 2}", "2x").method == "math_verify"',
+    "code.hosts": 'grade_code("print(3)", {"inputs": [""], "outputs": ["3"]}, extract=False).correct',
 }
 PROGRAM = r"""
 import os, sys
 sys.path.insert(0, sys.argv[2])
 from processes import children
 from openrlhf_shear.rewards import grade_code, grade_math
-from openrlhf_shear.rewards.KIND.workers import default_workers
+from openrlhf_shear.rewards.KIND import default_workers
 
 def graded():
     return GRADE
