@@ -1,5 +1,6 @@
 """The install scripts and the Dockerfiles, with pip and nvcc replaced by what writes down how they were called."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -110,3 +111,17 @@ def test_a_base_takes_the_place_of_from_and_the_environment_that_of_an_argument(
     bare_root.main()
     assert lines[0].startswith("debootstrap --variant=minbase trixie ")
     assert "--setenv ARCHS 80;90 --setenv JOBS 3 --setenv BOTH 80;90" in lines[1]
+
+
+def test_the_page_has_the_build_time_that_follows_from_the_measured_sources():
+    """Forward sources, split ones too, count as the measured forward one; four GPUs as four times one."""
+    found = json.loads((ROOT / "benchmarks/results/flash_attn_build.json").read_text())
+    forward, backward = found["rows"]
+    hours = (48 * forward["cpu_seconds"] + found["sources"]["bwd"] * backward["cpu_seconds"]) / 3600
+    page = " ".join((ROOT / "docs/install.md").read_text().split())
+    seconds, gigabytes = ([row[key] for row in found["rows"]] for key in ("cpu_seconds", "peak_gigabytes"))
+    assert "{:.0f} and {:.0f} seconds of processor time, {:.1f} and {:.1f} GB".format(*seconds, *gigabytes) in page
+    single = f"{hours:.1f} core-hours ({hours * 60 / 8:.0f} minutes with 8 compilers, {hours * 60 / 64:.1f} with 64)"
+    default = f"{4 * hours:.1f} ({4 * hours * 60 / 8:.0f} and {4 * hours * 60 / 64:.1f} minutes)"
+    assert f"`90` needs {single}, and the default {default}" in page
+    assert found["sources"] == {"fwd": 24, "fwd_split": 24, "bwd": 24}
