@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from openrlhf_shear.kernels import numba_loops as loops
+from openrlhf_shear.kernels import numba_matrix as matrix
 from openrlhf_shear.transport.geometry import Spans, Tokens, products
 from openrlhf_shear.transport.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
 from openrlhf_shear.transport.sinkhorn_pairs import SinkhornPairs, unlimited
@@ -60,7 +61,7 @@ class NumbaSinkhorn(SinkhornPairs):
         row_max, column_max = np.zeros(len(x), np.float32), np.zeros((self._threads, len(y)), np.float32)
 
         def fill(first: int, inner: np.ndarray, part: slice) -> bool:
-            return loops.make_kernel(
+            return matrix.make_kernel(
                 inner[part], first + part.start, *tokens, x.cancellation, self._shift, scale, _LOG_FLOOR,
                 self._kernel, row_max, column_max[part.start * self._threads // len(inner)],
             )  # fmt: skip
@@ -127,9 +128,9 @@ class NumbaSinkhorn(SinkhornPairs):
             shape = end - begin, len(sizes)
             logs, inverse, sums = np.empty(shape), np.empty(shape), np.empty((*shape, widest), np.float32)
             rows = self._kernel[of_parts[0] : of_parts[-1]]
-            loops.part_sums(rows, of_parts - of_parts[0], *columns, *self._columns, logs, inverse, sums)
+            matrix.part_sums(rows, of_parts - of_parts[0], *columns, *self._columns, logs, inverse, sums)
             which = first[part] - begin, last[part] - begin, self._rows[1][part]
-            loops.first_values(*which, sizes, logs, inverse, sums, lost, values[part])
+            matrix.first_values(*which, sizes, logs, inverse, sums, lost, values[part])
 
         room = self.tile.max_bytes // (4 * len(sizes) * widest * self._threads) - int((last - first).max())
         self._in_parallel(task, len(first), max(1, min(room, _FIRST_SPANS)), self._kernel.size // len(first))

@@ -76,10 +76,10 @@ def test_a_window_that_does_not_fit_is_refused_with_the_flags():
 COMPILED = """
 import threading, torch
 from openrlhf_shear.credit import shear_weights
-from openrlhf_shear.kernels import backends, numba_loops
+from openrlhf_shear.kernels import backends, numba_loops, numba_matrix
 
 def compiled():
-    loops = [loop for loop in vars(numba_loops).values()]
+    loops = [loop for file in (numba_loops, numba_matrix) for loop in vars(file).values()]
     return {loop.__name__: len(loop.signatures) for loop in loops if getattr(loop, "signatures", None)}
 
 backends.compile_ahead("auto", "cpu")

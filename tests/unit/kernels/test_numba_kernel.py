@@ -13,7 +13,7 @@ from oracle import entropic
 from openrlhf_shear.config.shear import SpanCut
 from openrlhf_shear.kernels import numba_loops as loops
 from openrlhf_shear.kernels import numba_sinkhorn
-from openrlhf_shear.kernels.numba_loops import make_kernel
+from openrlhf_shear.kernels.numba_matrix import make_kernel
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.transport import SinkhornPairs, Spans
 from openrlhf_shear.transport.tiles import tiles
