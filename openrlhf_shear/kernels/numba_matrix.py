@@ -2,8 +2,8 @@
 
 They call nothing of other files, as those of `numba_loops`, so both have the same two helpers.
 
-Legend: n/m tokens of the tile's rows and columns, d hidden size, K/L spans of rows/columns; in `part_sums` and
-`first_values`, P/Q are parts of rows/columns, and m the tokens of the longest column span.
+Legend: n/m tokens of the tile's rows and columns, d hidden size, K/L spans of rows/columns, P/Q parts of rows/columns.
+In `part_sums` and `first_values`, m is the tokens of the longest column span.
 """
 
 import math
