@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -249,7 +250,7 @@ def _data_set(
     # A rank whose micro-batch has no picture runs other collectives than the others, with every ZeRO stage.
     all_must_see = flag == "data.prompt_dataset" and _ranks_see_together(run)
     resumes = run.ckpt.load_enable
-    try:
+    with _errors_of(flag, split_flag):
         read = training_rows(name, run.flags[split_flag], run.use_ms, hub=resumes)
         if read is None:
             return None
@@ -279,24 +280,12 @@ def _data_set(
             rows.append((where, prompt))
             if resumes:
                 digests.append(row_digest(row, run.data.input_key, run.data.label_key))
-    except SplitError as error:
-        raise LineError(Refusal(split_flag, str(error))) from error
-    except DataError as error:
-        raise LineError(Refusal(flag, str(error))) from error
-    except ValueError as error:
-        raise LineError(Refusal("data.label_key", str(error))) from error
     if not rows:
         refuse(flag, "has no rows", name, "a data set with at least one row")
     wrong = []
     for key in keys:
         wrong += _no_columns(key, keys[key], f"{name} (--{flag})", columns, filled)
-    for key, problems in lacking.items():
-        if problems:
-            shown = _some(problems)
-            what = "prompt" if key == "data.input_key" else "label"
-            of = f"{len(problems)} of {len(rows)} rows of {name} (--{flag})"
-            remedy = f"a data set with a {what} in every row"
-            wrong.append(refusal(key, f"gives no {what} in {of}: {shown}", keys[key], remedy))
+    wrong += _incomplete(lacking, keys, len(rows), f"{name} (--{flag})")
     if blind:
         of = f"{len(blind)} of {len(rows)} rows of {name}: {_some(blind)}"
         remedy = "a data set with a picture in every row, or --actor.num_gpus_per_node 1: ranks have to see together"
@@ -315,6 +304,28 @@ def _data_set(
     prompts.require_read(*rows[0], first)
     yield from prompts.check_lengths(name, rows, first)
     return ReadRows((f"{rows[0][0]} of {name}", first, label), digests)
+
+
+def _incomplete(lacking: dict[str, list[str]], keys: dict[str, object], rows: int, of: str) -> Iterator[Refusal]:
+    """Refuse each key that gives no prompt, or no label, in some rows of a data set."""
+    for key, problems in lacking.items():
+        if problems:
+            what = "prompt" if key == "data.input_key" else "label"
+            problem = f"gives no {what} in {len(problems)} of {rows} rows of {of}: {_some(problems)}"
+            yield refusal(key, problem, keys[key], f"a data set with a {what} in every row")
+
+
+@contextmanager
+def _errors_of(flag: str, split_flag: str) -> Iterator[None]:
+    """Refuse the flag with which a data set cannot be read."""
+    try:
+        yield
+    except SplitError as error:
+        raise LineError(Refusal(split_flag, str(error))) from error
+    except DataError as error:
+        raise LineError(Refusal(flag, str(error))) from error
+    except ValueError as error:
+        raise LineError(Refusal("data.label_key", str(error))) from error
 
 
 def _question_steps(run: Run, prompts: int) -> Iterator[Note]:
