@@ -22,7 +22,7 @@ from openrlhf_shear.lab.variants import parse_rules
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _BOOKKEEPING = ("bookkeeping_runs", "bookkeeping_again_runs", "bookkeeping_gates_runs")
-STUDIES = (*_BOOKKEEPING, "credit_questions_runs", "credit_bench_runs", "step_size_runs")
+STUDIES = (*_BOOKKEEPING, "credit_questions_runs", "credit_bench_runs", "step_size_runs", "question_4_runs")
 
 
 def table_of(study: str) -> Path:

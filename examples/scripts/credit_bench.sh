@@ -2,7 +2,7 @@
 # The rows of docs/credit-bench.md, and the page itself. You can interrupt and restart it at any time; finished runs are rows
 # of benchmarks/results/credit_bench_runs.jsonl.xz, and those of docs/bookkeeping.md of bookkeeping_runs.jsonl.xz there.
 #
-#   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" (all: below) WORKERS=2 CONTINUATIONS=32
+#   examples/scripts/credit_bench.sh     ARMS="kept arithmetic table" WORKERS=2 CONTINUATIONS=32
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,6 +17,15 @@ bench() {
 from_ledger() { # no training: rows from the finished runs of the comparison
     python benchmarks/run_tables.py unpack bookkeeping_runs "$LEDGER"
     bench --tasks bookkeeping --read_only --baseline_rates 1e-4,2e-4 --output "$LEDGER" "$@"
+}
+
+question_4() { # SEEDS RULES [flags]
+    local seeds=$1 rules=$2
+    shift 2
+    python -m openrlhf_shear.cli.lab --task bookkeeping-paraphrased --rules "$rules" --seeds "$seeds" --first-seed 400 --steps 60 \
+        --prompts 8 --window 32 --stride 8 --epsilon-rel 0.015 --eval-problems 64 --eval-samples 1 --placement-prompts 32 \
+        --learning-rates 1e-4,1.4e-4,2e-4,2.8e-4 --tuning-seeds 4 --first-tuning-seed 930 --workers "$WORKERS" \
+        --output runs/question_4 "$@"
 }
 
 CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_rule:ContrastRule
@@ -37,6 +46,12 @@ for arm in $ARMS; do
         python benchmarks/run_tables.py unpack credit_bench_runs runs/credit_bench
         trap "python benchmarks/run_tables.py pack credit_bench_runs runs/credit_bench" EXIT
         bench --tasks arithmetic --baseline_rates 5e-5,1e-4,1.4e-4 --rules "$FEW"
+        ;;
+    question_4) # of docs/credit-questions.md, planned before its runs; 7 to 8 minutes a run on a core
+        python benchmarks/run_tables.py unpack question_4_runs runs/question_4
+        trap "python benchmarks/run_tables.py pack question_4_runs runs/question_4" EXIT
+        question_4 1 uniform,oracle_first_wrong/matched
+        question_4 26 uniform,shear,oracle_first_wrong
         ;;
     table) python -m openrlhf_shear.cli.credit_bench table ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;

@@ -18,8 +18,10 @@ from openrlhf_shear.credit.rule import SHARED, Credit, CreditRule, RolloutGroup,
 from openrlhf_shear.lab.policy import Reading
 from openrlhf_shear.lab.rollouts import Rollouts
 from openrlhf_shear.rollouts.columns import token_texts
+from openrlhf_shear.rollouts.localisation import Trace
 
 Rows = Sequence[torch.Tensor]  # N of (T_i,)
+_DIGITS = 5  # of a factor
 
 
 def shuffled(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
@@ -196,6 +198,25 @@ def controlled(
         if name in AFTERWARDS:
             advantages = AFTERWARDS[name](advantages, base, seed)
     return StepCredit(tuple(base), advantages, seconds, means([group.metrics for group in weights]))
+
+
+def traced(rollouts: Rollouts, base: Sequence[float], advantages: Rows) -> list[Trace]:
+    """Return the rollouts of mixed groups with the factor on each token's advantage.
+
+    Args:
+        base: N advantages of the rollouts before the rule; 0 in groups of one outcome.
+    """
+    return [
+        Trace(
+            group=str(i // rollouts.group_size),
+            correct=rollouts.correct[i],
+            # the advantages are float32: rounding makes equal factors equal for every advantage
+            weights=(advantages[i].double() / before).numpy().round(_DIGITS).tolist(),
+            first_error=rollouts.first_errors[i],
+        )
+        for i, before in enumerate(base)
+        if before != 0
+    ]
 
 
 def groups(

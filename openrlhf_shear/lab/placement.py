@@ -15,7 +15,7 @@ import torch
 
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rule import UpdateRule
-from openrlhf_shear.lab.credit import credited
+from openrlhf_shear.lab.credit import credited, traced
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Models, Rollouts, further_inputs, sample
 from openrlhf_shear.lab.settings import LabSettings
@@ -35,7 +35,6 @@ from openrlhf_shear.rollouts.localisation import (
 )
 
 SEED = 1  # differs from the seed of the final accuracy's problems
-DIGITS = 5  # of a factor
 RADIUS = 8  # tokens on both sides of the first error in profiles
 NEAR = 1  # tokens on both sides of the first error in shares
 HEADER = (
@@ -99,17 +98,7 @@ def traces(settings: LabSettings, variant: Variant, known: Known) -> list[Trace]
         seen = reading.entropies, reading.log_probs, reading.log_probs
         shaped, _ = checked_advantages(rule, before, rollouts.mask, *seen)
         advantages = [row[keep] for row, keep in zip(shaped, rollouts.mask, strict=True)]
-    return [
-        Trace(
-            group=str(i // rollouts.group_size),
-            correct=rollouts.correct[i],
-            # the advantages are float32: rounding makes equal factors equal for every advantage
-            weights=(advantages[i].double() / base).numpy().round(DIGITS).tolist(),
-            first_error=rollouts.first_errors[i],
-        )
-        for i, base in enumerate(credit.base)
-        if base != 0
-    ]
+    return traced(rollouts, credit.base, advantages)
 
 
 def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Analysis:

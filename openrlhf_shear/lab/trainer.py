@@ -1,5 +1,6 @@
 """GRPO with any credit rule in one process, on the lab's task: sample, weigh, update."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +13,7 @@ import torch
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.registry import Rule
 from openrlhf_shear.credit.rule import UpdateRule
-from openrlhf_shear.lab.credit import StepCredit, credited
+from openrlhf_shear.lab.credit import StepCredit, credited, traced
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Models, Rollouts, further_inputs, sample
 from openrlhf_shear.lab.settings import LabSettings
@@ -20,6 +21,8 @@ from openrlhf_shear.lab.tasks import Problem, task_of
 from openrlhf_shear.lab.untouched import code, refuse_new_code, untouched
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import LabRun
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.rollouts.localisation import contrast
 
 HELDOUT_SEED = 0  # the same held-out problems for all runs
 PROBLEM_SEEDS = 10_000  # training seeds start here; a warm-up has seen the problems of small seeds
@@ -147,12 +150,14 @@ class _Training:
         further = further_inputs(rule.needs, self.models, problems, rollouts, draw)
         with untouched(rule.name, lambda: policy.state | {"its input": [vars(rollouts), vars(reading), further]}):
             credit = credited(rule, self.control, rollouts, reading, draw, number, further)
+        contrasts = contrast(traced(rollouts, credit.base, credit.advantages), Bootstrap(1))
         measured = {
             "accuracy": rollouts.accuracy,
             "mixed_groups": rollouts.mixed,
             "response_length": sum(rollouts.lengths) / len(rollouts.lengths),
             "entropy": reading.entropies[rollouts.mask].mean().item(),
             "credit_seconds": credit.seconds,
+            **{f"contrast/{name}": math.nan if of.value is None else of.value for name, of in contrasts.items()},
             **{f"rule/{name}": value for name, value in credit.metrics.items()},
         }
         return measured | self._update(rollouts, credit, reading.log_probs, parts, first)

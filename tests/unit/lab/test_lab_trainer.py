@@ -12,6 +12,7 @@ import torch
 from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, tokens
 from transformers import AutoModelForCausalLM
 
+from openrlhf_shear.credit.rule import Credit
 from openrlhf_shear.lab import trainer
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded, sample
@@ -201,6 +202,24 @@ def test_a_run_has_its_numbers(runs):
     assert {"loss", "grad_norm", "clip_ratio", "kl", "mixed_groups", "positive_credit"} <= run.metrics.keys()
     assert 16 * run.final in range(17) and run.seconds >= sum(run.metrics["seconds"])
     assert run.metrics["kl"][0] != 0 and any(run.metrics["grad_norm"])
+
+
+def test_a_step_logs_the_contrast_of_the_credit():
+    """Incorrect rollouts have twice the weight, and the last quarter of each response three times that before it."""
+
+    class Late(Hand):
+        def credit(self, group):
+            late = [(torch.arange(n) + 0.5) / n >= 0.75 for n in group.lengths]
+            sides = [1.0 if correct else 2.0 for correct in group.correct]
+            return Credit([side * (1 + 2 * last.float()) for side, last in zip(sides, late, strict=True)])
+
+    one = replace(SETTINGS, steps=1, eval_problems=1)
+    got = trainer.train(one, Made("late", Late(1.0)), 3, POLICY_DIR).metrics
+    # twice as many tokens in a longer response change no mean; lengths that no 4 divides change the second by below 5%
+    assert got["contrast/last_first"] == (pytest.approx(3.0),)
+    assert got["contrast/wrong_right"] == (pytest.approx(2.0, rel=0.05),)
+    plain = trainer.train(one, Made("ones", Hand(1.0)), 3, POLICY_DIR).metrics
+    assert plain["contrast/last_first"] == plain["contrast/wrong_right"] == (1.0,)
 
 
 def test_uniform_is_a_rule_of_ones_whatever_torch_s_random_state(runs):
