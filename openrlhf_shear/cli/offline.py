@@ -72,6 +72,7 @@ def main(args: argparse.Namespace) -> None:
     import torch
 
     from openrlhf_shear.data.prompts import PromptFormat
+    from openrlhf_shear.lab.credit import PERMUTED
     from openrlhf_shear.lab.offline.findings import find, gate_table, gate_verdict
     from openrlhf_shear.lab.offline.reading import Reader
     from openrlhf_shear.lab.offline.responses import by_problem, comparable, planted, read_responses
@@ -88,7 +89,8 @@ def main(args: argparse.Namespace) -> None:
     if baseline not in names:
         raise ValueError(f"--baseline must be one of --rules: got {baseline}; use e.g. {names[0]}")
     every = by_problem(read_responses(args.responses))
-    groups = comparable(every, how.limit)
+    permuted = any(PERMUTED in (variant.control or "").split("/") for variant in rules)
+    groups = comparable(every, how.limit, 3 if permuted else 2)
     check_model("--model", args.model, how.trust_remote_code)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if how.device == "auto" else how.device
     prompts, readings = PromptFormat(how.prompt_format == "chat"), args.output / "readings"

@@ -17,8 +17,17 @@ LIFT = (
 )
 GATE_HEADER = ("Rule", "Lift, number changed", "Same step, unchanged", "Largest weight in step", "A random token")
 HEADER = (
-    *("Rule", "Lift", "Lift over {}", "Same fraction, right responses", "Against the same outcome"),
+    *(
+        "Rule",
+        "Lift",
+        "Lift over {}",
+        "Lift, equal contrast",
+        "Equal contrast over {}",
+        "Same fraction, right responses",
+        "Against the same outcome",
+    ),
     *("Largest weight in step", "A random token", "AUC after/before", "Same fraction, right responses (AUC)"),
+    "AUC over right responses",
     *("Weight, last/first quarter", "Weight, wrong/right", "Responses"),
 )
 
@@ -50,14 +59,21 @@ def comparison_table(compared: Mapping, baseline: str) -> Table:
     """Return a row for each rule; `baseline` is the rule with which lifts are compared."""
     rules, titles = compared["rules"], titled(compared["rules"])
     names = dict(zip(rules, titles, strict=True))
+
+    def over(differences: str, rule: str) -> str:
+        return "-" if rule == baseline else compared[differences][rule][baseline].text("+.3f")
+
     rows = [
         (
             names[rule],
             *_cells(placed, ".3f", "lift"),
-            "-" if rule == baseline else compared["differences"][rule][baseline].text("+.3f"),
+            over("differences", rule),
+            *_cells(placed, ".3f", "lift_equal_contrast"),
+            over("differences_equal_contrast", rule),
             *_cells(placed, ".3f", "lift_control", "lift_same_outcome"),
             *_cells(placed, ".1%", "hit", "chance"),
             *_cells(placed, ".3f", "auc", "auc_control"),
+            *_cells(placed, "+.3f", "auc_over_control"),
             *_cells(placed, ".2f", "last_over_first", "wrong_over_right"),
             f"{placed['responses']:,}",
         )
@@ -69,8 +85,9 @@ def comparison_table(compared: Mapping, baseline: str) -> Table:
         "that leaves right responses alone has lift 1 and AUC 0.5 there by construction.",
         "Against the same outcome: the problem's other wrong responses are called right, and take the place of the "
         "right responses.",
-        "A permuted control of a group of two keeps the outcomes half of the time; a rule gives 1 to responses that it "
-        "is told are right.",
+        "Equal contrast: weights are replaced by their ranks in the response, so that all rules have the same weights.",
+        "A permuted control gets outcomes that are neither the group's nor their opposite; a rule gives 1 to responses "
+        "that it is told are right.",
         f"The paper's distances are {PAPER_LAST_FIRST} times as large in the last quartile of positions as in the "
         "first.",
     ]

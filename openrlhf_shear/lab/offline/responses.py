@@ -97,16 +97,23 @@ def by_problem(responses: Iterable[Response]) -> list[ResponseGroup]:
     return [ResponseGroup(number, tuple(members)) for number, members in enumerate(found.values())]
 
 
-def comparable(groups: Sequence[ResponseGroup], limit: int | None = None) -> list[ResponseGroup]:
+def comparable(groups: Sequence[ResponseGroup], limit: int | None = None, least: int = 2) -> list[ResponseGroup]:
     """Return the first `limit` groups with both outcomes and a wrong response that goes wrong after its first step.
+
+    Args:
+        least: responses of a group; a permuted control needs three.
 
     Raises ValueError: there is no such group.
     """
     usable = [g for g in groups if g.is_mixed and any(each.is_marked and each.label > 0 for each in g.responses)]
+    usable = [group for group in usable if len(group.responses) >= least]
     if not usable:
+        many, instead = (
+            (f" with {least} responses", ", or use /shuffled in place of /permuted") if least > 2 else ("", "")
+        )
         raise ValueError(
-            f"--responses: none of {len(groups)} problems has both a right response and a wrong response that goes "
-            "wrong after its first step; add files with more responses to the same problems"
+            f"--responses: none of {len(groups)} problems{many} has both a right response and a wrong response that "
+            f"goes wrong after its first step; add files with more responses to the same problems{instead}"
         )
     return usable[:limit]
 

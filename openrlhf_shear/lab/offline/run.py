@@ -5,15 +5,16 @@ Weights come through the same `credit.apply` as in training.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.rule import CreditRule, RolloutGroup, UpdateRule
-from openrlhf_shear.lab.credit import controlled
+from openrlhf_shear.lab.credit import PERMUTED, controlled, permuted
 from openrlhf_shear.lab.offline.reading import Reader, ResponseReading
 from openrlhf_shear.lab.offline.responses import NO_ERROR, Planted, Response, ResponseGroup
-from openrlhf_shear.lab.offline.steps import StepTrace, lift, lift_differences, step_placement
+from openrlhf_shear.lab.offline.steps import StepTrace, at_equal_contrast, lift, lift_differences, step_placement
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
@@ -53,7 +54,8 @@ def traces_of(rule: CreditRule, control: str | None, group: ReadGroup, tokenizer
     """Return a group's weights: the factors on an advantage of 1 of right responses and -1 of wrong responses.
 
     Args:
-        control: as in `lab.credit.controlled`; `seed` is that of its randomness.
+        control: as in `lab.credit.controlled`; `seed` is that of its randomness. The outcomes of a permuted control
+            are neither the group's nor their opposite, so that it needs three responses.
 
     Raises CreditRuleError: the rule failed.
     """
@@ -97,6 +99,9 @@ def _weights(
     if "token_texts" in rule.needs:
         inputs["token_texts"] = tuple(tuple(token_texts(tokenizer, each.tolist())) for each in ids)
     known = RolloutGroup(group.problem, tuple(map(float, correct)), tuple(correct), tuple(map(len, ids)), **inputs)
+    if PERMUTED in (control or "").split("/"):
+        same = known.correct, tuple(not outcome for outcome in known.correct)
+        seed = next(other for other in count(seed) if permuted(known, other).correct not in same)
     base = [1.0 if outcome else -1.0 for outcome in correct]
     advantages = controlled(rule, control, [known], base, seed).advantages
     return [(row * sign).numpy() for row, sign in zip(advantages, base, strict=True)]
@@ -148,7 +153,7 @@ def compare(rules: Rules, groups: Iterable[ResponseGroup], reader: Reader, seed:
 
     rules: `step_placement` of each rule, with `lift_same_outcome`: that of `against_same_outcome`, for rules without a
         control.
-    differences: `lift_differences`.
+    differences: `lift_differences`; `differences_equal_contrast`: those of the lift at equal contrast.
     """
     weighed = {variant: Weighed() for variant in rules}
     for group in groups:
@@ -162,7 +167,9 @@ def compare(rules: Rules, groups: Iterable[ResponseGroup], reader: Reader, seed:
         for variant, credit in weighed.items()
     }
     own = {variant.name: credit.own for variant, credit in weighed.items()}
-    return Analysis({"rules": placed, "differences": lift_differences(own, bootstrap)})
+    equal = {name: at_equal_contrast(traces) for name, traces in own.items()}
+    differences = {"differences": own, "differences_equal_contrast": equal}
+    return Analysis({"rules": placed, **{name: lift_differences(of, bootstrap) for name, of in differences.items()}})
 
 
 def _planted_groups(planted: Iterable[Planted], reader: Reader) -> Iterator[tuple[ReadGroup, ReadGroup]]:

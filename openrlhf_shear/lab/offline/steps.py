@@ -4,6 +4,8 @@ Legend: T tokens of a response, [a, b) the tokens of its first wrong step, w_t i
 
 - share: sum of w_t over [a, b), divided by the sum over all tokens
 - lift: mean share over the wrong responses, divided by the mean of (b - a) / T; uniform weights have lift 1
+- equal contrast: the lift of the weights' ranks in their response, ties shared. Every rule then has the same weights,
+  in another order, and uniform weights stay uniform. The largest weights on the step have nearly 2 - (b - a) / T
 - control: lift of the tokens at the same fraction of the group's right responses, from a / T to b / T
 """
 
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.stats import rankdata
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
 from openrlhf_shear.report.estimates import Estimate
@@ -55,10 +58,11 @@ def same_fraction(tokens: range, total: int, other: int) -> range:
 def step_placement(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Analysis:
     """Return how the weights of a rule find the first wrong steps; intervals over problems.
 
-    lift, lift_control: as in this module's legend.
+    lift, lift_equal_contrast, lift_control: as in this module's legend.
     share, chance: the mean share, and the mean part of the tokens in the step.
     hit: the chance that a largest weight lies in the step; that of a random token is `chance`.
-    auc: AUC of the tokens from the step on against those before; `auc_control`: the same split of right responses.
+    auc: AUC of the tokens from the step on against those before; `auc_control`: the same split of right responses, and
+        `auc_over_control` the mean difference, response by response.
     last_over_first: mean weight in the last quarter of each response over that in its first quarter.
     wrong_over_right: mean weight of wrong responses over that of right responses.
     """
@@ -69,12 +73,23 @@ def step_placement(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Analysi
     rows = [_row(trace, clean[trace.group, trace.member]) for trace in wrong]
     names = ("share", "chance", "hit", "auc", "auc_control", "share_control", "chance_control")
     columns = dict(zip(names, np.reshape(rows, (len(wrong), len(names))).T, strict=True))
+    columns["auc_over_control"] = columns["auc"] - columns["auc_control"]
     control = _lift(wrong, columns.pop("share_control"), columns.pop("chance_control"), bootstrap)
-    means = rollout_means(wrong, columns, dict.fromkeys(columns, 1.0), bootstrap)
-    own = {"lift": lift(wrong, bootstrap), "lift_control": control}
+    means = rollout_means(wrong, columns, dict.fromkeys(columns, 1.0) | {"auc_over_control": 2.0}, bootstrap)
+    lifts = {"lift": lift(wrong, bootstrap), "lift_equal_contrast": lift(at_equal_contrast(wrong), bootstrap)}
+    own = {**lifts, "lift_control": control}
     sizes = contrast([replace(trace, weights=np.abs(trace.weights).tolist()) for trace in traces], bootstrap)
     contrasts = {"last_over_first": sizes.last_first, "wrong_over_right": sizes.wrong_right}
     return Analysis({**own, **means, **contrasts, "responses": len(wrong)})
+
+
+def at_equal_contrast(traces: Iterable[StepTrace]) -> list[StepTrace]:
+    """Return the traces with the ranks of their weights, by size, in place of the weights.
+
+    >>> at_equal_contrast([StepTrace("a", False, [0.2, -7, 0.2], 1, 2)])[0].weights
+    [1.5, 3.0, 1.5]
+    """
+    return [replace(trace, weights=rankdata(np.abs(trace.weights)).tolist()) for trace in traces]
 
 
 def lift(traces: Sequence[StepTrace], bootstrap: Bootstrap) -> Estimate:

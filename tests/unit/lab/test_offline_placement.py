@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from openrlhf_shear.cli.offline import main
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.data.prompts import PromptFormat
-from openrlhf_shear.lab.credit import permuted
 from openrlhf_shear.lab.offline.reading import Reader
 from openrlhf_shear.lab.offline.responses import Planted, Response, ResponseGroup, by_problem
 from openrlhf_shear.lab.offline.run import ReadGroup, against_same_outcome, compare, gate, traces_of
@@ -79,6 +78,7 @@ def loops(traces: list[StepTrace], times: dict[str, float]) -> dict[str, float]:
         a, b, total["responses"] = trace.first_error, trace.error_end, total["responses"] + 1
         top = [t for t, x in enumerate(trace.weights) if x == max(trace.weights)]
         add("share", _part(w, a, b), often)
+        add("ranks", _part([sum(y < x for y in w) + sum(y == x for y in w) / 2 + 0.5 for x in w], a, b), often)
         add("chance", (b - a) / n, often)
         add("hit", sum(a <= t < b for t in top) / len(top), often)
         add("auc", _auc(trace.weights, a), often)
@@ -95,10 +95,13 @@ def loops(traces: list[StepTrace], times: dict[str, float]) -> dict[str, float]:
                 found["chance"].append(len(places) / m)
                 if places[0]:
                     found["auc"].append(_auc(other.weights, places[0]))
+        if found.get("auc"):
+            add("auc_over_control", _auc(trace.weights, a) - sum(found["auc"]) / len(found["auc"]), often)
         for name, values in found.items():
             add(f"{name}_control", sum(values) / len(values), often)
     mean = {name: total[name] / total[f"n {name}"] for name in list(total) if total.get(f"n {name}")}
-    made = {name: mean.get(name) for name in ("share", "chance", "hit", "auc", "auc_control")}
+    made = {name: mean.get(name) for name in ("share", "chance", "hit", "auc", "auc_control", "auc_over_control")}
+    made["lift_equal_contrast"] = total["ranks"] / total["chance"]
     made["lift"] = total["share"] / total["chance"]
     made["lift_control"] = total["share_control"] / total["chance_control"]
     made["last_over_first"] = mean["last"] / mean["first"]
@@ -277,9 +280,9 @@ def test_controls_act_within_a_group(read):
     plain, told_others, _ = rules.values()
     own = [plain.seen[0], plain.seen[2]]  # between and after them come three calls against the same outcome
     assert len(plain.seen) == 5 and len(told_others.seen) == 2
-    for group, seen, problem in zip(own, told_others.seen, (0, 1), strict=True):
-        assert seen.correct == permuted(group, problem).correct
-    assert any(group.correct != seen.correct for group, seen in zip(own, told_others.seen, strict=True))
+    for group, seen in zip(own, told_others.seen, strict=True):
+        assert seen.correct not in (group.correct, tuple(not outcome for outcome in group.correct))
+        assert sorted(seen.correct) == sorted(group.correct)
     assert [placed["lift"].value for placed in found.rules.values()] == pytest.approx([1, 1, 1])
     assert found.rules["my:Rule"]["lift_same_outcome"].value == pytest.approx(1)
     assert found.rules["my:Rule/permuted"]["lift_same_outcome"].value is None
@@ -325,9 +328,18 @@ def test_errors_are_a_line(tmp_path, capsys, rules, more, said):
     assert said in told and "\n" not in told and not (tmp_path / "out").exists()
 
 
+def test_a_permuted_control_of_two_responses_is_a_line(tmp_path, capsys):
+    """With two responses, other outcomes are these or their opposite, which a rule weighs alike."""
+    rows = write_rows(tmp_path / "rows.jsonl", [as_row(each) for each in by_problem(RESPONSES)[1].responses[::2]])
+    told = refusal(capsys, words("./none", rows, tmp_path / "out"), main)
+    assert "none of 1 problems with 3 responses has both" in told and "use /shuffled in place of /permuted" in told
+
+
 def test_no_mixed_problem_is_a_line(tmp_path, capsys):
     rows = write_rows(tmp_path / "rows.jsonl", [as_row(RESPONSES[0])])
-    assert "none of 1 problems has both" in refusal(capsys, words("./none", rows, tmp_path / "out"), main)
+    assert "none of 1 problems with 3 responses has both" in refusal(
+        capsys, words("./none", rows, tmp_path / "out"), main
+    )
 
 
 def test_help_is_quick():
