@@ -41,6 +41,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--learning-rate", type=float, default=1e-4, metavar="RATE", help="of all rules (default: 1e-4)")
     about = "also train uniform at these rates, e.g. 7e-5,1.4e-4,2e-4: rules are compared with it at equal steps"
     run.add_argument("--baseline_rates", metavar="RATE,...", help=about)
+    about = "also train every rule at these rates: its gain is read on this curve too, where its steps are uniform's"
+    run.add_argument("--curve_rates", metavar="RATE,...", help=about)
     run.add_argument("--read_only", action="store_true", help="read the finished runs, and train nothing")
     frame.add_knobs(run.add_argument_group("the learning rate of each rule"), Tuning)
     table = frame.plainly(actions.add_parser("table", help="make the leaderboard from the rows", description=__doc__))
@@ -61,7 +63,7 @@ def main(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     frame.at_least(args, continuations=1)
     trials = frame.knobs_of(args, Tuning)
-    rates = parse_rates(args.baseline_rates) if args.baseline_rates else []
+    rates, curve_rates = (parse_rates(given) if given else [] for given in (args.baseline_rates, args.curve_rates))
     tasks = args.tasks.split(",")
     if unknown := [task for task in tasks if task not in TRACKS]:
         raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TRACKS)}")
@@ -98,12 +100,15 @@ def _run(args: argparse.Namespace) -> None:
         baseline = [variant for variant in variants if variant.name == BASELINE]
         its = {rate: runs_at({BASELINE: rate}, baseline) for rate in {*rates} - {best[BASELINE]}}
         its[best[BASELINE]] = [run for run in runs if run.rule == BASELINE]
+        curves = {rate: runs_at(dict.fromkeys(best, rate), variants) for rate in curve_rates}
         version = bench.task_version(settings, start)
         truth = bench.kept_truth(settings, start, identity, args.continuations, args.output)
         about = {"version": version, "start": identity[:12], "baseline_learning_rate": best[BASELINE]}
         for variant in frame.progress(variants, task, unit="rule"):
             mine = [run for run in runs if run.rule == variant.name]
-            row = bench.make_row(bench.at_rate(settings, best, variant), variant, mine, its, truth, about, Bootstrap())
+            curve = {rate: [run for run in of if run.rule == variant.name] for rate, of in curves.items()}
+            at, curve = bench.at_rate(settings, best, variant), curve | {best[variant.name]: mine}
+            row = bench.make_row(at, variant, mine, its, curve, truth, about, Bootstrap())
             print(f"{args.rows}: {variant.name}{bench.write_row(row, args.rows)}", file=sys.stderr)
 
     for task in tasks:

@@ -5,7 +5,7 @@ Next: `credit.groups` collects whole groups on an actor; `train.experience.exper
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -84,6 +84,19 @@ def token_advantages(
             weighted = values.double() * weights + added[i]
         credited[i] = TokenCredit(values, weighted.to(values.dtype), weights)
     return credited
+
+
+def blame_over_praise(credits: Iterable[TokenCredit]) -> float | None:
+    """Return a step's token advantages below 0 over those above 0, by size; None without any above 0.
+
+    Example: advantages -2, 0 and 1, 3.
+
+    >>> blame_over_praise(TokenCredit(None, torch.tensor(row), None) for row in ([-2.0, 0.0], [1.0, 3.0]))
+    0.5
+    """
+    tokens = torch.cat([credit.advantages.double() for credit in credits])
+    praise = tokens.clamp(min=0).sum().item()
+    return -tokens.clamp(max=0).sum().item() / praise if praise else None
 
 
 @contextmanager

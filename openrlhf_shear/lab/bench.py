@@ -20,7 +20,7 @@ from openrlhf_shear.lab.runs import digest
 from openrlhf_shear.lab.settings import BASELINE, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
-from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of, over_equal_steps, step_kl
+from openrlhf_shear.lab.worth import EVALUATED, LabRun, at_the_baseline_s_steps, measures_of, over_equal_steps, step_kl
 from openrlhf_shear.report.bootstrap import Bootstrap, iqm, probability_of_improvement
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
@@ -80,6 +80,7 @@ def make_row(
     variant: Variant,
     runs: Sequence[LabRun],
     baselines: Mapping[float, Sequence[LabRun]],
+    curve: Mapping[float, Sequence[LabRun]],
     truth: Truth,
     about: Mapping,
     bootstrap: Bootstrap,
@@ -89,6 +90,7 @@ def make_row(
     Args:
         runs: the finished runs of the rule.
         baselines: those of the baseline, by learning rate; seeds that the rule has too are compared.
+        curve: the finished runs of the rule at other rates too, by learning rate.
         about: further entries: `version`, `start` and `baseline_learning_rate`.
     """
     others = {run.seed: run for run in baselines.get(about["baseline_learning_rate"], ())}
@@ -115,6 +117,9 @@ def make_row(
             "final": paired([run.final - other.final for run, other in pairs]) if compared else None,
             "step_kl": step_kl([run for run, _ in pairs]) / step_kl([other for _, other in pairs]) if pairs else None,
             "equal_steps": over_equal_steps([run for run, _ in pairs], baselines, measure) if compared else None,
+            "at_its_steps": at_the_baseline_s_steps(curve, [other for _, other in pairs], measure)
+            if compared
+            else None,
             "same_kind": all(same_kind(run.made, other.made) is not False for run, other in pairs),
             "iqm": iqm(differences, bootstrap) if compared else None,
             "improvement": probability_of_improvement(scores, their, bootstrap) if compared else None,

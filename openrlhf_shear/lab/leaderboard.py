@@ -22,8 +22,19 @@ PRINTED = (
     "<!-- printed by python -m openrlhf_shear.cli.credit_bench table -->"  # scripts/prose.py skips the table below
 )
 HEADER = (
-    *("Rule", "Seeds", f"Over {BASELINE}", "KL of a step", "Over equal steps", f"Final over {BASELINE}", "IQM"),
-    *("Improves", "Rank correlation", "Largest within 1 token", "Share", "Cost", "Rate", "Machine", "Commit"),
+    *("Rule", "Seeds", f"Over {BASELINE}", "KL of a step", "Over equal steps", "On its own curve"),
+    *(
+        f"Final over {BASELINE}",
+        "IQM",
+        "Improves",
+        "Rank correlation",
+        "Largest within 1 token",
+        "Share",
+        "Cost",
+        "Rate",
+        "Machine",
+        "Commit",
+    ),
 )
 SHORT = (
     "Rule",
@@ -177,7 +188,7 @@ def _cells(row: Mapping) -> list[Cell]:
         Cell(_seeds(row), number=len(row["seeds"])),
         _shown(row["difference"], points),
         _shown(row["step_kl"], ".2f"),
-        *(_shown(row[name], points) for name in ("equal_steps", "final", "iqm")),
+        *(_shown(row.get(name), points) for name in ("equal_steps", "at_its_steps", "final", "iqm")),
         *(_shown(row[name], form) for name, form in FORMS.items()),
         _shown(row["cost"], ".1%"),
         _shown(row["learning_rate"], "g"),

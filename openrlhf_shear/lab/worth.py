@@ -172,7 +172,28 @@ def over_equal_steps(
         baselines: learning rate -> runs of the baseline.
         measure: attribute of a run.
     """
-    by_rate = {rate: {run.seed: run for run in its} for rate, its in sorted(baselines.items())}
+    found = _over_curve(runs, baselines, measure)
+    return None if found is None else paired(found)
+
+
+def at_the_baseline_s_steps(
+    by_rate: Mapping[float, Sequence[LabRun]], baseline: Sequence[LabRun], measure: str = "mean"
+) -> Paired | None:
+    """Return a rule's gain at the learning rate whose steps have the baseline's KL, read on the rule's own curve.
+
+    The curve is as in `over_equal_steps`, with the two sides exchanged.
+
+    Args:
+        by_rate: learning rate -> runs of the rule.
+        baseline: runs of the baseline at one rate.
+    """
+    found = _over_curve(baseline, by_rate, measure)
+    return None if found is None else paired([-loss for loss in found])
+
+
+def _over_curve(runs: Sequence[LabRun], curve: Mapping[float, Sequence[LabRun]], measure: str) -> list[float] | None:
+    """Return each run's difference to the run of its seed between two rates of the curve; None where nothing fits."""
+    by_rate = {rate: {run.seed: run for run in its} for rate, its in sorted(curve.items())}
     for low, high in zip(by_rate, list(by_rate)[1:], strict=False):
         slower, faster = by_rate[low], by_rate[high]
         if not all(run.seed in slower and run.seed in faster for run in runs):
@@ -183,12 +204,10 @@ def over_equal_steps(
         if 0 < sizes[0] <= sizes[1] <= sizes[2]:
             bottom, at, top = map(log, sizes)
             share = (at - bottom) / (top - bottom) if top > bottom else 0.0
-            return paired(
-                [
-                    getattr(run, measure)
-                    - (1 - share) * getattr(slower[run.seed], measure)
-                    - share * getattr(faster[run.seed], measure)
-                    for run in runs
-                ]
-            )
+            return [
+                getattr(run, measure)
+                - (1 - share) * getattr(slower[run.seed], measure)
+                - share * getattr(faster[run.seed], measure)
+                for run in runs
+            ]
     return None

@@ -66,7 +66,14 @@ def test_a_run_is_stopped_and_resumed_and_every_step_adds_up(policy, tmp_path, j
         assert step * BATCH <= dispatched <= (step + 1) * BATCH, "one batch may be made ahead"
     assert step == STEPS and dispatched == STEPS * BATCH and waiting == 0 and failed > 0
     assert ledger["failed_raised_KeyError"][-1] == failed
-    for name in ("timing/generation", "timing/step_total", "shear/credit_share", "rollout/reward_mean", "policy_loss"):
+    for name in (
+        "timing/generation",
+        "timing/step_total",
+        "shear/credit_share",
+        "shear/blame_over_praise",
+        "rollout/reward_mean",
+        "policy_loss",
+    ):
         assert len(scalars[f"train/{name}"]) == STEPS, name
     assert len(scalars["eval/eval_arithmetic_pass1"]) == 1
     check_weights(policy, tmp_path / "ckpt", failed)

@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.config.spec import OutcomeConfig
-from openrlhf_shear.credit.apply import TokenCredit, token_advantages
+from openrlhf_shear.credit.apply import TokenCredit, blame_over_praise, token_advantages
 from openrlhf_shear.credit.groups import CreditRequest, Outcomes, step_metrics, step_warnings
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
 from openrlhf_shear.rollouts.columns import StepRollouts
@@ -225,6 +225,8 @@ class CreditExperienceMaker(GradedExperienceMaker):
         if self.kl_ctl.value:
             kl = {i: e.advantages[row, mask].double() - base[i] for e, row, i, mask in rows}
         self._step.tokens = token_advantages(self.rule, self._step.groups, base, failed, kl)
+        balance = blame_over_praise(self._step.tokens.values())
+        self.credit_metrics |= {} if balance is None else {f"{self.rule.name}/blame_over_praise": balance}
         for experience, row, i, mask in rows:
             experience.advantages[row, mask] = self._step.tokens[i].advantages
         return experiences

@@ -270,6 +270,6 @@ def test_a_rule_without_runs_has_a_row_without_a_gain(made):
     (variant,) = parse_rules("shear")
     truth = bench.kept_truth(TRACK, POLICY_DIR, fingerprint(POLICY_DIR), 3, made[1] / "runs")
     about = {"version": "v", "start": "s", "baseline_learning_rate": 1e-4}
-    row = bench.make_row(TRACK, variant, [], {}, truth, about, Bootstrap(10))
+    row = bench.make_row(TRACK, variant, [], {}, {}, truth, about, Bootstrap(10))
     assert (row["seeds"], row["measure"]) == ([], "mean")
     assert row["score"] is row["difference"] is row["cost"] is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openrlhf_shear.lab.worth import LabRun, over_equal_steps, step_kl
+from openrlhf_shear.lab.worth import LabRun, at_the_baseline_s_steps, over_equal_steps, step_kl
 
 
 def run(seed, accuracy, kl):
@@ -23,6 +23,16 @@ def test_a_rule_that_is_grpo_at_another_rate_gains_nothing():
     better = over_equal_steps([run(s, 0.53 + 0.01 * s, 8**0.5) for s in range(4)], baselines)
     assert better.mean == pytest.approx(0.03) and better.seeds == 4
     assert over_equal_steps([run(0, 0.9, 8)], baselines).mean == pytest.approx(0.9 - 0.6)
+
+
+def test_a_rule_s_own_curve_gives_its_gain_at_grpo_s_steps():
+    """At twice the rate the rule's KL grows by 8 and its accuracy by 0.2; GRPO's KL lies at a third of the way."""
+    curve = {rate: [run(s, 0.4 + gain + 0.01 * s, kl) for s in range(4)] for rate, gain, kl in ((1, 0, 1), (2, 0.2, 8))}
+    grpo = [run(s, 0.43 + 0.02 * s, 2.0) for s in range(4)]
+    found = at_the_baseline_s_steps(curve, grpo)
+    differences = [0.4 + 0.2 / 3 + 0.01 * s - 0.43 - 0.02 * s for s in range(4)]
+    assert found.mean == pytest.approx(sum(differences) / 4) and found.seeds == 4
+    assert at_the_baseline_s_steps(curve, [run(0, 0.5, 9.0)]) is None
 
 
 @pytest.mark.parametrize(

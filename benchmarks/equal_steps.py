@@ -1,0 +1,97 @@
+"""Gains at equal steps, from kept runs of the lab at several learning rates.
+
+    PYTHONPATH=. python benchmarks/equal_steps.py --table step_size_runs --output benchmarks/results/step_size.json
+
+A row is a rule at a rate, over the seeds that every arm has: its mean accuracy, the KL of its steps over that of GRPO's
+(`uniform` at --rate), and paired differences with 95% t intervals: over that GRPO, over GRPO at its best rate on these
+seeds, over GRPO with steps as large, over its matched control, and, of a rule with several rates, its gain on its own
+curve, at GRPO's KL. A best rate that is chosen on the seeds that judge favours GRPO.
+"""
+
+from collections.abc import Mapping
+from statistics import fmean
+
+from ledger_comparison import points
+from measure import print_table, script_parser, write_json
+from run_tables import STUDIES, read, table_of
+
+from openrlhf_shear.config.names import titled
+from openrlhf_shear.lab.runs import run_of
+from openrlhf_shear.lab.settings import BASELINE, LabSettings
+from openrlhf_shear.lab.worth import LabRun, at_the_baseline_s_steps, over_equal_steps, step_kl
+from openrlhf_shear.report.estimates import Paired, paired
+from openrlhf_shear.report.findings import plain
+from openrlhf_shear.report.provenance import distinct, provenance
+
+DIFFERENCES = {
+    "over_grpo": "over GRPO",
+    "over_tuned": "over tuned GRPO",
+    "equal_steps": "over GRPO, equal steps",
+    "own_curve": "on its own curve",
+    "over_matched": "over its matched control",
+}
+Arms = Mapping[tuple[str, float], Mapping[int, LabRun]]  # (rule, learning rate) -> seed -> run
+
+
+def arms_of(table: list[dict], seeds: range | None = None) -> dict[tuple[str, float], dict[int, LabRun]]:
+    """Return the runs of the seeds that every arm has; ValueError if there is no such seed."""
+    arms: dict[tuple[str, float], dict[int, LabRun]] = {}
+    for row in table:
+        if seeds is None or row["seed"] in seeds:
+            rate = LabSettings(**row["settings"]).learning_rate
+            arms.setdefault((row["rule"], rate), {})[row["seed"]] = run_of(row, row["rule"])
+    shared = set.intersection(*map(set, arms.values())) if arms else set()
+    if not shared:
+        raise ValueError("no seed has a run of every arm")
+    return {arm: {seed: runs[seed] for seed in sorted(shared)} for arm, runs in sorted(arms.items())}
+
+
+def rows_of(arms: Arms, rate: float) -> list[dict]:
+    """Return a row for each arm; `rate` is GRPO's."""
+    curves: dict[str, dict[float, list[LabRun]]] = {}
+    for (rule, at), runs in arms.items():
+        curves.setdefault(rule, {})[at] = [*runs.values()]
+    grpo = curves[BASELINE]
+    tuned = max(grpo, key=lambda at: fmean(run.mean for run in grpo[at]))
+    rows = []
+    for (rule, at), own in arms.items():
+        runs = [*own.values()]
+
+        def over(others: Mapping[int, LabRun] | None, own: Mapping[int, LabRun] = own) -> Paired | None:
+            return None if others is None or others is own else paired([own[s].mean - others[s].mean for s in own])
+
+        row = {"rule": rule, "rate": at, "seeds": [*own], "mean": fmean(run.mean for run in runs)}
+        row |= {"kl": step_kl(runs) / step_kl(grpo[rate]), "tuned_rate": tuned}
+        row |= {"over_grpo": over(arms[BASELINE, rate]), "over_tuned": over(arms[BASELINE, tuned])}
+        row |= {"over_matched": over(arms.get((f"{rule}/matched", at)))}
+        of_rule = rule != BASELINE
+        row["equal_steps"] = over_equal_steps(runs, grpo) if of_rule else None
+        row["own_curve"] = at_the_baseline_s_steps(curves[rule], grpo[at]) if of_rule and at in grpo else None
+        rows.append(plain(row))
+    return rows
+
+
+def main() -> None:
+    parser = script_parser(__doc__, required=True)
+    parser.add_argument("--table", choices=STUDIES, required=True, help="runs that benchmarks/run_tables.py keeps")
+    parser.add_argument("--rate", type=float, default=1e-4, help="GRPO's (default: 1e-4)")
+    parser.add_argument("--seeds", metavar="FIRST-LAST", help="e.g. 930-933 (default: all that every arm has)")
+    args = parser.parse_args()
+    first, _, last = (args.seeds or "").partition("-")
+    table = read(table_of(args.table))
+    rows = rows_of(arms_of(table, range(int(first), int(last) + 1) if args.seeds else None), args.rate)
+    names = dict(zip(kinds := [*dict.fromkeys(row["rule"] for row in rows)], titled(kinds), strict=True))
+    shown = [
+        {"rule": names[row["rule"]], "rate": f"{row['rate']:g}", "seeds": len(row["seeds"])}
+        | {"mean": f"{100 * row['mean']:.1f}%", "kl": f"{row['kl']:.2f}"}
+        | {name: points(row[name]) if row[name] else "" for name in DIFFERENCES}
+        for row in rows
+    ]
+    titles = {name: name for name in ("rule", "rate", "seeds", "mean", "kl")}
+    print_table(f"{args.table}, GRPO at {args.rate:g}", shown, titles | DIFFERENCES)
+    runs = distinct(row["made"] for row in table)
+    write_json(args.output, {**provenance(), "table": args.table, "grpo_rate": args.rate, "runs": runs, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
