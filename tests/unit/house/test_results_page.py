@@ -23,6 +23,7 @@ from openrlhf_shear.report.figures import render
 
 ROOT = Path(__file__).parents[3]
 STUDY = (ROOT / "docs/study-bookkeeping.md").read_text()
+TRACKING = (ROOT / "docs/tracking.md").read_text(encoding="utf-8")
 ROWS = tomllib.loads((ROOT / "benchmarks/results_rows.toml").read_text())
 
 
@@ -83,15 +84,19 @@ def test_the_readme_has_these_numbers():
 def test_the_size_of_a_step_predicts_the_gain_as_the_study_says():
     with lzma.open(RESULTS / "bookkeeping_runs.jsonl.xz", "rt") as lines:
         runs = [run for run in map(json.loads, lines) if run["seed"] < 14]
-    kl, accuracy = defaultdict(list), defaultdict(list)
+    kl, accuracy, balance = defaultdict(list), defaultdict(list), defaultdict(list)
     for run in runs:
         if not {"start", "learning_rate"} & run["settings"].keys():
             kl[run["rule"]].append(fmean(run["metrics"]["kl"][:10]))
             accuracy[run["rule"]].append(fmean(run["accuracy"]))
+            blame, praise = (fmean(run["metrics"][f"{side}_credit"][:10]) for side in ("negative", "positive"))
+            balance[run["rule"]].append(-blame / praise)
     arms = [rule for rule in kl if len(kl[rule]) == 14]
     rho = spearmanr([fmean(kl[rule]) for rule in arms], [fmean(accuracy[rule]) for rule in arms]).statistic
     said = re.search(r"Over the (\d+) arms, the KL of a step .*?\s([\d.]+)\.\s", STUDY, re.S)
     assert (str(len(arms)), f"{rho:.2f}") == said.groups()
+    rho = spearmanr(*([fmean(of[rule]) for rule in arms] for of in (balance, kl))).statistic
+    assert f"over {len(arms)} arms of bookkeeping its rank correlation" in TRACKING and f"is {rho:.2f}." in TRACKING
 
 
 def test_the_gain_at_equal_steps_is_that_of_the_kept_runs():

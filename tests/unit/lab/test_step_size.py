@@ -1,6 +1,9 @@
 """A gain over a GRPO whose steps are as large: read from a baseline's runs at several learning rates."""
 
+import numpy as np
 import pytest
+from equal_steps import arms_of, rows_of
+from scipy import stats
 
 from openrlhf_shear.lab.worth import LabRun, at_the_baseline_s_steps, over_equal_steps, step_kl
 
@@ -44,3 +47,42 @@ def test_nothing_is_extrapolated(kl, rates):
     baselines = {rate: [run(0, 0.4, 8 ** (rate - 1))] for rate in rates}
     assert over_equal_steps([run(0, 0.5, kl)], baselines) is None
     assert over_equal_steps([run(0, 0.5, 3.0), run(7, 0.5, 3.0)], {1: [run(0, 0.4, 1)], 2: [run(0, 0.4, 8)]}) is None
+
+
+def kept(rule, rate, seed, accuracy, kl):
+    """A row of a kept table: a run's file."""
+    content = {"accuracy": [accuracy] * 10, "final": 0.5, "evaluations": [], "seconds": 1.0, "made": None}
+    return content | {"rule": rule, "seed": seed, "metrics": {"kl": [kl] * 10}, "settings": {"learning_rate": rate}}
+
+
+def test_kept_runs_are_compared_over_the_seeds_of_every_arm():
+    rng = np.random.default_rng(0)
+    arms = [
+        ("uniform", 1e-4, 1.0),
+        ("uniform", 2e-4, 8.0),
+        ("mine", 1e-4, 2.0),
+        ("mine", 5e-5, 0.5),
+        ("mine/matched", 1e-4, 2.0),
+    ]
+    scores = {(rule, rate): rng.random(5) for rule, rate, _ in arms}
+    table = [kept(rule, rate, seed, scores[rule, rate][seed], kl) for rule, rate, kl in arms for seed in range(5)]
+    table.append(kept("uniform", 1e-4, 9, 0.1, 1.0))  # a seed of one arm
+    rows = {(row["rule"], row["rate"]): row for row in rows_of(arms_of(table), 1e-4)}
+    mine, slow, fast = rows["mine", 1e-4], scores["uniform", 1e-4], scores["uniform", 2e-4]
+    assert mine["seeds"] == [*range(5)] and mine["kl"] == pytest.approx(2)
+    expected = {
+        "over_grpo": scores["mine", 1e-4] - slow,
+        "over_tuned": scores["mine", 1e-4] - max(slow, fast, key=np.mean),
+        "over_matched": scores["mine", 1e-4] - scores["mine/matched", 1e-4],
+        "equal_steps": scores["mine", 1e-4] - slow - (fast - slow) / 3,  # 2 = 8 ** (1 / 3)
+        "own_curve": (scores["mine", 5e-5] + scores["mine", 1e-4]) / 2 - slow,  # 1 lies between 0.5 and 2
+    }
+    for name, differences in expected.items():
+        interval = stats.t.interval(0.95, 4, differences.mean(), stats.sem(differences))
+        got = [mine[name][each] for each in ("mean", "low", "high")]
+        assert got == pytest.approx([differences.mean(), *interval], abs=1e-9), name  # quantiles by other means
+    alone = rows["uniform", 1e-4]
+    assert alone["over_grpo"] is alone["equal_steps"] is alone["own_curve"] is alone["over_matched"] is None
+    assert rows_of(arms_of(table, range(2)), 1e-4)[0]["seeds"] == [0, 1]
+    with pytest.raises(ValueError, match="no seed has a run of every arm"):
+        arms_of(table, range(7, 10))
