@@ -17,17 +17,9 @@ LIFT = (
 )
 GATE_HEADER = ("Rule", "Lift, number changed", "Same step, unchanged", "Largest weight in step", "A random token")
 HEADER = (
-    *(
-        "Rule",
-        "Lift",
-        "Lift over {}",
-        "Lift, equal contrast",
-        "Equal contrast over {}",
-        "Same fraction, right responses",
-        "Against the same outcome",
-    ),
-    *("Largest weight in step", "A random token", "AUC after/before", "Same fraction, right responses (AUC)"),
-    "AUC over right responses",
+    *("Rule", "Lift", "Lift over {}", "Lift, equal contrast", "Equal contrast over {}"),
+    *("Same fraction, right responses", "Against the same outcome", "Largest weight in step", "A random token"),
+    *("AUC after/before", "Same fraction, right responses (AUC)", "AUC over right responses"),
     *("Weight, last/first quarter", "Weight, wrong/right", "Responses"),
 )
 

@@ -108,9 +108,8 @@ def comparable(groups: Sequence[ResponseGroup], limit: int | None = None, least:
     usable = [g for g in groups if g.is_mixed and any(each.is_marked and each.label > 0 for each in g.responses)]
     usable = [group for group in usable if len(group.responses) >= least]
     if not usable:
-        many, instead = (
-            (f" with {least} responses", ", or use /shuffled in place of /permuted") if least > 2 else ("", "")
-        )
+        many = f" with {least} responses" if least > 2 else ""
+        instead = ", or use /shuffled in place of /permuted" if least > 2 else ""
         raise ValueError(
             f"--responses: none of {len(groups)} problems{many} has both a right response and a wrong response that "
             f"goes wrong after its first step; add files with more responses to the same problems{instead}"

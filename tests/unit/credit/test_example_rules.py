@@ -12,10 +12,13 @@ from examples.rules.change_rule import ChangeRule
 from examples.rules.contrast_rule import ContrastRule
 from examples.rules.discriminant_rule import DiscriminantRule
 from examples.rules.excess_rule import ExcessRule
+from examples.rules.matched_odds import MatchedOddsRule
 from examples.rules.number_lines_rule import NumberLinesRule
 from examples.rules.onset_rule import OnsetRule
+from openrlhf_shear.config.shear import ErrorOddsConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
 from openrlhf_shear.credit.checks import checked_credits
+from openrlhf_shear.credit.rules.error_odds import ErrorOddsRule
 
 RULES = (ExcessRule, OnsetRule, ChangeRule)
 NEEDED = ("hidden_states", "log_probs", "entropies")
@@ -152,3 +155,16 @@ def test_a_discriminant_needs_others_of_both_kinds(group):
     surprisal = [max(-p, 1e-3) ** 4 for p in group.log_probs[1].tolist()]
     assert credit.metrics["fitted"] == 0.0
     assert credit.weights[1].tolist() == pytest.approx([s / sum(surprisal) for s in surprisal], abs=NOISE)
+
+
+def test_the_matched_control_has_the_blame_and_praise_of_error_odds_in_each_group_and_no_place(group):
+    knobs = {"surprisal": 4, "entropy": 0, "rise": 0}
+    odds = ErrorOddsRule(ErrorOddsConfig(**knobs)).credit(group).weights
+    even = MatchedOddsRule(**knobs).credit(group).weights
+    for side in (True, False):
+        of = [i for i, correct in enumerate(group.correct) if correct is side]
+        total = math.fsum(weight for i in of for weight in odds[i].double().tolist())
+        expected = total / sum(group.lengths[i] for i in of)
+        for i in of:
+            assert even[i].tolist() == pytest.approx([expected] * group.lengths[i], rel=NOISE)
+    assert max(odds[1]) > 2 * max(even[1]) > 0
