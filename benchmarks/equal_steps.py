@@ -1,11 +1,13 @@
-"""Gains at equal steps, from kept runs of the lab at several learning rates.
+"""Gains at equal steps, from a table of the lab's runs at several learning rates.
 
     PYTHONPATH=. python benchmarks/equal_steps.py --table step_size_runs --output benchmarks/results/step_size.json
 
-A row is a rule at a rate, over the seeds that every arm has: its mean accuracy, the KL of its steps over that of GRPO's
-(`uniform` at --rate), and paired differences with 95% t intervals: over that GRPO, over GRPO at its best rate on these
-seeds, over GRPO with steps as large, over its matched control, and, of a rule with several rates, its gain on its own
-curve, at GRPO's KL. A best rate that is chosen on the seeds that judge favours GRPO.
+A row is a rule at a rate, over the seeds that every arm has. It has the mean accuracy, and the KL of its steps over
+that of GRPO's (`uniform` at --rate). Its paired differences have 95% t intervals:
+
+- over that GRPO, and over GRPO at its best rate. That rate is chosen on the same seeds, which favours GRPO
+- over GRPO with steps as large, and over its matched control
+- on its own curve, where its steps are as large as those of GRPO at the row's rate
 """
 
 from collections.abc import Mapping

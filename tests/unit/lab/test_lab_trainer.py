@@ -213,12 +213,12 @@ def test_a_step_logs_the_contrast_of_the_credit():
             sides = [1.0 if correct else 2.0 for correct in group.correct]
             return Credit([side * (1 + 2 * last.float()) for side, last in zip(sides, late, strict=True)])
 
-    one = replace(SETTINGS, steps=1, eval_problems=1)
-    got = trainer.train(one, Made("late", Late(1.0)), 3, POLICY_DIR).metrics
+    single = replace(SETTINGS, steps=1, eval_problems=1)
+    got = trainer.train(single, Made("late", Late(1.0)), 3, POLICY_DIR).metrics
     # twice as many tokens in a longer response change no mean; lengths that no 4 divides change the second by below 5%
     assert got["contrast/last_first"] == (pytest.approx(3.0),)
     assert got["contrast/wrong_right"] == (pytest.approx(2.0, rel=0.05),)
-    plain = trainer.train(one, Made("ones", Hand(1.0)), 3, POLICY_DIR).metrics
+    plain = trainer.train(single, Made("ones", Hand(1.0)), 3, POLICY_DIR).metrics
     assert plain["contrast/last_first"] == plain["contrast/wrong_right"] == (1.0,)
 
 
