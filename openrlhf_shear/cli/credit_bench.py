@@ -63,7 +63,8 @@ def main(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     frame.at_least(args, continuations=1)
     trials = frame.knobs_of(args, Tuning)
-    rates, curve_rates = (parse_rates(given) if given else [] for given in (args.baseline_rates, args.curve_rates))
+    given = {"--baseline_rates": args.baseline_rates, "--curve_rates": args.curve_rates}
+    rates, curve_rates = (parse_rates(text, flag) if text else [] for flag, text in given.items())
     tasks = args.tasks.split(",")
     if unknown := [task for task in tasks if task not in TRACKS]:
         raise ValueError(f"--tasks: no task is called {unknown[0]!r}; use {', '.join(TRACKS)}")

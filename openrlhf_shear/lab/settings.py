@@ -151,8 +151,8 @@ class Trials(Tuning):
         return range(self.first_seed, self.first_seed + max(self.seeds, 1))
 
 
-def parse_rates(text: str) -> list[float]:
-    """Return the learning rates of a comma-separated list, ascending.
+def parse_rates(text: str, flag: str = "--learning-rates") -> list[float]:
+    """Return the learning rates of a flag's comma-separated list, ascending.
 
     >>> parse_rates("2e-4,1e-4")
     [0.0001, 0.0002]
@@ -165,7 +165,7 @@ def parse_rates(text: str) -> list[float]:
     except ValueError:
         rates = []
     if not rates or not 0 < rates[0] <= rates[-1] < float("inf") or len(set(rates)) < len(rates):
-        raise ValueError(f"--learning-rates must be different positive numbers: got {text!r}; use e.g. 5e-5,1e-4,2e-4")
+        raise ValueError(f"{flag} must be different positive numbers: got {text!r}; use e.g. 5e-5,1e-4,2e-4")
     return rates
 
 

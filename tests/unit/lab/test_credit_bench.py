@@ -233,6 +233,8 @@ def test_the_command_makes_both_pages(made, tmp_path, monkeypatch, capsys):
     [
         ("run --rules shear --tasks arithmetic,books", "no task is called 'books'; use arithmetic, bookkeeping"),
         ("run --rules shear --continuations 0", "--continuations must be at least 1: got 0"),
+        ("run --rules shear --baseline_rates fast", "--baseline_rates must be different positive numbers: got 'fast'"),
+        ("run --rules shear --curve_rates 1,1", "--curve_rates must be different positive numbers: got '1,1'"),
         ("run --rules shaer", "did you mean shear"),
         ("run --rules shear/windw=3", "windw"),
         ("table --rows nowhere", "--rows: no rows in nowhere; make some with the action run"),
