@@ -34,10 +34,11 @@ def page() -> str:
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_has_the_kept_lift_and_difference(page, row):
     rule, words = ROWS[row]
-    rules, differences = (FOUND["comparison"][name] for name in ("rules", "differences"))
+    rules, differences = (FOUND["comparison"][name] for name in ("rules", "differences_equal_contrast"))
     over = said(differences[rule][words], "+.3f") if words else ""
-    own, right = said(rules[rule]["auc"]), said(rules[rule]["auc_control"]) if rule.startswith(SHEAR) else ""
-    assert " ".join(f"| {row} | {said(rules[rule]['lift'])} | {over} | {own} | {right} |".split()) in page
+    own = [said(rules[rule][name]) for name in ("lift", "lift_equal_contrast")]
+    cells = [row, *own, over, said(rules[rule]["auc_over_control"], "+.3f")]
+    assert " ".join(f"| {' | '.join(cells)} |".split()) in page
 
 
 def test_the_first_hypothesis_could_not_come_out_positive(page):
@@ -51,8 +52,12 @@ def test_the_gate_the_hypotheses_and_the_counts_are_those_of_the_file(page):
     assert not gate["passed"] and gate["by"] == JUDGED and gate["rules"][JUDGED]["lift"]["rows"] == 32
     assert f"the judged rule has the largest lift, {said(gate['rules'][JUDGED]['lift'], '.2f')}" in page
     assert f"nothing to surprisal: {said(differences[JUDGED][ROWS['its fourth power'][0]], '+.3f')}" in page
-    permuted = differences[ROWS["SHEAR, window 32"][0]][f"{SHEAR}32/stride=8/permuted"]
-    assert f"{permuted['value']:+.3f}, {permuted['low']:+.3f} to {permuted['high']:+.3f}" in page
+    shear, equal = ROWS["SHEAR, window 32"][0], FOUND["comparison"]["differences_equal_contrast"]
+    controls = [said(equal[shear][f"{shear}/{control}"], "+.3f") for control in ("permuted", "shuffled")]
+    assert f"window 32 has {controls[0]}, over its own weights in a random order {controls[1]}" in page
+    surprisal = said(equal[JUDGED][ROWS["its fourth power"][0]], "+.3f")
+    assert f"{said(differences[JUDGED][ROWS['its fourth power'][0]], '+.3f')}, at equal contrast {surprisal}" in page
+    assert f"do, {said(differences[JUDGED][ON_WORDS], '+.3f')}, and at equal contrast hardly" in page
     counts = FOUND["counts"]
     assert f"{counts['problems']} problems with a marked step, {counts['responses']:,} responses" in page
     contrast = [FOUND["comparison"]["rules"][ROWS[f"SHEAR, window {w}"][0]]["last_over_first"] for w in (32, 100)]
@@ -64,5 +69,7 @@ def test_the_numbers_of_math_are_those_of_the_file(page):
     pairs = [ROWS[f"SHEAR, window {window}"] for window in (32, 100)]
     assert " and ".join(said(rules[shear]["lift"]) for shear, _ in pairs) in page
     assert " and ".join(said(differences[shear][text], "+.3f") for shear, text in pairs) in page
+    equal = [said(rules[shear]["lift_equal_contrast"]) for shear, _ in pairs]
+    assert f"at equal contrast {' and '.join(equal)}" in page
     assert f"The judged rule has {said(rules[JUDGED]['lift'])}" in page
     assert f"has {MATHS['counts']['problems']} such problems" in page and MATHS["gate"]["passed"] is None
