@@ -3,14 +3,14 @@
 # problems. Interrupt and restart it at any time: finished runs are not repeated, and docs/credit-questions.md has the plan.
 #
 #   examples/scripts/smollm2_study.sh      SEEDS="0 1 ... 11" METHODS="..." STEPS=40 LR=1e-5 OUT=runs/smollm2-study
-#   GATE=1 examples/scripts/smollm2_study.sh      GRPO alone on seed 900, which judges nothing
+#   GATE=1 examples/scripts/smollm2_study.sh      two steps of seed 900, which judges nothing
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 BEST=surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
 METHODS=${METHODS:-group_norm shear error_odds/$BEST examples.rules.matched_odds:MatchedOddsRule/$BEST}
 SEEDS=${SEEDS:-0 1 2 3 4 5 6 7 8 9 10 11} STEPS=${STEPS:-40} LR=${LR:-1e-5} OUT=${OUT:-runs/smollm2-study} PROMPTS=8
-if [ -n "${GATE:-}" ]; then METHODS=group_norm SEEDS=900 OUT=$OUT/gate; fi
+if [ -n "${GATE:-}" ]; then METHODS=shear SEEDS=900 STEPS=2 OUT=$OUT/gate; fi
 
 RUNS=()
 for seed in $SEEDS; do

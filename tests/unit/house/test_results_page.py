@@ -99,25 +99,29 @@ def test_the_size_of_a_step_predicts_the_gain_as_the_study_says():
     assert f"over {len(arms)} arms of bookkeeping its rank correlation" in TRACKING and f"is {rho:.2f}." in TRACKING
 
 
-def test_the_gain_at_equal_steps_is_that_of_the_kept_runs():
-    """By numpy and scipy, from the table of runs: GRPO at 1e-4 and 2e-4, between them by the logarithm of the KL."""
-    with lzma.open(RESULTS / "bookkeeping_runs.jsonl.xz", "rt") as lines:
+@pytest.mark.parametrize(
+    ("table", "task", "high"), [("bookkeeping", "bookkeeping", 2e-4), ("credit_bench", "arithmetic", 1.4e-4)]
+)
+def test_the_gain_at_equal_steps_is_that_of_the_kept_runs(table, task, high):
+    """By numpy and scipy, from the runs: between GRPO at 1e-4 and at a higher rate, by the logarithm of the KL."""
+    with lzma.open(RESULTS / f"{table}_runs.jsonl.xz", "rt") as lines:
         runs = [run for run in map(json.loads, lines) if run["seed"] < 14 and "start" not in run["settings"]]
-
-    def of(rule, rate):
-        own = {r["seed"]: r for r in runs if (r["rule"], r["settings"].get("learning_rate", 1e-4)) == (rule, rate)}
-        kl = np.mean([own[seed]["metrics"]["kl"][:10] for seed in range(14)])
-        return np.log(kl), np.array([np.mean(own[seed]["accuracy"]) for seed in range(14)])
-
-    (at, scores), (low, slower), (high, faster) = of("error_odds", 1e-4), of("uniform", 1e-4), of("uniform", 2e-4)
-    share = (at - low) / (high - low)
-    gains = scores - (slower + share * (faster - slower))
-    half = t.ppf(0.975, 13) * gains.std(ddof=1) / 14**0.5
     row = next(
         row
         for row in map(json.loads, (RESULTS / "credit_bench.jsonl").read_text().splitlines())
-        if (row["task"], row["rule"], row["learning_rate"]) == ("bookkeeping", "error_odds", 1e-4) and row["seeds"]
+        if (row["task"], row["rule"], row["learning_rate"]) == (task, "error_odds", 1e-4) and row["seeds"]
     )
-    kept = [row["equal_steps"][name] for name in ("mean", "low", "high")]
-    assert kept == pytest.approx([gains.mean(), gains.mean() - half, gains.mean() + half], abs=1e-9)
+
+    def of(rule, rate):
+        own = {r["seed"]: r for r in runs if (r["rule"], r["settings"].get("learning_rate", 1e-4)) == (rule, rate)}
+        kl = np.mean([own[seed]["metrics"]["kl"][:10] for seed in row["seeds"]])
+        return np.log(kl), np.array([np.mean(own[seed]["accuracy"]) for seed in row["seeds"]])
+
+    (at, scores), (low, slower), (top, faster) = of("error_odds", 1e-4), of("uniform", 1e-4), of("uniform", high)
+    gains = scores - (slower + (at - low) / (top - low) * (faster - slower))
+    half = t.ppf(0.975, len(gains) - 1) * gains.std(ddof=1) / len(gains) ** 0.5
+    expected = [gains.mean(), gains.mean() - half, gains.mean() + half]
+    assert [row["equal_steps"][name] for name in ("mean", "low", "high")] == pytest.approx(expected, abs=1e-9)
     assert row["step_kl"] == pytest.approx(np.exp(at - low))
+    mean, *ends = (f"{100 * value:+.1f}" for value in expected)
+    assert f"{mean} ({' to '.join(ends)})" in (ROOT / "docs/credit-bench.md").read_text().partition("## The columns")[0]
