@@ -27,10 +27,10 @@ from openrlhf_shear.report.provenance import distinct, provenance
 
 DIFFERENCES = {
     "over_grpo": "over GRPO",
-    "over_tuned": "over tuned GRPO",
-    "equal_steps": "over GRPO, equal steps",
-    "own_curve": "on its own curve",
-    "over_matched": "over its matched control",
+    "over_tuned": "tuned GRPO",
+    "equal_steps": "equal steps",
+    "own_curve": "own curve",
+    "over_matched": "matched",
 }
 Arms = Mapping[tuple[str, float], Mapping[int, LabRun]]  # (rule, learning rate) -> seed -> run
 
