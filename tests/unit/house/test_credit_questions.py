@@ -56,6 +56,20 @@ def test_the_page_has_the_kept_answers():
         assert answer["conclusion"].split(",")[0] in PAGE.replace("Words", "words")
 
 
+def test_the_gate_and_the_hours_of_the_real_model_are_those_of_its_two_steps():
+    kept = json.loads((ROOT / "benchmarks/results/smollm2_gate.json").read_text())
+    steps, (runs, of) = kept["steps"], kept["planned"].values()
+    mixed, right = (" and ".join(f"{value:.0%}" for value in steps[name]) for name in ("mixed_groups", "reward"))
+    text = " ".join(PAGE.split())
+    assert (
+        kept["gate"]["passed"] == (steps["mixed_groups"][0] >= 1 / 3)
+        and f"{mixed}** in the first two steps, with {right}" in text
+    )
+    seconds = steps["seconds"][1]  # the first also warms up
+    assert f"{seconds:.0f} s on two cores, so the {runs} runs take {runs * of * seconds / 3600:.0f} hours" in text
+    assert f"{of} steps of 64 rollouts" in text
+
+
 def test_what_the_page_says_of_single_seeds_and_ties():
     by_seed = [*ANSWERS["1"]["difference"]["by_seed"].values()]
     without = [paired(by_seed[:i] + by_seed[i + 1 :]).high for i in range(len(by_seed))]
