@@ -28,6 +28,7 @@ TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the 
 SAME_SECONDS = 3.0
 _SHUTDOWN_SECONDS = 20.0
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # Slurm's --signal=USR1 comes before its time limit
+_ending = threading.Event()  # a thread shuts Ray down and ends this process
 
 
 def supervise(command: Sequence[str], max_restarts: int, console: Console | None = None) -> int:
@@ -120,6 +121,8 @@ def stopping(grace_seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        if _ending.is_set():  # what this thread met is that Ray is gone: the other thread's exit code holds
+            threading.Event().wait()
         _put(before)
         signal.set_wakeup_fd(wakeup)
         os.close(write)
@@ -184,6 +187,7 @@ def _end_after(shutdown: Callable[[], None]) -> None:
     A signal that reaches Ray's C++ handler, while Ray starts, sets an alarm that would abort this process in 3 s.
     """
     signal.alarm(0)
+    _ending.set()
     threading.Timer(_SHUTDOWN_SECONDS, os._exit, (STOPPED,)).start()
     try:
         shutdown()

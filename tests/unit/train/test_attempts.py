@@ -108,7 +108,7 @@ SIGNALS = """
 import ctypes, os, signal, sys, threading, time, types
 from openrlhf_shear.train.start import attempts
 
-ASKED = threading.Event()
+ASKED, GONE = threading.Event(), threading.Event()
 
 class Trainer:
     class ask_to_stop:
@@ -116,15 +116,21 @@ class Trainer:
 
 def get_actor(name):
     assert MODE != "no Ray", "this starts one"
-    if MODE == "no trainer":
+    if MODE in ("no trainer", "Ray gone"):
         raise ValueError(name)
     return Trainer
 
 MODE = sys.argv[1]
 sys.modules["ray"] = types.SimpleNamespace(
     is_initialized=lambda: MODE not in ("no Ray", "in C"), get_actor=get_actor, get=lambda ref, timeout: None,
-    exceptions=types.SimpleNamespace(RayError=OSError), shutdown=lambda: print("shut down", flush=True),
+    exceptions=types.SimpleNamespace(RayError=OSError), shutdown=lambda: (print("shut down", flush=True), shut()),
 )
+
+def shut():
+    GONE.set()
+    if MODE == "Ray gone":
+        time.sleep(1)  # the main thread has failed meanwhile
+
 attempts.SAME_SECONDS = 0.3
 with attempts.stopping(0.3 if MODE == "over" else 60.0):
     if MODE == "in C":  # a wait that a signal does not interrupt, as Ray's: the main thread runs no handler
@@ -141,6 +147,9 @@ with attempts.stopping(0.3 if MODE == "over" else 60.0):
         os.kill(os.getpid(), signal.SIGINT)
     if MODE == "in time":
         sys.exit(75)
+    if MODE == "Ray gone":  # beneath a call of the main thread
+        GONE.wait(30)
+        raise AttributeError("gcs_client")
     time.sleep(60)
 """
 
