@@ -20,7 +20,7 @@ from run_tables import STUDIES, read, table_of
 from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab.runs import run_of
 from openrlhf_shear.lab.settings import BASELINE, LabSettings
-from openrlhf_shear.lab.worth import LabRun, at_the_baseline_s_steps, over_equal_steps, step_kl
+from openrlhf_shear.lab.worth import LabRun, over_equal_steps, step_kl
 from openrlhf_shear.report.estimates import Paired, paired
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import distinct, provenance
@@ -68,7 +68,9 @@ def rows_of(arms: Arms, rate: float) -> list[dict]:
         row |= {"over_matched": over(arms.get((f"{rule}/matched", at)))}
         of_rule = rule != BASELINE
         row["equal_steps"] = over_equal_steps(runs, grpo) if of_rule else None
-        row["own_curve"] = at_the_baseline_s_steps(curves[rule], grpo[at]) if of_rule and at in grpo else None
+        row["own_curve"] = (
+            over_equal_steps(grpo[at], curves[rule], of_baseline=True) if of_rule and at in grpo else None
+        )
         rows.append(plain(row))
     return rows
 

@@ -20,7 +20,7 @@ from openrlhf_shear.lab.runs import digest
 from openrlhf_shear.lab.settings import BASELINE, LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
-from openrlhf_shear.lab.worth import EVALUATED, LabRun, at_the_baseline_s_steps, measures_of, over_equal_steps, step_kl
+from openrlhf_shear.lab.worth import EVALUATED, LabRun, measures_of, over_equal_steps, step_kl
 from openrlhf_shear.report.bootstrap import Bootstrap, iqm, probability_of_improvement
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
@@ -117,9 +117,7 @@ def make_row(
             "final": paired([run.final - other.final for run, other in pairs]) if compared else None,
             "step_kl": step_kl([run for run, _ in pairs]) / step_kl([other for _, other in pairs]) if pairs else None,
             "equal_steps": over_equal_steps([run for run, _ in pairs], baselines, measure) if compared else None,
-            "at_its_steps": at_the_baseline_s_steps(curve, [other for _, other in pairs], measure)
-            if compared
-            else None,
+            "at_its_steps": over_equal_steps([other for _, other in pairs], curve, measure, True) if compared else None,
             "same_kind": all(same_kind(run.made, other.made) is not False for run, other in pairs),
             "iqm": iqm(differences, bootstrap) if compared else None,
             "improvement": probability_of_improvement(scores, their, bootstrap) if compared else None,

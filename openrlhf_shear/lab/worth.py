@@ -4,6 +4,7 @@ Intervals are those of the paired t test over seeds: for fresh seeds and the sam
 their differences are fractions, not percent.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log
@@ -159,55 +160,31 @@ def step_kl(runs: Sequence[LabRun]) -> float:
 
 
 def over_equal_steps(
-    runs: Sequence[LabRun], baselines: Mapping[float, Sequence[LabRun]], measure: str = "mean"
+    runs: Sequence[LabRun], curve: Mapping[float, Sequence[LabRun]], measure: str = "mean", of_baseline: bool = False
 ) -> Paired | None:
-    """Return a rule's gain over the baseline at the learning rate whose steps have the rule's KL.
+    """Return a rule's gain over the baseline where the steps of both have the same KL.
 
     A rule that takes larger steps learns faster, wherever its credit goes, as a larger learning rate does. The
     logarithm of the KL divergence, and each seed's accuracy, are linear in the logarithm of the rate between two rates
-    of the baseline. None where no two rates, with all of the rule's seeds, have the rule's KL between theirs.
+    of the curve. None where no two rates, with all of the runs' seeds, have the runs' KL between theirs.
 
     Args:
-        runs: of the rule.
-        baselines: learning rate -> runs of the baseline.
+        runs: at one rate.
+        curve: learning rate -> runs of the other side, the baseline.
         measure: attribute of a run.
+        of_baseline: `runs` are the baseline's, and the curve is the rule's own.
     """
-    found = _over_curve(runs, baselines, measure)
-    return None if found is None else paired(found)
-
-
-def at_the_baseline_s_steps(
-    by_rate: Mapping[float, Sequence[LabRun]], baseline: Sequence[LabRun], measure: str = "mean"
-) -> Paired | None:
-    """Return a rule's gain at the learning rate whose steps have the baseline's KL, read on the rule's own curve.
-
-    The curve is as in `over_equal_steps`, with the two sides exchanged.
-
-    Args:
-        by_rate: learning rate -> runs of the rule.
-        baseline: runs of the baseline at one rate.
-    """
-    found = _over_curve(baseline, by_rate, measure)
-    return None if found is None else paired([-loss for loss in found])
-
-
-def _over_curve(runs: Sequence[LabRun], curve: Mapping[float, Sequence[LabRun]], measure: str) -> list[float] | None:
-    """Return each run's difference to the run of its seed between two rates of the curve; None where nothing fits."""
+    sign = -1 if of_baseline else 1
     by_rate = {rate: {run.seed: run for run in its} for rate, its in sorted(curve.items())}
-    for low, high in zip(by_rate, list(by_rate)[1:], strict=False):
-        slower, faster = by_rate[low], by_rate[high]
+    for slower, faster in itertools.pairwise(by_rate.values()):
         if not all(run.seed in slower and run.seed in faster for run in runs):
             continue
-        sizes = [
-            step_kl(each) for each in ([slower[run.seed] for run in runs], runs, [faster[run.seed] for run in runs])
-        ]
+        ends = [[side[run.seed] for run in runs] for side in (slower, faster)]
+        sizes = [step_kl(each) for each in (ends[0], runs, ends[1])]
         if 0 < sizes[0] <= sizes[1] <= sizes[2]:
             bottom, at, top = map(log, sizes)
             share = (at - bottom) / (top - bottom) if top > bottom else 0.0
-            return [
-                getattr(run, measure)
-                - (1 - share) * getattr(slower[run.seed], measure)
-                - share * getattr(faster[run.seed], measure)
-                for run in runs
-            ]
+            low, high, own = ([getattr(run, measure) for run in each] for each in (*ends, runs))
+            others = [(1 - share) * a + share * b for a, b in zip(low, high, strict=True)]
+            return paired([sign * (a - b) for a, b in zip(own, others, strict=True)])
     return None

@@ -89,13 +89,8 @@ def ktae(group, frequency=1.0, scale=1.0):
             for k in (0, 1)
             if row[k]
         )
-        f, g = (
-            3 * tf / (tf + 1 + 2 * length / sum(lengths))
-            for length, tf in (
-                (length, sum(text.count(token) for text in side) / length)
-                for side, length in zip(texts, lengths, strict=True)
-            )
-        )
+        shares = [sum(text.count(token) for text in side) / n for side, n in zip(texts, lengths, strict=True)]
+        f, g = (3 * tf / (tf + 1 + 2 * n / sum(lengths)) for tf, n in zip(shares, lengths, strict=True))
         a, b = (math.asin(math.sqrt(held / len(side))) for held, side in zip(holders, texts, strict=True))
         direction = a - b + frequency * (f / (g + 1e-5) - g / (f + 1e-5))
         strength = (association + information) / 2

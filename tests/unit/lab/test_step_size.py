@@ -5,7 +5,7 @@ import pytest
 from equal_steps import arms_of, rows_of
 from scipy import stats
 
-from openrlhf_shear.lab.worth import LabRun, at_the_baseline_s_steps, over_equal_steps, step_kl
+from openrlhf_shear.lab.worth import LabRun, over_equal_steps, step_kl
 
 
 def run(seed, accuracy, kl):
@@ -32,10 +32,10 @@ def test_a_rule_s_own_curve_gives_its_gain_at_grpo_s_steps():
     """At twice the rate the rule's KL grows by 8 and its accuracy by 0.2; GRPO's KL lies at a third of the way."""
     curve = {rate: [run(s, 0.4 + gain + 0.01 * s, kl) for s in range(4)] for rate, gain, kl in ((1, 0, 1), (2, 0.2, 8))}
     grpo = [run(s, 0.43 + 0.02 * s, 2.0) for s in range(4)]
-    found = at_the_baseline_s_steps(curve, grpo)
+    found = over_equal_steps(grpo, curve, of_baseline=True)
     differences = [0.4 + 0.2 / 3 + 0.01 * s - 0.43 - 0.02 * s for s in range(4)]
     assert found.mean == pytest.approx(sum(differences) / 4) and found.seeds == 4
-    assert at_the_baseline_s_steps(curve, [run(0, 0.5, 9.0)]) is None
+    assert over_equal_steps([run(0, 0.5, 9.0)], curve, of_baseline=True) is None
 
 
 @pytest.mark.parametrize(
