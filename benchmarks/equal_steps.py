@@ -35,13 +35,15 @@ DIFFERENCES = {
 Arms = Mapping[tuple[str, float], Mapping[int, LabRun]]  # (rule, learning rate) -> seed -> run
 
 
-def arms_of(table: list[dict], seeds: range | None = None) -> dict[tuple[str, float], dict[int, LabRun]]:
-    """Return the runs of the seeds that every arm has; ValueError if there is no such seed."""
+def arms_of(
+    table: list[dict], seeds: range | None = None, updates: int = 2
+) -> dict[tuple[str, float], dict[int, LabRun]]:
+    """Return the runs with `updates` a step, of the seeds that every arm has; ValueError if there is no such seed."""
     arms: dict[tuple[str, float], dict[int, LabRun]] = {}
     for row in table:
-        if seeds is None or row["seed"] in seeds:
-            rate = LabSettings(**row["settings"]).learning_rate
-            arms.setdefault((row["rule"], rate), {})[row["seed"]] = run_of(row, row["rule"])
+        settings = LabSettings(**row["settings"])
+        if settings.mini_batches == updates and (seeds is None or row["seed"] in seeds):
+            arms.setdefault((row["rule"], settings.learning_rate), {})[row["seed"]] = run_of(row, row["rule"])
     shared = set.intersection(*map(set, arms.values())) if arms else set()
     if not shared:
         raise ValueError("no seed has a run of every arm")
@@ -80,10 +82,12 @@ def main() -> None:
     parser.add_argument("--table", choices=STUDIES, required=True, help="runs that benchmarks/run_tables.py keeps")
     parser.add_argument("--rate", type=float, default=1e-4, help="GRPO's (default: 1e-4)")
     parser.add_argument("--seeds", metavar="FIRST-LAST", help="e.g. 930-933 (default: all that every arm has)")
+    parser.add_argument("--updates", type=int, default=2, help="of a step, of the runs to read (default: 2)")
     args = parser.parse_args()
     first, _, last = (args.seeds or "").partition("-")
     table = read(table_of(args.table))
-    rows = rows_of(arms_of(table, range(int(first), int(last) + 1) if args.seeds else None), args.rate)
+    seeds = range(int(first), int(last) + 1) if args.seeds else None
+    rows = rows_of(arms_of(table, seeds, args.updates), args.rate)
     names = dict(zip(kinds := [*dict.fromkeys(row["rule"] for row in rows)], titled(kinds), strict=True))
     shown = [
         {"rule": names[row["rule"]], "rate": f"{row['rate']:g}", "seeds": len(row["seeds"])}

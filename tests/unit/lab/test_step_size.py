@@ -67,6 +67,7 @@ def test_kept_runs_are_compared_over_the_seeds_of_every_arm():
     scores = {(rule, rate): rng.random(5) for rule, rate, _ in arms}
     table = [kept(rule, rate, seed, scores[rule, rate][seed], kl) for rule, rate, kl in arms for seed in range(5)]
     table.append(kept("uniform", 1e-4, 9, 0.1, 1.0))  # a seed of one arm
+    table.append(kept("mine", 1e-4, 0, 0.1, 1.0) | {"settings": {"learning_rate": 1e-4, "mini_batches": 16}})
     rows = {(row["rule"], row["rate"]): row for row in rows_of(arms_of(table), 1e-4)}
     mine, slow, fast = rows["mine", 1e-4], scores["uniform", 1e-4], scores["uniform", 2e-4]
     assert mine["seeds"] == [*range(5)] and mine["kl"] == pytest.approx(2)
