@@ -120,9 +120,11 @@ def stopping(grace_seconds: float) -> Iterator[None]:
     before = {number: signal.signal(number, lambda *_: None) for number in NUMBERS}
     try:
         yield
-    finally:
-        if _ending.is_set():  # what this thread met is that Ray is gone: the other thread's exit code holds
+    except BaseException:
+        if _ending.is_set():  # Ray is gone because of the signal, whose exit code holds
             threading.Event().wait()
+        raise
+    finally:
         _put(before)
         signal.set_wakeup_fd(wakeup)
         os.close(write)
