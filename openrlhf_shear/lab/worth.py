@@ -156,7 +156,11 @@ def _by_seed(runs: Iterable[LabRun], rule: str) -> dict[int, LabRun]:
 
 def step_kl(runs: Sequence[LabRun]) -> float:
     """Return the mean over runs of the KL divergence of a step, nats a token, over the first ten steps."""
-    return fmean(fmean(run.metrics["kl"][:FIRST_STEPS]) for run in runs)
+    return fmean(map(_step_kl, runs))
+
+
+def _step_kl(run: LabRun) -> float:
+    return fmean(run.metrics["kl"][:FIRST_STEPS])
 
 
 def over_equal_steps(
@@ -165,8 +169,11 @@ def over_equal_steps(
     """Return a rule's gain over the baseline where the steps of both have the same KL.
 
     A rule that takes larger steps learns faster, wherever its credit goes, as a larger learning rate does. The
-    logarithm of the KL divergence, and each seed's accuracy, are linear in the logarithm of the rate between two rates
-    of the curve. None where no two rates, with all of the runs' seeds, have the runs' KL between theirs.
+    logarithm of the KL divergence, and the accuracy, are linear in the logarithm of the rate between two rates of the
+    curve. None where no two rates, with all of the runs' seeds, have the runs' KL between theirs.
+
+    The interval counts the noise of the KL divergences too, by the delta method: a seed's difference has the part by
+    which its three divergences move the place on the curve. These parts have the mean 0.
 
     Args:
         runs: at one rate.
@@ -179,12 +186,15 @@ def over_equal_steps(
     for slower, faster in itertools.pairwise(by_rate.values()):
         if not all(run.seed in slower and run.seed in faster for run in runs):
             continue
-        ends = [[side[run.seed] for run in runs] for side in (slower, faster)]
-        sizes = [step_kl(each) for each in (ends[0], runs, ends[1])]
-        if 0 < sizes[0] <= sizes[1] <= sizes[2]:
-            bottom, at, top = map(log, sizes)
-            share = (at - bottom) / (top - bottom) if top > bottom else 0.0
-            low, high, own = ([getattr(run, measure) for run in each] for each in (*ends, runs))
-            others = [(1 - share) * a + share * b for a, b in zip(low, high, strict=True)]
-            return paired([sign * (a - b) for a, b in zip(own, others, strict=True)])
+        arms = [[slower[run.seed] for run in runs], runs, [faster[run.seed] for run in runs]]
+        kl = np.array([[_step_kl(run) for run in arm] for arm in arms])
+        low, own, high = np.array([[getattr(run, measure) for run in arm] for arm in arms])
+        bottom, at, top = kl.mean(axis=1)
+        if 0 < bottom <= at <= top:
+            width = log(top / bottom) or 1.0
+            share = log(at / bottom) / width
+            below, itself, above = kl / kl.mean(axis=1, keepdims=True) - 1  # of the logarithm of a mean, seed by seed
+            moved = (itself - (1 - share) * below - share * above) / width
+            gains = own - low - share * (high - low) - moved * (high - low).mean()
+            return paired((sign * gains).tolist())
     return None

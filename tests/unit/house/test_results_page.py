@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs the extra [tools]")
 import numpy as np
+from equal_kl import gain_interval
 from matplotlib.image import imread
 from results_page import CHART, PAGE, RESULTS, TUNED, bookkeeping_gains, chart, lab_gains, page, read
 from scipy.stats import spearmanr, t
@@ -135,14 +136,12 @@ def test_the_gain_at_equal_steps_is_that_of_the_kept_runs(table, task, high):
 
     def of(rule, rate):
         own = {r["seed"]: r for r in runs if (r["rule"], r["settings"].get("learning_rate", 1e-4)) == (rule, rate)}
-        kl = np.mean([own[seed]["metrics"]["kl"][:10] for seed in row["seeds"]])
-        return np.log(kl), np.array([np.mean(own[seed]["accuracy"]) for seed in row["seeds"]])
+        kl = np.array([np.mean(own[seed]["metrics"]["kl"][:10]) for seed in row["seeds"]])
+        return kl, np.array([np.mean(own[seed]["accuracy"]) for seed in row["seeds"]])
 
-    (at, scores), (low, slower), (top, faster) = of("error_odds", 1e-4), of("uniform", 1e-4), of("uniform", high)
-    gains = scores - (slower + (at - low) / (top - low) * (faster - slower))
-    half = t.ppf(0.975, len(gains) - 1) * gains.std(ddof=1) / len(gains) ** 0.5
-    expected = [gains.mean(), gains.mean() - half, gains.mean() + half]
-    assert [row["equal_steps"][name] for name in ("mean", "low", "high")] == pytest.approx(expected, abs=1e-9)
-    assert row["step_kl"] == pytest.approx(np.exp(at - low))
+    arms = of("error_odds", 1e-4), of("uniform", 1e-4), of("uniform", high)
+    expected = gain_interval(*arms)
+    assert [row["equal_steps"][name] for name in ("mean", "low", "high")] == pytest.approx(expected, abs=1e-8)
+    assert row["step_kl"] == pytest.approx(arms[0][0].mean() / arms[1][0].mean())
     mean, *ends = (f"{100 * value:+.1f}" for value in expected)
     assert f"{mean} ({' to '.join(ends)})" in (ROOT / "docs/credit-bench.md").read_text().partition("## The columns")[0]

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from equal_kl import gain_interval
 from equal_steps import arms_of, rows_of
 from scipy import stats
 
 from openrlhf_shear.lab.worth import LabRun, over_equal_steps, step_kl
+
+ARMS = ((2.0, 0.55), (1.0, 0.4), (8.0, 0.7))  # KL and accuracy of a rule, and of GRPO at two rates
 
 
 def run(seed, accuracy, kl):
@@ -36,6 +39,18 @@ def test_a_rule_s_own_curve_gives_its_gain_at_grpo_s_steps():
     differences = [0.4 + 0.2 / 3 + 0.01 * s - 0.43 - 0.02 * s for s in range(4)]
     assert found.mean == pytest.approx(sum(differences) / 4) and found.seeds == 4
     assert over_equal_steps([run(0, 0.5, 9.0)], curve, of_baseline=True) is None
+
+
+def test_the_interval_has_the_noise_of_the_step_sizes():
+    """Compared with numerical differentiation over the seeds' weights, and with the jackknife."""
+    rng = np.random.default_rng(0)
+    own, slow, fast = ((kl * rng.lognormal(sigma=0.3, size=14), rng.normal(at, 0.02, 14)) for kl, at in ARMS)
+    mine, *curve = ([run(s, a, kl) for s, (kl, a) in enumerate(zip(*arm, strict=True))] for arm in (own, slow, fast))
+    found = over_equal_steps(mine, dict(enumerate(curve)))
+    assert [found.mean, found.low, found.high] == pytest.approx(gain_interval(own, slow, fast), abs=1e-8)
+    left = [over_equal_steps(mine[:i] + mine[i + 1 :], dict(enumerate(curve))).mean for i in range(14)]
+    jackknife = (13 / 14 * np.sum((np.array(left) - np.mean(left)) ** 2)) ** 0.5
+    assert found.half_width / stats.t.ppf(0.975, 13) == pytest.approx(jackknife, rel=0.02)  # measured: 0.6%
 
 
 @pytest.mark.parametrize(
