@@ -16,6 +16,6 @@ folder=${1:-.gpu_check}
 [ $# -gt 0 ] && shift
 if [ ! -x "$folder/bin/python" ]; then
     python3 -m venv "$folder"
-    "$folder/bin/pip" install -q "torch>=2.12,<2.14" -e . scipy
+    "$folder/bin/pip" install -q "torch>=2.12,<2.14" -e .
 fi
 exec "$folder/bin/python" benchmarks/gpu_check.py --output "$folder/gpu_check.json" "$@"

@@ -172,8 +172,8 @@ def over_equal_steps(
     logarithm of the KL divergence, and the accuracy, are linear in the logarithm of the rate between two rates of the
     curve. None where no two rates, with all of the runs' seeds, have the runs' KL between theirs.
 
-    The interval counts the noise of the KL divergences too, by the delta method: a seed's difference has the part by
-    which its three divergences move the place on the curve. These parts have the mean 0.
+    The interval counts the noise of the KL divergences too, by the delta method. A seed's difference has the part by
+    which its three divergences move the place on the curve; these parts have the mean 0.
 
     Args:
         runs: at one rate.

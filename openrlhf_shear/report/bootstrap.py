@@ -180,7 +180,7 @@ def iqm(scores: Sequence[float], bootstrap: Bootstrap) -> Estimate:
 
     It is that of rliable (Agarwal et al. 2021, arXiv 2108.13264), as is `probability_of_improvement`.
     """
-    from scipy.stats import trim_mean  # the light core has no scipy
+    from scipy.stats import trim_mean  # late: it takes a second
 
     values = np.asarray(scores, dtype=float)
     return _over_seeds(len(values), lambda drawn: trim_mean(values[drawn], 0.25), bootstrap)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import erfc, lgamma, log, nan, sqrt
+from math import nan, sqrt
 from statistics import fmean, stdev
 from typing import Self
 
@@ -12,7 +12,6 @@ import numpy as np
 COVERAGE = 0.95  # of every interval
 POWER = 0.8
 FEW_PAIRS = 5  # fewer pairs get a warning: the interval means little
-SMALLEST = 1e-12  # a bisection stops at this width, relative to its first interval
 SAME = 1e-12  # a smaller spread of accuracies is rounding error
 
 Form = str | Callable[[float], str]  # how to write a number: a format such as ".3f", or a function
@@ -137,48 +136,22 @@ def paired(differences: Sequence[float]) -> Paired | None:
     spread = float(values.std(ddof=1))
     if spread <= SAME:
         return Paired(mean, mean, mean, pairs, 0.0, "all pairs differ alike, so the interval says nothing")
-    half = spread / sqrt(pairs) * _edge(pairs - 1)
+    error, (edge, noncentrality) = spread / sqrt(pairs), _t(pairs - 1)
     few = f"rests on {pairs} pairs of seeds, too few for an interval that means much" if pairs < FEW_PAIRS else None
-    return Paired(mean, mean - half, mean + half, pairs, spread / sqrt(pairs) * _noncentrality(pairs - 1), few)
+    return Paired(mean, mean - edge * error, mean + edge * error, pairs, noncentrality * error, few)
 
 
 @lru_cache
-def _edge(free: int) -> float:
-    """Return t_{0.975, free}, which |T| exceeds with probability 0.05; T is Student's t."""
-    return _root(lambda edge: (1 - COVERAGE) - 2 * _above(edge, free), 2 / (1 - COVERAGE))
+def _t(free: int) -> tuple[float, float]:
+    """Return t_{0.975, free}, and the c with P(|T| > t_{0.975, free}) = 0.8.
 
-
-@lru_cache
-def _noncentrality(free: int) -> float:
-    """Return the c with P(|T| > t_{0.975, free}) = 0.8, T noncentral t with `free` degrees and noncentrality c."""
-    edge = _edge(free)
-    return _root(lambda c: _above(edge, free, c) + _above(edge, free, -c) - POWER, 2 * edge + 5)
-
-
-def _above(edge: float, free: int, c: float = 0.0) -> float:
-    """Return P(T > edge) = E Phi(c - edge s), T = (Z + c) / s, s^2 = chi^2 / free; to 1e-12, by Gauss-Legendre.
-
-    >>> round(_above(12.7062047362, 1), 10), round(_above(2.2621571628, 9), 10)
-    (0.025, 0.025)
+    T is the noncentral t with `free` degrees of freedom and noncentrality c.
     """
-    reach = 9 / sqrt(free)  # the density of s is negligible farther than this from 1
-    low, high = max(0.0, 1 - reach), 1 + reach
-    nodes, weights = _nodes()
-    s = low + (high - low) * (nodes + 1) / 2
-    density = np.exp(free / 2 * (log(free / 2) - s * s) + log(2) - lgamma(free / 2) + (free - 1) * np.log(s))
-    beyond = [erfc((edge * point - c) / sqrt(2)) / 2 for point in s.tolist()]
-    return float((high - low) / 2 * np.sum(weights * density * beyond))
+    from scipy import optimize, stats  # late: they take a second
 
+    edge = stats.t.ppf((1 + COVERAGE) / 2, free)
 
-@lru_cache
-def _nodes() -> tuple[np.ndarray, np.ndarray]:
-    return np.polynomial.legendre.leggauss(200)
+    def lacking(c: float) -> float:
+        return stats.nct.sf(edge, free, c) + stats.nct.sf(edge, free, -c) - POWER
 
-
-def _root(function: Callable[[float], float], high: float) -> float:
-    """Return where an increasing function crosses 0 in [0, high]."""
-    low, width = 0.0, high
-    while high - low > SMALLEST * width:
-        middle = (low + high) / 2
-        low, high = (low, middle) if function(middle) > 0 else (middle, high)
-    return (low + high) / 2
+    return float(edge), optimize.brentq(lacking, 0, 2 * edge + 5)

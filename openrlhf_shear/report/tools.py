@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 # Modules of requirements/tools.txt.
-TOOLS = ("matplotlib", "ot", "pandas", "pyarrow", "scipy", "tensorboard")
+TOOLS = ("matplotlib", "ot", "pandas", "pyarrow", "tensorboard")
 INSTALL_TOOLS = "use: pip install '.[tools]' (docs/install.md)"
 
 

@@ -16,7 +16,7 @@ def gain(weights, own, slow, fast) -> float:
 def gain_interval(own, slow, fast) -> list[float]:
     """The gain with its 95% interval: t, of the seeds' influences."""
     n = len(own[0])
-    sides = [[gain(np.ones(n) + sign * STEP * one, own, slow, fast) for one in np.eye(n)] for sign in (1, -1)]
+    sides = [[gain(np.ones(n) + sign * STEP * seed, own, slow, fast) for seed in np.eye(n)] for sign in (1, -1)]
     influence = n * np.subtract(*sides) / (2 * STEP)
     mean, half = gain(np.ones(n), own, slow, fast), t.ppf(0.975, n - 1) * influence.std(ddof=1) / n**0.5
     return [mean, mean - half, mean + half]

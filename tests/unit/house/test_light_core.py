@@ -12,17 +12,14 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import pytest
 from packaging.requirements import Requirement
-from scipy import optimize, stats
 
-from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
 
 ROOT = Path(__file__).parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-NEVER = ("openrlhf", "ray", "deepspeed", "vllm", "scipy", "trl", "peft")
+NEVER = ("openrlhf", "ray", "deepspeed", "vllm", "trl", "peft")
 
 
 def brought(requirements: list[str]) -> set[str]:
@@ -153,25 +150,9 @@ def test_the_files_of_the_extras_list_the_known_packages():
         assert all((ROOT / file).is_file() for file in extra["file"])
 
 
-# ── Student's t without SciPy ──
-
-
-@pytest.mark.parametrize("free", [1, 2, 4, 9, 40, 300])
-def test_the_t_interval_and_its_power_are_scipys(free):
-    edge = stats.t.ppf(0.975, free)
-    differences = np.arange(free + 1.0)
-    gain, error = paired(differences), differences.std(ddof=1) / (free + 1) ** 0.5
-    assert gain.half_width / error == pytest.approx(edge, abs=1e-9)
-
-    def lacking(c):
-        return stats.nct.sf(edge, free, c) + stats.nct.sf(edge, free, -c) - 0.8
-
-    assert gain.detectable / error == pytest.approx(optimize.brentq(lacking, 0, 2 * edge + 5), abs=1e-9)
-
-
 def test_the_light_core_is_not_large():
     """Sizes as installed: what docs/install.md says that `pip install .` adds beside torch."""
-    own = {"numba", "llvmlite", "numpy", "regex", "rich", "tqdm", "transformers", "tokenizers", "hf-xet"}
+    own = {"numba", "llvmlite", "numpy", "regex", "rich", "scipy", "tqdm", "transformers", "tokenizers", "hf-xet"}
     files = [file for name in own for file in metadata.files(name) or ()]
     size = sum(path.stat().st_size for file in files if (path := Path(file.locate())).is_file())
-    assert size < 410e6
+    assert size < 560e6
