@@ -24,7 +24,7 @@ question_4() { # SEEDS RULES [flags]
     shift 2
     python -m openrlhf_shear.cli.lab --task bookkeeping-paraphrased --rules "$rules" --seeds "$seeds" --first-seed 400 --steps 60 \
         --prompts 8 --window 32 --stride 8 --epsilon-rel 0.015 --eval-problems 64 --eval-samples 1 --placement-prompts 32 \
-        --learning-rates 1e-4,1.4e-4,2e-4,2.8e-4 --tuning-seeds 4 --first-tuning-seed 930 --workers "$WORKERS" \
+        --learning-rates 1e-4,1.4e-4,2e-4,2.8e-4 --tuning-seeds 4 --first-tuning-seed 930 --widen-rates 1 --workers "$WORKERS" \
         --output runs/question_4 "$@"
 }
 
