@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from equal_kl import gain_interval
 from ledger_comparison import points
 from scipy.stats import ttest_1samp
 
@@ -68,6 +69,31 @@ def test_the_gate_and_the_hours_of_the_real_model_are_those_of_its_two_steps():
     seconds = steps["seconds"][1]  # the first also warms up
     assert f"{seconds:.0f} s on two cores, so the {runs} runs take {runs * of * seconds / 3600:.0f} hours" in text
     assert f"{of} steps of 64 rollouts" in text
+
+
+def test_the_tuning_of_question_4_follows_from_its_runs():
+    """By numpy and scipy: each arm's best rate on the four seeds, and the differences there."""
+    with lzma.open(ROOT / "benchmarks/results/question_4_runs.jsonl.xz", "rt") as lines:
+        runs = [run for run in map(json.loads, lines) if run["seed"] in range(930, 934)]
+    by = defaultdict(dict)
+    for run in runs:
+        kl, rate = np.mean(run["metrics"]["kl"][:10]), run["settings"].get("learning_rate", 1e-4)
+        by[run["rule"], rate][run["seed"]] = kl, np.mean(run["accuracy"])
+    arms = {arm: np.array([its[seed] for seed in range(930, 934)]).T for arm, its in by.items()}
+    best = {}
+    for rule in ("uniform", "shear", "oracle_first_wrong"):
+        best[rule] = max((arm for arm in arms if arm[0] == rule), key=lambda arm: arms[arm][1].mean())
+    assert [rate for _, rate in best.values()] == [1e-4, 1.4e-4, 1.4e-4]
+    grpo, shear, oracle = (arms[arm] for arm in best.values())
+    said = []
+    for arm in (oracle, shear):
+        low, high = ttest_1samp(arm[1] - grpo[1], 0).confidence_interval(0.95)
+        said.append((np.mean(arm[1] - grpo[1]), low, high))
+    said.append(gain_interval(shear, grpo, arms["uniform", 1.4e-4]))
+    texts = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*100 * np.array(each)) for each in said]
+    assert [text for text in texts if text not in " ".join(PAGE.split())] == []
+    short = " SHEAR ".join(text.split()[0] + "," * (i == 0) for i, text in enumerate(texts[:2]))
+    assert f"an oracle has {short} |" in (ROOT / "docs/credit-bench.md").read_text()
 
 
 def test_what_the_page_says_of_single_seeds_and_ties():
