@@ -19,14 +19,14 @@ from_ledger() { # no training: rows from the finished runs of the comparison
     bench --tasks bookkeeping --read_only --baseline_rates 1e-4,2e-4 --output "$LEDGER" "$@"
 }
 
-question_4() { # SEEDS RULES [flags]
+question_4() { # SEEDS RULES FLAG...
     local seeds=$1 rules=$2
     shift 2
     python -m openrlhf_shear.cli.lab --task bookkeeping-paraphrased --rules "$rules" --seeds "$seeds" --first-seed 400 --steps 60 \
         --prompts 8 --window 32 --stride 8 --epsilon-rel 0.015 --eval-problems 64 --eval-samples 1 --placement-prompts 32 \
-        --learning-rates 1e-4,1.4e-4,2e-4,2.8e-4 --tuning-seeds 4 --first-tuning-seed 930 --widen-rates 1 --workers "$WORKERS" \
-        --output runs/question_4 "$@"
+        --workers "$WORKERS" --output runs/question_4 "$@"
 }
+TUNED=(--learning-rates 1e-4,1.4e-4,2e-4,2.8e-4 --tuning-seeds 4 --first-tuning-seed 930 --widen-rates 1)
 
 CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_rule:ContrastRule
 JUDGED=error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
@@ -47,11 +47,13 @@ for arm in $ARMS; do
         trap "python benchmarks/run_tables.py pack credit_bench_runs runs/credit_bench" EXIT
         bench --tasks arithmetic --baseline_rates 5e-5,1e-4,1.4e-4 --rules "$FEW"
         ;;
-    question_4) # of docs/credit-questions.md, planned before its runs; 7 to 8 minutes a run on a core
+    question_4) # of docs/credit-questions.md, planned before its runs; 5 to 8 minutes a run on a core
         python benchmarks/run_tables.py unpack question_4_runs runs/question_4
         trap "python benchmarks/run_tables.py pack question_4_runs runs/question_4" EXIT
-        question_4 1 uniform,oracle_first_wrong/matched
-        question_4 26 uniform,shear,oracle_first_wrong
+        question_4 26 uniform,shear,oracle_first_wrong "${TUNED[@]}"
+        question_4 1 uniform,oracle_first_wrong/matched "${TUNED[@]}"
+        question_4 4 uniform --mini-batches 16 --learning-rate 5e-5 # exploratory: half of each rule's best rate
+        question_4 4 shear --mini-batches 16 --learning-rate 7e-5
         ;;
     table) python -m openrlhf_shear.cli.credit_bench table ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
