@@ -40,7 +40,7 @@ RULES=$RULES,oracle_first_wrong,oracle_first_wrong/hits=0,oracle_first_wrong/mat
 
 for arm in $ARMS; do
     case $arm in
-    kept) from_ledger --rules "$RULES" ;;
+    kept) from_ledger --rules "$RULES" --curve_rates 2e-4 ;;
     faster) from_ledger --rules uniform,shear --learning-rate 2e-4 ;;
     arithmetic)
         python benchmarks/run_tables.py unpack credit_bench_runs runs/credit_bench

@@ -24,6 +24,7 @@ from openrlhf_shear.report.estimates import Paired
 from openrlhf_shear.report.figures import render
 
 ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 STUDY = (ROOT / "docs/study-bookkeeping.md").read_text()
 TRACKING = (ROOT / "docs/tracking.md").read_text(encoding="utf-8")
 ROWS = tomllib.loads((ROOT / "benchmarks/results_rows.toml").read_text())
@@ -138,17 +139,23 @@ def test_gains_at_equal_steps_are_those_of_the_kept_runs(table, task):
         kl = np.array([np.mean(own[seed]["metrics"]["kl"][:10]) for seed in seeds])
         return kl, np.array([np.mean(own[seed]["accuracy"]) for seed in seeds])
 
+    def at_equal_kl(arm, rule, seeds):
+        curve = [end for rate in (5e-5, 1e-4, 1.4e-4, 2e-4) if (end := of(rule, rate, seeds))]
+        ends = [(a, b) for a, b in pairwise(curve) if a[0].mean() <= arm[0].mean() <= b[0].mean()]
+        return gain_interval(arm, *ends[0]) if ends else None
+
     for row in rows:
         own = of(row["rule"], row["learning_rate"], row["seeds"])
-        curve = [arm for rate in (5e-5, 1e-4, 1.4e-4, 2e-4) if (arm := of("uniform", rate, row["seeds"]))]
-        ends = [(a, b) for a, b in pairwise(curve) if a[0].mean() <= own[0].mean() <= b[0].mean()]
-        assert bool(ends) == bool(row["equal_steps"]), row["rule"]
-        if ends:
-            expected = gain_interval(own, *ends[0])
-            found = [row["equal_steps"][name] for name in ("mean", "low", "high")]
-            assert found == pytest.approx(expected, abs=1e-8), row["rule"]
         base = of("uniform", row["baseline_learning_rate"], row["seeds"])
         assert row["step_kl"] == pytest.approx(own[0].mean() / base[0].mean())
-        if row["rule"] == "error_odds":
-            mean, *ends = (f"{100 * value:+.1f}" for value in expected)
-            assert f"{mean} ({' to '.join(ends)})" in said
+        gain, loss = at_equal_kl(own, "uniform", row["seeds"]), at_equal_kl(base, row["rule"], row["seeds"])
+        on_its_curve = loss and [-loss[0], -loss[2], -loss[1]]
+        for expected, name in ((gain, "equal_steps"), (on_its_curve, "at_its_steps")):
+            found = row[name] and [row[name][each] for each in ("mean", "low", "high")]
+            assert found == (expected and pytest.approx(expected, abs=1e-8)), (row["rule"], name)
+        texts = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*100 * np.array(each)) for each in (gain, on_its_curve) if each]
+        pages = {"error_odds": [said], "shear": []}.get(row["rule"], [])
+        if row["learning_rate"] == 1e-4 and task == "bookkeeping" and row["rule"] in ("error_odds", "shear"):
+            pages = [said, README]
+        assert all(text in page for page in pages for text in texts), (row["rule"], texts)
+        assert not pages or len(texts) == 1
