@@ -82,7 +82,7 @@ def test_the_kept_chart_is_drawn_from_the_kept_numbers():
 
 
 def test_the_readme_has_these_numbers():
-    readme = (ROOT / "README.md").read_text()
+    README = (ROOT / "README.md").read_text()
     lab, books = lab_gains(), bookkeeping_gains()
     (large,) = (
         row for row in read("ledger_comparison")["differences"] if row["part"] == "5.1M" and row["rule"] == "shear"
@@ -102,7 +102,7 @@ def test_the_readme_has_these_numbers():
     ]
     for gain in found:
         values = [f"{round(100 * value, 1) + 0.0:+.1f}" for value in gain.shown]
-        assert f"{values[0].replace('+0.0', '0.0')} ({values[1]} to {values[2]})" in readme, values
+        assert f"{values[0].replace('+0.0', '0.0')} ({values[1]} to {values[2]})" in README, values
 
 
 def test_the_size_of_a_step_predicts_the_gain_as_the_study_says():
