@@ -82,7 +82,6 @@ def test_the_kept_chart_is_drawn_from_the_kept_numbers():
 
 
 def test_the_readme_has_these_numbers():
-    README = (ROOT / "README.md").read_text()
     lab, books = lab_gains(), bookkeeping_gains()
     (large,) = (
         row for row in read("ledger_comparison")["differences"] if row["part"] == "5.1M" and row["rule"] == "shear"
