@@ -66,8 +66,10 @@ def test_nothing_is_extrapolated(kl, rates):
 
 def kept(rule, rate, seed, accuracy, kl):
     """A row of a kept table: a run's file."""
-    content = {"accuracy": [accuracy] * 10, "final": 0.5, "evaluations": [], "seconds": 1.0, "made": None}
-    return content | {"rule": rule, "seed": seed, "metrics": {"kl": [kl] * 10}, "settings": {"learning_rate": rate}}
+    content = {"accuracy": [accuracy] * 10, "final": accuracy**2, "evaluations": [], "seconds": 1.0, "made": None}
+    praise = [0.5] * 4 + [0.2, None, 0.4, 0.2, None, 0.2]
+    metrics = {"kl": [kl] * 10, "positive_credit": praise, "negative_credit": [-kl] * 10}
+    return content | {"rule": rule, "seed": seed, "metrics": metrics, "settings": {"learning_rate": rate}}
 
 
 def test_kept_runs_are_compared_over_the_seeds_of_every_arm():
@@ -88,6 +90,7 @@ def test_kept_runs_are_compared_over_the_seeds_of_every_arm():
     assert mine["seeds"] == [*range(5)] and mine["kl"] == pytest.approx(2)
     expected = {
         "over_grpo": scores["mine", 1e-4] - slow,
+        "at_the_end": scores["mine", 1e-4] ** 2 - slow**2,
         "over_tuned": scores["mine", 1e-4] - max(slow, fast, key=np.mean),
         "over_matched": scores["mine", 1e-4] - scores["mine/matched", 1e-4],
         "equal_steps": scores["mine", 1e-4] - slow - (fast - slow) / 3,  # 2 = 8 ** (1 / 3)
@@ -97,8 +100,14 @@ def test_kept_runs_are_compared_over_the_seeds_of_every_arm():
         interval = stats.t.interval(0.95, 4, differences.mean(), stats.sem(differences))
         got = [mine[name][each] for each in ("mean", "low", "high")]
         assert got == pytest.approx([differences.mean(), *interval], abs=1e-9), name  # quantiles by other means
+    left = [np.delete(expected["over_grpo"], i) for i in range(5)]
+    ends = np.array([stats.t.interval(0.95, 3, each.mean(), stats.sem(each)) for each in left])
+    assert [*mine["without_a_seed"].values()] == [pytest.approx([np.min(end), np.max(end)]) for end in ends.T]
+    assert mine["along"] == {"kl": [2, 2, 2], "blame_over_praise": pytest.approx([4, 20 / 3, 10])}
     alone = rows["uniform", 1e-4]
     assert alone["over_grpo"] is alone["equal_steps"] is alone["own_curve"] is alone["over_matched"] is None
     assert rows_of(arms_of(table, range(2)), 1e-4)[0]["seeds"] == [0, 1]
+    more = [*table, kept("oracle", 1e-4, 0, 0.9, 1.0)]  # a rule with one seed, left out
+    assert rows_of(arms_of(more, rules=["mine"]), 1e-4)[-1]["seeds"] == [*range(5)]
     with pytest.raises(ValueError, match="no seed has a run of every arm"):
         arms_of([table[0], kept("mine", 1e-4, 9, 0.1, 1.0)])
