@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from equal_kl import gain_interval
 from ledger_comparison import points
 from scipy.stats import ttest_1samp
 
@@ -15,9 +14,12 @@ from openrlhf_shear.report.estimates import paired
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/credit-questions.md").read_text()
+TEXT = " ".join(PAGE.split())
 ANSWERS = json.loads((ROOT / "benchmarks/results/credit_questions.json").read_text())["questions"]
 with lzma.open(ROOT / "benchmarks/results/credit_questions_runs.jsonl.xz", "rt") as lines:
     RUNS = [run for run in map(json.loads, lines) if run["seed"] < 900]  # 920 and on: of the tuning
+with lzma.open(ROOT / "benchmarks/results/question_4_runs.jsonl.xz", "rt") as lines:
+    QUESTION_4 = [*map(json.loads, lines)]
 MEASURES = {  # of a run
     "evaluated": lambda run: np.mean(run["evaluations"]),
     "final": lambda run: run["final"],
@@ -71,29 +73,82 @@ def test_the_gate_and_the_hours_of_the_real_model_are_those_of_its_two_steps():
     assert f"{of} steps of 64 rollouts" in text
 
 
+def rate(run):
+    return run["settings"].get("learning_rate", 1e-4)
+
+
+def difference(values):
+    low, high = ttest_1samp(values, 0).confidence_interval(0.95)
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*100 * np.array([np.mean(values), low, high]))
+
+
 def test_the_tuning_of_question_4_follows_from_its_runs():
-    """By numpy and scipy: each arm's best rate on the four seeds, and the differences there."""
-    with lzma.open(ROOT / "benchmarks/results/question_4_runs.jsonl.xz", "rt") as lines:
-        runs = [run for run in map(json.loads, lines) if run["seed"] in range(930, 934)]
+    """By numpy and scipy: each arm's best rate on the four seeds, and SHEAR at GRPO's rate there."""
     by = defaultdict(dict)
-    for run in runs:
-        kl, rate = np.mean(run["metrics"]["kl"][:10]), run["settings"].get("learning_rate", 1e-4)
-        by[run["rule"], rate][run["seed"]] = kl, np.mean(run["accuracy"])
+    for run in QUESTION_4:
+        if run["seed"] in range(930, 934):
+            by[run["rule"], rate(run)][run["seed"]] = np.mean(run["metrics"]["kl"][:10]), np.mean(run["accuracy"])
     arms = {arm: np.array([its[seed] for seed in range(930, 934)]).T for arm, its in by.items()}
-    best = {}
-    for rule in ("uniform", "shear", "oracle_first_wrong"):
-        best[rule] = max((arm for arm in arms if arm[0] == rule), key=lambda arm: arms[arm][1].mean())
-    assert [rate for _, rate in best.values()] == [1e-4, 1.4e-4, 1.4e-4]
-    grpo, shear, oracle = (arms[arm] for arm in best.values())
-    said = []
-    for arm in (oracle, shear):
-        low, high = ttest_1samp(arm[1] - grpo[1], 0).confidence_interval(0.95)
-        said.append((np.mean(arm[1] - grpo[1]), low, high))
-    said.append(gain_interval(shear, grpo, arms["uniform", 1.4e-4]))
-    texts = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*100 * np.array(each)) for each in said]
-    assert [text for text in texts if text not in " ".join(PAGE.split())] == []
-    short = " SHEAR ".join(text.split()[0] + "," * (i == 0) for i, text in enumerate(texts[:2]))
-    assert f"an oracle has {short} |" in (ROOT / "docs/credit-bench.md").read_text()
+    best = [max((arm for arm in arms if arm[0] == rule), key=lambda arm: arms[arm][1].mean()) for rule in RATES]
+    assert dict(best) == RATES
+    grpo, shear = arms["uniform", 1e-4], arms["shear", 1e-4]
+    ratio = shear[0].mean() / grpo[0].mean()
+    assert f"its steps are as large ({ratio:.2f}), and it has the same {difference(shear[1] - grpo[1])}" in TEXT
+
+
+RATES = {"uniform": 1e-4, "shear": 1.4e-4, "oracle_first_wrong": 1.4e-4}  # the best of question 4's tuning
+CONCLUSIONS = ("no verdict", "SHEAR gains", "SHEAR loses", "worth less than 1.5 points", "undecided")
+
+
+def conclusion(shear, oracle):
+    """The plan's first row that holds, of differences over GRPO."""
+    (low, high), (of_oracle, _) = (ttest_1samp(each, 0).confidence_interval(0.95) for each in (shear, oracle))
+    return CONCLUSIONS[(of_oracle <= 0, low > 0, high < 0, high < 0.015, True).index(True)]
+
+
+def test_the_answer_to_question_4_follows_from_its_runs():
+    """By numpy and scipy: the differences, the plan's reading with and without each seed, and the course."""
+    by = defaultdict(dict)
+    for run in QUESTION_4:
+        planned = run["seed"] < 900 and run["settings"].get("mini_batches", 2) == 2
+        if planned and RATES.get(run["rule"]) == rate(run):
+            by[run["rule"]][run["seed"]] = run
+    assert all(by[rule].keys() == {*range(400, 426)} for rule in RATES)
+    grpo, *others = ([by[rule][seed] for seed in range(400, 426)] for rule in RATES)
+
+    def over(runs, measure):
+        return np.array([MEASURES[measure](own) - MEASURES[measure](its) for own, its in zip(runs, grpo, strict=True)])
+
+    def row(title, form, *cells):
+        assert f"| {title} | {' | '.join(form(cell) for cell in cells)} |" in TEXT
+
+    def thirds(runs, *names):
+        metrics = [np.array([run["metrics"][name] for run in runs], float).reshape(26, 3, 20) for name in names]
+        means = [np.nanmean(metric, axis=(0, 2)) for metric in metrics]
+        return ", ".join(f"{mean:.2f}" for mean in (-means[0] / means[1] if len(means) > 1 else means[0]))
+
+    gains = [over(runs, "steps") for runs in others]
+    without = [[np.delete(each, i) for each in gains] for i in range(26)]
+    assert {conclusion(*gains), *(conclusion(*left) for left in without)} == {"SHEAR loses"}
+    assert (
+        f"**SHEAR loses {-100 * gains[0].mean():.1f} points here" in TEXT and "without any one of the 26 seeds" in TEXT
+    )
+    row("**primary**: mean accuracy of the steps", difference, *gains)
+    row("last evaluation", difference, *(over(runs, "final") for runs in others))
+    ends = [[ttest_1samp(each, 0).confidence_interval(0.95) for each in left] for left in zip(*without, strict=True)]
+    nearest = max(end.high for end in ends[0]), min(end.low for end in ends[1])
+    row("nearest to 0 that an end of this interval comes without a seed", lambda end: f"{100 * end:+.1f}", *nearest)
+    of_grpo, *sizes = (np.mean([run["metrics"]["kl"][:10] for run in runs]) for runs in (grpo, *others))
+    row("KL of a step, over GRPO's", lambda size: f"{size / of_grpo:.2f}", *sizes)
+    row(
+        "blame over praise, by thirds of the training",
+        str,
+        *(thirds(runs, "negative_credit", "positive_credit") for runs in others),
+    )
+    row("weights of the last quarter over the first", str, *(thirds(runs, "contrast/last_first") for runs in others))
+    assert f"GRPO has {np.mean([MEASURES['steps'](run) for run in grpo]):.1%}" in TEXT
+    for page in ("README.md", "docs/credit-bench.md"):
+        assert all(difference(gain) in (ROOT / page).read_text() for gain in gains), page
 
 
 def test_what_the_page_says_of_single_seeds_and_ties():
