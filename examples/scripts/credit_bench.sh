@@ -53,7 +53,7 @@ for arm in $ARMS; do
         question_4 26 uniform,shear,oracle_first_wrong "${TUNED[@]}"
         question_4 1 uniform,oracle_first_wrong/matched "${TUNED[@]}"
         question_4 4 uniform --mini-batches 16 --learning-rate 5e-5 # exploratory: half of each rule's best rate
-        question_4 4 shear --mini-batches 16 --learning-rate 7e-5
+        question_4 4 shear --mini-batches 16 --learning-rate 7e-5 # and GRPO at this rate
         python benchmarks/run_tables.py pack question_4_runs runs/question_4
         equal_steps() { python benchmarks/equal_steps.py --table question_4_runs --output "benchmarks/results/$1.json" "${@:2}"; }
         equal_steps question_4 --seeds 400-425 --rules shear oracle_first_wrong
