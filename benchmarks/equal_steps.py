@@ -62,11 +62,11 @@ def differences(own: Mapping[int, LabRun], others: Mapping[int, LabRun], measure
     return [getattr(own[seed], measure) - getattr(others[seed], measure) for seed in own]
 
 
-def without_a_seed(differences: Sequence[float]) -> dict[str, list[float]] | None:
+def without_a_seed(values: Sequence[float]) -> dict[str, list[float]] | None:
     """Return the least and largest `low` and `high` over the sets without one seed; None with fewer than three."""
-    if len(differences) < 3:
+    if len(values) < 3:
         return None
-    left = [paired([*differences[:i], *differences[i + 1 :]]) for i in range(len(differences))]
+    left = [paired([*values[:i], *values[i + 1 :]]) for i in range(len(values))]
     return {end: [pick(getattr(each, end) for each in left) for pick in (min, max)] for end in ("low", "high")}
 
 
