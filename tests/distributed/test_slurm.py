@@ -55,7 +55,15 @@ def slurm(tmp_path_factory):
 
 
 def asked(variables: dict[str, str], *words: str) -> str:
-    return subprocess.run(words, env=variables, capture_output=True, text=True).stdout.strip()
+    """What a command of Slurm prints. It is asked again until it succeeds, as a busy Slurm does not always answer."""
+    done = []
+
+    def succeeds() -> bool:
+        done.append(subprocess.run(words, env=variables, capture_output=True, text=True))
+        return done[-1].returncode == 0
+
+    wait_until(succeeds, " ".join(words))
+    return done[-1].stdout.strip()
 
 
 def sbatch(project: Path, variables: dict[str, str], *words: str) -> tuple[int, int]:
@@ -79,12 +87,12 @@ def is_over(project: Path, number: int) -> bool:
     return gone and not (logs_of(project, number) / "ray-token").exists()
 
 
-def shim(project: Path, slurm: dict[str, str], script: str) -> dict[str, str]:
-    """Variables with which `ray` is the test's script; $RAY is the real command."""
+def shim(project: Path, slurm: dict[str, str], script: str, command: str = "ray") -> dict[str, str]:
+    """Variables with which `command` is the test's script; $REAL is the real command."""
     folder = project / "bin"
     folder.mkdir()
-    (folder / "ray").write_text(f"#!/bin/bash\nRAY={BIN}/ray\n{script}\n")
-    (folder / "ray").chmod(0o755)
+    (folder / command).write_text(f"#!/bin/bash\nREAL={shutil.which(command, path=PATHS)}\n{script}\n")
+    (folder / command).chmod(0o755)
     return slurm | {"PATH": f"{folder}:{slurm['PATH']}"}
 
 
@@ -105,7 +113,7 @@ def test_slurm_starts_ray_submits_a_job_that_fails_and_cleans_up(slurm, project)
     ],
 )
 def test_slurm_ends_when_a_node_does_not_start_or_join(slurm, project, does, said):
-    broken = shim(project, slurm, f'case " $* " in *" --address "*) {does};; esac\nexec $RAY "$@"')
+    broken = shim(project, slurm, f'case " $* " in *" --address "*) {does};; esac\nexec $REAL "$@"')
     ended, number = sbatch(project, broken | {"JOIN_SECONDS": f"{45 * PATIENCE:g}"}, "--wait", "./job.sh", "0")
     log = (project / "job.log").read_text()
     assert ended == 1 and re.search(said.replace("{logs}", str(logs_of(project, number))), log), log
@@ -121,7 +129,7 @@ def test_slurm_waits_for_a_slow_dashboard(slurm, project):
         f"""case " $* " in *" --head "*) port=$(grep -oP -- '--dashboard-port \\K\\d+' <<<"$*")
         (until (exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do sleep 0.1; done; sleep 3; {stop}) & ;;
         esac
-        exec $RAY "$@\"""",
+        exec $REAL "$@\"""",
     )
     ended, _ = sbatch(project, slow, "--wait", "./job.sh", "0")
     log = (project / "job.log").read_text()
@@ -154,14 +162,14 @@ def wait_for_line(log: Path, line: str) -> None:
 
 @pytest.fixture
 def training(project) -> Path:
-    """Write the project's job.sh, which trains for 8 steps; return the folder of its checkpoints."""
+    """Write the project's job.sh, which trains for 32 steps; return the folder of its checkpoints."""
     from openrlhf_shear.tasks.arithmetic.problems import write_dataset
 
-    write_dataset(project / "train.jsonl", 64, seed=0)
+    write_dataset(project / "train.jsonl", 256, seed=0)
     line = [sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *COMMON, "--reward.remote_url"]
     line += [str(ARITHMETIC_REWARD), "--data.prompt_dataset", f"{project}/train.jsonl", "--train.colocate_all"]
     line += ["--rollout.batch_size", "8", "--rollout.micro_batch_size", "8", "--train.batch_size", "16"]
-    line += ["--train.micro_batch_size", "8", "--ckpt.path", f"{project}/ckpt", "--ckpt.save_steps", "10"]
+    line += ["--train.micro_batch_size", "8", "--ckpt.path", f"{project}/ckpt", "--ckpt.save_steps", "100"]
     line += ["--ckpt.output_dir", f"{project}/model", "--ckpt.load_enable", "--train.max_restarts", "1"]
     (project / "job.sh").write_text(f"#!/bin/bash\nexec {shlex.join(line)}\n")
     return project / "ckpt" / "_actor"
@@ -172,16 +180,19 @@ def in_its_second_step(log: Path) -> None:
 
 
 def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_again(slurm, project, training):
-    _, number = sbatch(project, slurm, "./job.sh", "0")
+    """A busy Slurm refuses at first to queue it."""
+    refuse = "echo a busy Slurm >&2; exit 1"
+    busy = f'if [ "$1" = requeue ] && mkdir {project}/refused 2>/dev/null; then {refuse}; fi\nexec $REAL "$@"'
+    _, number = sbatch(project, shim(project, slurm, busy, "scontrol"), "./job.sh", "0")
     log = project / "job.log"
     in_its_second_step(log)
     asked(slurm, "scancel", "--batch", "--signal=USR1", str(number))
     wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job has ended for good")
     text = log.read_text()
-    assert "slurm.sbatch: the job is queued again" in text
+    assert "slurm.sbatch: the job is queued again\na busy Slurm\n" in text, text
     (saved,) = re.findall(r"stopped by SIGTERM after step (\d+)", text)
-    assert f"resuming after step {saved}:" in text
-    assert [int(step) for step in re.findall(r"Global step (\d+):", text)] == list(range(1, 9)), text
+    assert f"resuming after step {saved}:" in text, text
+    assert [int(step) for step in re.findall(r"Global step (\d+):", text)] == list(range(1, 33)), text
     assert (project / "model" / "config.json").exists() and is_over(project, number)
 
 

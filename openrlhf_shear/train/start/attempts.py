@@ -110,8 +110,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
     `SAME_SECONDS` counts as the first: a terminal, Slurm, or `ray job stop` beside `--train.max_restarts` may signal
     several processes of a run.
 
-    A thread reads the signals from a pipe (`signal.set_wakeup_fd`). Python would call a handler only once the main
-    thread has left C code. A start of Ray can stay there for minutes.
+    A thread reads the signals from a pipe (`signal.set_wakeup_fd`): Python handles none while Ray starts in C code.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -120,6 +119,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
     before = {number: signal.signal(number, lambda *_: None) for number in NUMBERS}
     try:
         yield
+        before = dict.fromkeys(NUMBERS, signal.SIG_IGN)  # a complete run has nothing left to stop
     except BaseException:
         if _ending.is_set():  # Ray is gone because of the signal, whose exit code holds
             threading.Event().wait()

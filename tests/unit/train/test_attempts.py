@@ -164,6 +164,12 @@ def test_a_signal_ends_the_run_within_its_grace(mode, said):
     assert ("shut down" in done.stdout) == (mode not in ("in time", "twice"))
 
 
+def test_a_signal_after_the_training_changes_nothing():
+    script = "import os, signal\nfrom openrlhf_shear.train.start import attempts\nwith attempts.stopping(60.0): pass"
+    words = [sys.executable, "-c", script + "\nos.kill(os.getpid(), signal.SIGTERM)"]
+    assert subprocess.run(words, timeout=50, check=False).returncode == 0
+
+
 STARTING = """
 import os, signal, sys
 from openrlhf_shear.train.start import attempts
