@@ -83,20 +83,25 @@ def difference(values):
 
 
 def test_the_tuning_of_question_4_follows_from_its_runs():
-    """By numpy and scipy: each arm's best rate on the four seeds, and SHEAR at GRPO's rate there."""
+    """By numpy and scipy: each arm's best rate on the four seeds, SHEAR at GRPO's rate, and the matched control."""
     by = defaultdict(dict)
     for run in QUESTION_4:
         if run["seed"] in range(930, 934):
             by[run["rule"], rate(run)][run["seed"]] = np.mean(run["metrics"]["kl"][:10]), np.mean(run["accuracy"])
     arms = {arm: np.array([its[seed] for seed in range(930, 934)]).T for arm, its in by.items()}
-    best = [max((arm for arm in arms if arm[0] == rule), key=lambda arm: arms[arm][1].mean()) for rule in RATES]
-    assert dict(best) == RATES
+    tuned = RATES | {MATCHED: 2e-4}
+    best = [max((arm for arm in arms if arm[0] == rule), key=lambda arm: arms[arm][1].mean()) for rule in tuned]
+    assert dict(best) == tuned
     grpo, shear = arms["uniform", 1e-4], arms["shear", 1e-4]
     ratio = shear[0].mean() / grpo[0].mean()
     said = f"it has the same {difference(shear[1] - grpo[1])} at GRPO's rate, with steps as large ({ratio:.2f})"
     assert said in TEXT
+    oracle, matched = (arms[rule, tuned[rule]][1] for rule in ("oracle_first_wrong", MATCHED))
+    assert f"spread evenly, has {difference(matched - grpo[1])} over GRPO" in TEXT
+    assert f"and the oracle {difference(oracle - matched)} over that" in TEXT
 
 
+MATCHED = "oracle_first_wrong/matched"
 RATES = {"uniform": 1e-4, "shear": 1.4e-4, "oracle_first_wrong": 1.4e-4}  # the best of question 4's tuning
 EXPLORED = (("uniform", 5e-5), ("uniform", 7e-5), ("shear", 7e-5))
 CONCLUSIONS = ("no verdict", "SHEAR gains", "SHEAR loses", "worth less than 1.5 points", "undecided")
