@@ -25,7 +25,7 @@ from openrlhf_shear.report.figures import render
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-STUDY = (ROOT / "docs/study-bookkeeping.md").read_text()
+STUDY, BENCH = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("study-bookkeeping", "credit-bench"))
 TRACKING = (ROOT / "docs/tracking.md").read_text(encoding="utf-8")
 ROWS = tomllib.loads((ROOT / "benchmarks/results_rows.toml").read_text())
 
@@ -34,25 +34,27 @@ def test_the_page_has_the_tables_of_today():
     assert PAGE.read_text() == page(PAGE.read_text()), "PYTHONPATH=. python benchmarks/results_page.py"
 
 
-def test_the_interim_comparison_beside_grpo_at_four_rates_follows_from_its_runs():
+def test_the_comparison_beside_grpo_at_four_rates_follows_from_its_runs():
     """By numpy and scipy, over the seeds that the page names."""
     with lzma.open(RESULTS / "step_size_runs.jsonl.xz", "rt") as lines:
-        runs = [run for run in map(json.loads, lines) if run["seed"] in range(300, 304)]
+        runs = [run for run in map(json.loads, lines) if run["seed"] in range(300, 314)]
 
     def scores(rule, rate=1e-4):
         own = {r["seed"]: r for r in runs if (r["rule"], r["settings"].get("learning_rate", 1e-4)) == (rule, rate)}
-        return np.array([np.mean(own[seed]["accuracy"]) for seed in range(300, 304)])
+        return np.array([np.mean(own[seed]["accuracy"]) for seed in range(300, 314)])
 
     judged = "error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015"
     pairs = [(judged, f"{judged}/matched", 1e-4), (judged, "uniform", 2e-4), ("error_odds", "error_odds/matched", 1e-4)]
     for rule, other, rate in pairs:
         gains = 100 * (scores(rule) - scores(other, rate))
-        low, high = t.interval(0.95, 3, gains.mean(), gains.std(ddof=1) / 2)
+        low, high = t.interval(0.95, 13, gains.mean(), gains.std(ddof=1) / 14**0.5)
         assert f"{gains.mean():+.1f} ({low:+.1f} to {high:+.1f})" in STUDY, (rule, other)
     rows = read("step_size")["rows"]
-    (row,) = (row for row in rows if row["rule"] == judged)
-    equal = "{mean:+.1f} ({low:+.1f} to {high:+.1f})".format(**{k: 100 * v for k, v in row["equal_steps"].items() if v})
-    assert f"has {equal} over GRPO with steps as" in STUDY and row["seeds"] == [*range(300, 304)]
+    for rule, pages in ((judged, (STUDY, README, BENCH)), ("error_odds", (STUDY,))):
+        (row,) = (row for row in rows if row["rule"] == rule)
+        equal = {k: 100 * v for k, v in row["equal_steps"].items() if v}
+        said = "{mean:+.1f} ({low:+.1f} to {high:+.1f})".format(**equal)
+        assert all(said in page for page in pages) and row["seeds"] == [*range(300, 314)], (rule, said)
 
 
 def test_every_file_of_results_has_a_row():
