@@ -121,9 +121,12 @@ def main() -> None:
     args = parser.parse_args()
     first, _, last = (args.seeds or "").partition("-")
     table = read(table_of(args.table))
-    seeds = range(int(first), int(last) + 1) if args.seeds else None
     try:
-        rows = rows_of(arms_of(table, seeds, args.updates, args.rules), args.rate)
+        seeds = range(int(first), int(last) + 1) if args.seeds else None
+        arms = arms_of(table, seeds, args.updates, args.rules)
+        if (BASELINE, args.rate) not in arms:
+            raise ValueError(f"--rate {args.rate:g}: no run of {BASELINE} has this rate")
+        rows = rows_of(arms, args.rate)
     except ValueError as error:
         parser.error(str(error))
     names = dict(zip(kinds := [*dict.fromkeys(row["rule"] for row in rows)], titled(kinds), strict=True))
